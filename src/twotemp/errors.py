@@ -1,0 +1,18 @@
+"""One exception for everything a user can mend. The message says what is wrong and names the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(ValueError):
+    """Bad input or a missing piece on this machine; the command line prints it without a traceback."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """An error for a name that does not exist, with the nearest one that does."""
+    choices = sorted(known)
+    near = get_close_matches(str(name), choices, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return UserError(f"unknown {kind} {name!r}{hint} (known: {', '.join(choices)})")

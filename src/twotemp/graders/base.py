@@ -1,0 +1,24 @@
+"""What a grader is: (problem, text) -> Grade, in bulk, in order, never raising for what a model wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from twotemp.records import Grade, Problem
+
+
+class Grader(Protocol):
+    name: str  # with its version: numbers from different graders are not comparable
+
+    def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
+        """One Grade an item, in the order given. Our own failure is `ungraded`, never `failed`."""
+        ...
+
+    def same(self, problem: Problem, a: str, b: str) -> bool:
+        """Are two extracted answers to this problem the same answer (1/2 and 0.5 are)?"""
+        ...
+
+    def close(self) -> None:
+        """End worker processes."""
+        ...

@@ -1,0 +1,34 @@
+"""The contract between models and the engine: everything a sampler may ask of a masked diffusion LM."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, device
+
+
+@runtime_checkable
+class Denoiser(Protocol):
+    """A masked diffusion LM q(x_0^k | x_t): for every masked position a distribution over tokens.
+
+    Logits are *aligned to the position they predict*: a family whose network is trained with a shift
+    (Dream) undoes it in its own file. Rows are token ids; text stays at the edges (`tokenizer`).
+    """
+
+    name: str
+    vocab_size: int  # width of the logits
+    mask_id: int
+    eos_ids: tuple[int, ...]  # end of text, end of turn: text is cut at the first of them
+    forbidden_ids: tuple[int, ...]  # never to be written: the mask token, vocabulary rows without a token
+    block_size: int | None  # None: fully bidirectional; else block-causal with blocks of this many positions
+    max_length: int | None  # context length in tokens; None: no limit
+    tokenizer: Any | None
+    device: device
+
+    def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
+        """Logits [want.sum(), vocab_size] (float32) at the positions asked for, in row-major order.
+
+        ids: [B, L] int64; attention_mask: [B, L] bool, False on padding (either side), None if nothing is
+        padded; want: [B, L] bool. Padding never changes the logits of a real position.
+        """
+        ...
