@@ -1,6 +1,6 @@
 """The plain data that flows between the rooms: frozen, self-validating, without torch.
 
-    Problem -> Request -> (engine) -> Sample -> (grader) -> Grade
+Problem -> Request -> (engine) -> Sample -> (grader) -> Grade
 """
 
 from __future__ import annotations

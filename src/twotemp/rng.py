@@ -29,6 +29,8 @@ def row_key(seed: int, request: str, sample: int) -> int:
 
 
 def _signed(value: int) -> int:
+    """An integer modulo 2^64, as torch's int64 spells it."""
+    value %= 1 << 64
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -50,7 +52,7 @@ def uniform(keys: Tensor, step: Tensor, position: Tensor, stream: Stream) -> Ten
     keys, step: [B] int64; position: [B, W] int64. Returns [B, W].
     """
     h = _mix(keys + (step + 1) * _GOLDEN)
-    h = _mix(h ^ (int(stream) * _MIX_1))
+    h = _mix(h ^ _signed(stream * _MIX_1))
     h = _mix(h[:, None] + (position + 1) * _GOLDEN)
     # 52 bits and a half step: never 0 and never 1, so that log(u) and log(1 - u) are finite.
     return (((h >> 12) & ((1 << 52) - 1)).to(torch.float64) + 0.5) * 2.0**-52

@@ -1,0 +1,74 @@
+"""How a step's logits are computed, and what that costs the rows (forwards, processed positions).
+
+A runner computes a *window* of every row and may reuse keys and values of the columns outside of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from twotemp.engine.rows import Rows, Window
+from twotemp.models.base import Denoiser
+
+
+class Runner(Protocol):
+    def logits(self, rows: Rows, window: Window) -> Tensor:
+        """Logits at the masked positions of the window, row-major."""
+        ...
+
+    def keep(self, slots: Sequence[int]) -> None:
+        """The batch now consists of these rows only."""
+        ...
+
+
+class Uncached:
+    """Exact for every model: the whole row, every step; the head only where something may be committed."""
+
+    def __init__(self, model: Denoiser) -> None:
+        self.model = model
+
+    def logits(self, rows: Rows, window: Window) -> Tensor:
+        want = torch.zeros_like(rows.ids, dtype=torch.bool)
+        row, column = window.masked.nonzero(as_tuple=True)
+        want[row, window.positions[row, column]] = True
+        rows.forwards += 1
+        rows.processed += rows.length
+        width = rows.width
+        return self.model.logits(rows.ids[:, :width], rows.attention_mask(), want[:, :width])
+
+    def keep(self, slots: Sequence[int]) -> None:
+        pass
+
+
+class BlockCached:
+    """Exact for block-causal models: a block sees only itself and what lies before, so what is committed
+    before it never changes again.
+
+    The window of a row runs from its first column without final K, V to the end of its block. So the first
+    pass of a row takes in its prompt, the first pass of a block takes in the finished block before it (the
+    commit pass, merged), and the other passes compute the block alone.
+    """
+
+    def __init__(self, model: Denoiser, rows: int, columns: int) -> None:
+        self.model = model
+        self.cache = model.new_cache(rows, columns)
+
+    def logits(self, rows: Rows, window: Window) -> Tensor:
+        span = window.end - rows.cached
+        at = rows.cached[:, None] + torch.arange(int(span.max()), device=rows.ids.device)
+        inside = at < window.end[:, None]
+        at = torch.where(inside, at, rows.columns)
+        ids = rows.ids.gather(1, at.clamp_max(rows.columns - 1))
+        want = inside & (at >= window.start[:, None]) & (ids == self.model.mask_id)
+        visible = torch.arange(rows.columns, device=rows.ids.device) < window.end[:, None]
+        rows.forwards += 1
+        rows.processed += span
+        rows.cached = window.start.clone()
+        return self.model.window_logits(ids, at, visible, self.cache, want)
+
+    def keep(self, slots: Sequence[int]) -> None:
+        self.cache.keep(torch.tensor(slots, device=self.model.device))

@@ -1,0 +1,42 @@
+"""Which request goes where and when: a queue and slots. Plain Python, so refilling is tested without torch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Scheduler(Generic[T]):
+    """Rows waiting and rows in the batch. A slot that becomes free is refilled at once."""
+
+    def __init__(self, waiting: Iterable[T], slots: int) -> None:
+        if slots < 1:
+            raise ValueError("a batch needs at least one slot")
+        self.waiting = deque(waiting)
+        self.slots = slots
+        self.running: list[T] = []
+
+    def fill(self) -> list[T]:
+        """Rows to append, as many as there are free slots; slot i of the batch is `running[i]`."""
+        new = [self.waiting.popleft() for _ in range(min(self.slots - len(self.running), len(self.waiting)))]
+        self.running += new
+        return new
+
+    def finish(self, slots: Iterable[int]) -> tuple[list[T], dict[int, T], list[int]]:
+        """Take finished rows out. Returns (finished, slot -> the row that now stands there, slots to drop).
+
+        Slots are refilled in place while rows wait; after that the batch shrinks.
+        """
+        finished, refilled, dropped = [], {}, []
+        for slot in sorted(slots):
+            finished.append(self.running[slot])
+            if self.waiting:
+                refilled[slot] = self.running[slot] = self.waiting.popleft()
+            else:
+                dropped.append(slot)
+        for slot in reversed(dropped):
+            del self.running[slot]
+        return finished, refilled, dropped

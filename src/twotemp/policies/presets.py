@@ -1,0 +1,232 @@
+"""Every policy by name: a point of the frame in `step.py`, with its parameters, formula and source.
+
+LC, random and CT are not extra code: they are T_pos = 0 and T_pos = inf of the two tempered families.
+A new policy is one entry here; the conformance tests pick it up by themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from twotemp.errors import UserError, unknown
+from twotemp.records import Policy
+
+_TOKENS = ("t_token", "top_k", "top_p", "eos")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named policy: its default numbers, which of them a user may set, and where it comes from."""
+
+    policy: Policy
+    parameters: tuple[str, ...]
+    formula: str
+    source: str
+
+    @property
+    def settable(self) -> tuple[str, ...]:
+        return self.parameters + _TOKENS
+
+
+def _preset(name: str, parameters: str, formula: str, source: str, **fields: Any) -> Preset:
+    return Preset(Policy(name=name, **fields), tuple(parameters.split()), formula, source)
+
+
+PAPER = "A Tale of Two Temperatures"
+
+PRESETS: dict[str, Preset] = {
+    p.policy.name: p
+    for p in (
+        # The paper's six.
+        _preset(
+            "ar",
+            "k",
+            "the K leftmost masked positions",
+            f"{PAPER}, section 2",
+            score="position",
+            rule="budget",
+        ),
+        _preset(
+            "random",
+            "k",
+            "K masked positions, uniformly (TLC at T_pos = inf)",
+            "Nie et al. 2025 (LLaDA), random remasking",
+            score="log_confidence",
+            rule="budget",
+            t_pos=float("inf"),
+        ),
+        _preset(
+            "lc",
+            "k",
+            "the K highest c (TLC at T_pos = 0)",
+            "Chang et al. 2022 (MaskGIT), Nie et al. 2025 (LLaDA)",
+            score="log_confidence",
+            rule="budget",
+        ),
+        _preset(
+            "tlc",
+            "k t_pos",
+            "K draws without replacement from Cat(c^(1/T_pos)): the K highest log c + T_pos Gumbel",
+            f"{PAPER}, algorithm 2; for images MaskGIT's random top-k",
+            score="log_confidence",
+            rule="budget",
+            t_pos=1.0,
+        ),
+        _preset(
+            "ct",
+            "threshold",
+            "all c > lambda; if none, the highest (TCT at T_pos = 0)",
+            f"Wu et al. 2025 (Fast-dLLM); {PAPER}, algorithm 3",
+            score="confidence",
+            rule="threshold",
+            threshold=0.6,
+        ),
+        _preset(
+            "tct",
+            "threshold t_pos",
+            "each with probability sigma((c - lambda)/T_pos): all c + T_pos Logistic > lambda; "
+            "if none, the highest",
+            f"{PAPER}, algorithm 4",
+            score="confidence",
+            rule="threshold",
+            threshold=0.6,
+            t_pos=0.1,
+        ),
+        # The field's other heuristics, in the same frame and each temperable.
+        _preset(
+            "margin",
+            "k t_pos",
+            "the K highest log(q1 - q2) + T_pos Gumbel, q1 and q2 the two likeliest tokens",
+            "Kim et al. 2025 (top probability margin)",
+            score="log_margin",
+            rule="budget",
+        ),
+        _preset(
+            "entropy",
+            "k t_pos",
+            "the K highest -H(q) + T_pos Gumbel",
+            "Ye et al. 2025 (Dream, alg=entropy)",
+            score="neg_entropy",
+            rule="budget",
+        ),
+        _preset(
+            "eb",
+            "entropy_bound k t_pos",
+            "the longest prefix U by -H(q) + T_pos Gumbel with sum_U H - max_U H <= gamma",
+            "Ben-Hamu et al. 2025 (entropy-bounded unmasking)",
+            score="neg_entropy",
+            rule="entropy_bound",
+            entropy_bound=0.1,
+        ),
+        _preset(
+            "klass",
+            "threshold kl_bound kl_steps k t_pos",
+            "all c + T_pos Logistic > lambda whose q moved by KL < epsilon in each of the last n steps; "
+            "if none, the K highest",
+            "Kim et al. 2025 (KLASS)",
+            score="confidence",
+            rule="stable",
+            threshold=0.6,
+            kl_bound=0.01,
+            kl_steps=2,
+        ),
+        _preset(
+            "alg-temp",
+            "k t_pos",
+            "K draws without replacement from softmax(c / T_pos): tempers c where TLC tempers log c",
+            "Ye et al. 2025 (Dream, alg_temp)",
+            score="confidence",
+            rule="budget",
+            t_pos=0.1,
+        ),
+        _preset(
+            "soft-ar",
+            "k t_pos",
+            "the K highest -position + T_pos Gumbel: left to right, loosened",
+            "this project",
+            score="position",
+            rule="budget",
+            t_pos=1.0,
+        ),
+        # Upstream-faithful: where a code base's semantics differ from the paper's.
+        _preset(
+            "fast-dllm",
+            "threshold t_pos",
+            "all c >= lambda (not >), and the highest",
+            "Fast-dLLM's LLaDA sampler",
+            score="confidence",
+            rule="threshold",
+            threshold=0.9,
+            inclusive=True,
+            t_token=0.0,
+        ),
+        _preset(
+            "dream",
+            "steps t_pos",
+            "the k(step) highest -H(q) + T_pos Gumbel, q tempered and filtered, k from Dream's time grid; "
+            "decode in one block (block = length), as upstream does",
+            "Dream's diffusion_generate (alg=entropy)",
+            score="neg_entropy",
+            rule="budget",
+            confidence="drawn",
+            steps=256,
+            t_token=0.2,
+            top_p=0.95,
+        ),
+        _preset(
+            "sdar",
+            "threshold k t_pos",
+            "all c > lambda and at least the K highest",
+            "SDAR's low_confidence_dynamic with its evaluation code's unfiltered c (generate.py filters first: "
+            "at top_k = 1 every c is 1); k clamped to the masks left, which upstream forgets",
+            score="confidence",
+            rule="threshold",
+            threshold=0.85,
+            t_token=1.0,
+        ),
+        _preset(
+            "llada2",
+            "threshold k t_pos",
+            "all c > lambda and at least the K highest, c of the tempered and filtered q",
+            "LLaDA-2's generate (T_token = 0 is greedy here; upstream's sampled at 1)",
+            score="confidence",
+            rule="threshold",
+            confidence="drawn",
+            threshold=0.95,
+            t_token=0.0,
+        ),
+    )
+}
+
+
+def policy(name: str, **parameters: Any) -> Policy:
+    """The policy of that name with some parameters set: policy("tct", t_pos=0.1, threshold=0.6)."""
+    if name not in PRESETS:
+        raise unknown("policy", name, PRESETS)
+    preset = PRESETS[name]
+    for key in parameters:
+        if key not in preset.settable:
+            raise unknown(f"parameter of policy {name!r}", key, preset.settable)
+    return replace(preset.policy, **parameters)
+
+
+def parse(spec: str) -> Policy:
+    """A policy from the command line's spelling: `tct:t_pos=0.1,threshold=0.6`."""
+    name, _, rest = spec.partition(":")
+    parameters: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise UserError(f"policy {spec!r}: write parameters as name=value, not {part!r}")
+        parameters[key.strip()] = _value(key.strip(), value.strip())
+    return policy(name.strip(), **parameters)
+
+
+def _value(key: str, text: str) -> Any:
+    if key == "eos":
+        return text
+    try:
+        return int(text) if key in ("k", "kl_steps", "steps", "top_k") else float(text)
+    except ValueError:
+        raise UserError(f"parameter {key}={text!r} is not a number") from None

@@ -1,0 +1,128 @@
+"""*What* to write: one draw a position from softmax(z / T_token), and how sure the model was of it.
+
+Shapes: N positions, V vocabulary entries. Parameters are [N] tensors, so rows of a batch may differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_CHUNK = 512  # entries summed in float32 before float64 takes over; divides LLaDA's 126,464
+
+
+@dataclass(frozen=True)
+class TokenRules:
+    """How tokens are drawn at N positions; the flags spare work that no row asked for."""
+
+    t_token: Tensor  # [N] float32, 0: greedy
+    top_k: Tensor  # [N] int64, 0: no filter
+    top_p: Tensor  # [N] float32, 1: no filter
+    any_greedy: bool
+    any_drawn: bool
+    most_top_k: int  # the largest top_k of any row; 0: no row filters
+    any_top_p: bool
+    of_drawn: bool  # confidence, margin and entropy of the tempered and filtered distribution
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The drawn tokens and what the scores need to know of the distribution behind them."""
+
+    tokens: Tensor  # [N] int64
+    log_confidence: Tensor  # [N] float32: log q(token)
+    log_norm: Tensor  # [N] float32: log sum exp z; not finite where the logits are not
+    weights: Tensor  # [N, V] float32: unnormalised probabilities
+    total: Tensor  # [N] float32: their sum
+
+    def entropy(self) -> Tensor:
+        """H(q) = -sum_v q_v log q_v in nats, [N]."""
+        p = self.weights / self.total[:, None]
+        return torch.special.entr(p).sum(-1)
+
+    def log_margin(self) -> Tensor:
+        """log(q_(1) - q_(2)) of the two likeliest tokens, [N]."""
+        best = self.weights.topk(2, dim=-1).values
+        gap = (best[:, 0] - best[:, 1]) / self.total
+        return gap.clamp_min(torch.finfo(gap.dtype).tiny).log()
+
+
+def predict(logits: Tensor, u: Tensor, rules: TokenRules) -> Prediction:
+    """Draw x ~ softmax(z / T_token) and report c = softmax(z)[x], the *untempered* probability of the token.
+
+    At T_token = 0 the token is the argmax and c its probability. With `of_drawn`, c is taken from the
+    tempered and filtered distribution instead, as Dream and LLaDA-2 do.
+    """
+    peak = logits.amax(-1, keepdim=True)
+    weights = torch.exp(logits - peak)
+    total = weights.sum(-1)
+    log_norm = total.log() + peak[:, 0]
+
+    drawn_weights = weights
+    if rules.any_drawn:
+        temperature = torch.where(rules.t_token > 0, rules.t_token, 1.0)
+        drawn_weights = torch.exp((logits - peak) / temperature[:, None])
+    if rules.most_top_k:
+        drawn_weights = keep_top_k(drawn_weights, rules.top_k, rules.most_top_k)
+    if rules.any_top_p:
+        drawn_weights = keep_top_p(drawn_weights, rules.top_p)
+
+    if rules.any_drawn:
+        tokens = draw(drawn_weights, u)
+        if rules.any_greedy:
+            tokens = torch.where(rules.t_token > 0, tokens, logits.argmax(-1))
+    else:
+        tokens = logits.argmax(-1)
+
+    if rules.of_drawn:
+        weights, total = drawn_weights, drawn_weights.sum(-1)
+        log_confidence = weights.gather(1, tokens[:, None])[:, 0].log() - total.log()
+    else:
+        log_confidence = logits.gather(1, tokens[:, None])[:, 0] - log_norm
+    return Prediction(tokens, log_confidence, log_norm, weights, total)
+
+
+def draw(weights: Tensor, u: Tensor) -> Tensor:
+    """Inverse-CDF draws from unnormalised weights [N, V] with one uniform u [N] (float64) a position.
+
+    Two levels: chunk sums in float32, then a float64 CDF over the chunks and one inside the chunk that was
+    hit. Float64 touches sqrt(V)-many numbers, never the vocabulary, and tail tokens keep their probability.
+    """
+    n, vocab = weights.shape
+    chunks = -(-vocab // _CHUNK)
+    if vocab % _CHUNK:
+        weights = torch.nn.functional.pad(weights, (0, chunks * _CHUNK - vocab))
+    grid = weights.view(n, chunks, _CHUNK)
+    chunk, rest = _invert(grid.sum(-1).double(), u)
+    inside = grid[torch.arange(n, device=weights.device), chunk].double()
+    return chunk * _CHUNK + _invert(inside, rest)[0]
+
+
+def _invert(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """The entry of `mass` [N, M] that u hits, and where inside it (again in [0, 1))."""
+    cdf = mass.cumsum(-1)
+    total = cdf[:, -1:]
+    # Strictly below the total, so that the entry hit has positive mass whatever the rounding.
+    target = torch.minimum(u[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    hit = torch.searchsorted(cdf, target, right=True).clamp_max(mass.shape[1] - 1)
+    size = mass.gather(1, hit)
+    below = cdf.gather(1, hit) - size
+    return hit[:, 0], ((target - below) / size).clamp(0, 1)[:, 0]
+
+
+def keep_top_k(weights: Tensor, top_k: Tensor, most: int) -> Tensor:
+    """Zero all but the top_k [N] largest weights (ties with the last one stay); 0 keeps all. `most` >= top_k."""
+    largest = weights.topk(min(most, weights.shape[1]), dim=-1).values
+    least = largest.gather(1, (top_k - 1).clamp(0, largest.shape[1] - 1)[:, None])
+    return torch.where((weights >= least) | (top_k == 0)[:, None], weights, 0.0)
+
+
+def keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
+    """Zero all but the smallest set of likeliest tokens whose probability reaches top_p (the nucleus)."""
+    ordered, index = weights.sort(dim=-1, descending=True)
+    p = ordered / ordered.sum(-1, keepdim=True)
+    before = p.cumsum(-1) - p
+    keep = (before < top_p[:, None]) | (top_p >= 1)[:, None]
+    return torch.zeros_like(weights).scatter(1, index, torch.where(keep, ordered, 0.0))
