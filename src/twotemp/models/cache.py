@@ -1,0 +1,63 @@
+"""Keys and values by column: the one mechanism behind every cache, exact or approximate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+
+class KVCache(Cache):
+    """Per layer K and V [rows, kv_heads, columns, head_dim], where *column = position in the row*.
+
+    Keys are stored after RoPE, so a column is valid wherever it is read from. A forward pass overwrites
+    the columns of the tokens it computes and reads all of them back; the caller's visibility mask says
+    which of them count. Hence no crop and no commit: a block is committed by computing it once more
+    when it is clean.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        rows: int,
+        kv_heads: int,
+        columns: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(layers=[])  # `update` below replaces transformers' own layers
+        self.columns = columns
+        # One column more than is ever read: padding entries of a window are written there.
+        # Zeros, not empty: a masked column still enters the product 0 * value and must be finite.
+        shape = (rows, kv_heads, columns + 1, head_dim)
+        self._keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self._values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self._targets: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        return self._keys[0].shape[0]
+
+    def aim(self, positions: Tensor) -> None:
+        """Say into which columns [rows, W] the next forward pass writes; >= `columns`: nowhere."""
+        self._targets = positions.clamp(max=self.columns)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Called by every attention layer with K, V [rows, kv_heads, W, head_dim] of the window."""
+        assert self._targets is not None, "aim() comes before the forward pass"
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        row = torch.arange(keys.shape[0], device=keys.device)[:, None]
+        keys[row, :, self._targets] = key_states.transpose(1, 2)
+        values[row, :, self._targets] = value_states.transpose(1, 2)
+        return keys[:, :, : self.columns], values[:, :, : self.columns]
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep these rows, in this order (an index may repeat)."""
+        self._keys = [keys[rows] for keys in self._keys]
+        self._values = [values[rows] for values in self._values]

@@ -1,0 +1,173 @@
+"""Checkpoint folders: config.json, safetensors and tokenizer files, read and written. Never pickle, never code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from twotemp.errors import UserError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+ID_FIELDS = ("mask_token_id", "eos_token_id", "block_size")  # resolved when loading, written when saving
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+class Saveable(Protocol):
+    """A model that came from, or can become, a checkpoint folder."""
+
+    config: dict[str, Any]
+    tokenizer: Any | None
+    mask_id: int
+    eos_ids: tuple[int, ...]
+    block_size: int | None
+
+    def write_weights(self, folder: Path) -> None: ...
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, or a UserError that names the file."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} is not a checkpoint folder: it has no {path.name}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid JSON ({error}); copy it again from the checkpoint") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path} must hold a JSON object, not {type(data).__name__}")
+    return data
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, sharded or not; a UserError where there are none."""
+    if (folder / INDEX).is_file():
+        files = [
+            folder / name for name in sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
+        ]
+        for file in files:
+            if not file.is_file():
+                raise UserError(f"{folder}: {INDEX} names {file.name}, which is missing; download it again")
+        return files
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+    if pickles:
+        raise UserError(
+            f"{folder} has its weights only as pickle ({', '.join(pickles)}), which can run code when it is "
+            f"opened; convert them to {SINGLE} (safetensors.torch.save_file) in a place you trust"
+        )
+    raise UserError(f"{folder} has no weights: expected {SINGLE} or {INDEX} with its shards")
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, under the names they have in the file."""
+    weights: dict[str, Tensor] = {}
+    for file in weight_files(folder):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                weights.update({key: tensors.get_tensor(key) for key in tensors.keys()})  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{file} cannot be read as safetensors ({error}); download it again") from None
+    return weights
+
+
+def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
+    """Every expected weight, no other, each of the expected shape; errors use the checkpoint's own names."""
+    problems = [f"missing {key}" for key in sorted(expected.keys() - found.keys())]
+    problems += [f"unexpected {key}" for key in sorted(found.keys() - expected.keys())]
+    problems += [
+        f"{key} has shape {tuple(found[key].shape)}, not {tuple(expected[key].shape)}"
+        for key in sorted(expected.keys() & found.keys())
+        if found[key].shape != expected[key].shape
+    ]
+    if problems:
+        more = f" and {len(problems) - 4} more" if len(problems) > 4 else ""
+        raise UserError(
+            f"{where}: the weights do not fit config.json: {'; '.join(problems[:4])}{more}. "
+            "Check that both come from the same checkpoint and that no shard is left out"
+        )
+
+
+def read_tokenizer(folder: Path) -> Any | None:
+    """The folder's tokenizer, or None where it has none: the model then works on token ids."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
+
+    has = {path.name for path in folder.iterdir()}
+    try:
+        if "tokenizer.json" in has:
+            return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        if {"vocab.json", "merges.txt"} <= has:  # Dream: a custom class in name, Qwen2's in fact
+            return Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
+        if has & {"tokenizer_config.json", "vocab.txt", "tokenizer.model", "spiece.model"}:
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the library raises anything from OSError to a Rust panic's wrapper
+        raise UserError(
+            f"{folder}: the tokenizer files cannot be read ({error}); repair them, or remove them to work "
+            "on token ids"
+        ) from error
+    return None
+
+
+def save(model: Saveable, folder: str | os.PathLike[str]) -> Path:
+    """Write a model as a checkpoint folder in its family's own layout; `load` gives the same logits back.
+
+    The folder appears complete or not at all. An existing one is not touched.
+    """
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target} already exists; choose another folder or remove it first")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        model.write_weights(partial)
+        if model.tokenizer is not None:
+            model.tokenizer.save_pretrained(partial)
+        (partial / "config.json").write_text(json.dumps(_config_to_write(model), indent=2) + "\n", "utf-8")
+        partial.chmod(0o755)  # mkdtemp and safetensors make private files
+        for file in partial.iterdir():
+            file.chmod(0o644)
+        if target.exists():
+            target.rmdir()
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return target
+
+
+def _config_to_write(model: Saveable) -> dict[str, Any]:
+    """The config as it was read, plus what had to be said when the model was loaded."""
+    config = {**model.config, "mask_token_id": model.mask_id}
+    if model.eos_ids != (config.get("eos_token_id"),):
+        config["eos_token_id"] = list(model.eos_ids)
+    if model.block_size is not None:
+        config["block_size"] = model.block_size
+    return config
+
+
+def fingerprint(model: Any) -> str:
+    """A hash of everything that decides the logits, for keys of stored results.
+
+    Saving and loading again keeps it. Of large tensors it reads 4096 evenly spaced values: training moves nearly all of them, so a sample
+    tells two checkpoints apart, and an 8B model takes seconds rather than minutes.
+    """
+    digest = hashlib.sha256()
+    config = {key: value for key, value in model.config.items() if key not in ID_FIELDS}
+    facts = [config, model.mask_id, model.eos_ids, model.forbidden_ids, model.block_size]
+    digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
+    for key, tensor in sorted(model.tensors().items()):
+        flat = tensor.detach().reshape(-1)
+        sample = flat[:: max(1, flat.numel() // 4096)].contiguous().cpu()
+        digest.update(f"{key} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(sample.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

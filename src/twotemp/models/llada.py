@@ -1,0 +1,112 @@
+"""LLaDA (model_type `llada`) on `LlamaForCausalLM`: fully bidirectional, logits at their own position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig
+
+from twotemp.errors import UserError
+from twotemp.models.special import resolve
+from twotemp.models.transformer import (
+    Known,
+    Transformer,
+    Weights,
+    bidirectional,
+    check_fixed,
+    positive,
+    rename,
+)
+
+# Two different `ff_out`: the block's is the down projection, the top level's is the head.
+# `ff_proj` is the gate (the side that goes through silu). Rotary halves need no permutation.
+NAMES = {
+    "model.transformer.wte": "model.embed_tokens",
+    "model.transformer.ln_f": "model.norm",
+    "model.transformer.ff_out": "lm_head",
+    "model.transformer.blocks.{}.attn_norm": "model.layers.{}.input_layernorm",
+    "model.transformer.blocks.{}.q_proj": "model.layers.{}.self_attn.q_proj",
+    "model.transformer.blocks.{}.k_proj": "model.layers.{}.self_attn.k_proj",
+    "model.transformer.blocks.{}.v_proj": "model.layers.{}.self_attn.v_proj",
+    "model.transformer.blocks.{}.attn_out": "model.layers.{}.self_attn.o_proj",
+    "model.transformer.blocks.{}.ff_norm": "model.layers.{}.post_attention_layernorm",
+    "model.transformer.blocks.{}.ff_proj": "model.layers.{}.mlp.gate_proj",
+    "model.transformer.blocks.{}.up_proj": "model.layers.{}.mlp.up_proj",
+    "model.transformer.blocks.{}.ff_out": "model.layers.{}.mlp.down_proj",
+}
+ORIGINAL_NAMES = {native: original for original, native in NAMES.items()}
+
+FIXED: dict[str, tuple[Any, ...]] = {
+    "activation_type": ("silu",),
+    "alibi": (False,),
+    "attention_layer_norm": (False,),
+    "bias_for_layer_norm": (False, None),
+    "block_group_size": (1,),
+    "block_type": ("llama",),
+    "include_bias": (False,),
+    "include_qkv_bias": (False,),
+    "input_emb_norm": (False,),
+    "layer_norm_type": ("rms",),
+    "multi_query_attention": (None, False),
+    "rope": (True,),
+    "scale_logits": (False,),
+}
+
+
+class LLaDA(Transformer):
+    family = "llada"
+    native = LlamaForCausalLM
+    known = Known(vocabulary=126_464, mask_id=126_336, eos_ids=(126_081, 126_348), tokens=126_349)
+    end_tokens = ("<|endoftext|>", "<|eot_id|>")
+
+    @classmethod
+    def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
+        check_fixed(cls.family, config, FIXED)
+        heads = positive(cls.family, config, "n_heads")
+        width = positive(cls.family, config, "d_model")
+        kv_heads = heads if config.get("n_kv_heads") is None else positive(cls.family, config, "n_kv_heads")
+        if width % heads or heads % kv_heads:
+            raise UserError(
+                f"llada config.json: d_model={width} must be a multiple of n_heads={heads}, "
+                f"and n_heads of n_kv_heads={kv_heads}"
+            )
+        rows = "embedding_size" if config.get("embedding_size") is not None else "vocab_size"
+        return bidirectional(
+            LlamaConfig(
+                vocab_size=positive(cls.family, config, rows),
+                hidden_size=width,
+                intermediate_size=positive(cls.family, config, "mlp_hidden_size"),
+                num_hidden_layers=positive(cls.family, config, "n_layers"),
+                num_attention_heads=heads,
+                num_key_value_heads=kv_heads,
+                max_position_embeddings=positive(cls.family, config, "max_sequence_length"),
+                rms_norm_eps=positive(cls.family, config, "rms_norm_eps", float),
+                rope_parameters={
+                    "rope_type": "default",
+                    "rope_theta": positive(cls.family, config, "rope_theta", float),
+                },
+                initializer_range=float(config.get("init_std") or 0.02),
+                tie_word_embeddings=bool(config.get("weight_tying", False)),
+            )
+        )
+
+    @classmethod
+    def to_native(cls, weights: Weights, config: PreTrainedConfig) -> Weights:
+        return rename(weights, NAMES)
+
+    @classmethod
+    def to_original(cls, weights: Weights, config: PreTrainedConfig) -> Weights:
+        return rename(weights, ORIGINAL_NAMES)
+
+
+def new(config: Mapping[str, Any], tokenizer: Any = None, *, seed: int = 0, name: str = "new") -> LLaDA:
+    """A freshly initialised model from a LLaDA config, to be trained; the global generator is not touched."""
+    config = {"model_type": "llada", "architectures": ["LLaDAModelLM"], **config}
+    native = LLaDA.native_config(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = LlamaForCausalLM(native)
+    special = resolve(LLaDA, config, rows=native.vocab_size, tokenizer=tokenizer)
+    return LLaDA(module, config, special, tokenizer, name)

@@ -1,0 +1,132 @@
+"""From a name to a model: the embedded checkpoints, a folder, or a hub id."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from twotemp.errors import UserError, unknown
+from twotemp.models.base import Denoiser
+from twotemp.models.checkpoint import read_json, read_tokenizer, read_weights
+from twotemp.models.llada import LLaDA
+from twotemp.models.special import resolve
+from twotemp.models.transformer import Transformer
+
+EMBEDDED = ("tiny", "tiny-ar")
+FAMILIES: dict[str, type[Transformer]] = {  # by `model_type` in config.json
+    "llada": LLaDA,
+}
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+# No Python files: a checkpoint is data.
+SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
+
+
+def load(
+    source: str | Path,
+    *,
+    mask_id: int | None = None,
+    eos_ids: Collection[int] | None = None,
+    block_size: int | None = None,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype | None = None,
+    revision: str | None = None,
+) -> Denoiser:
+    """Load a masked diffusion LM, chosen by `model_type` in its config.json; no remote code, no pickle.
+
+    source: "tiny" or "tiny-ar" (embedded), a checkpoint folder, or a hub id (with an optional revision).
+    mask_id, eos_ids, block_size: what the config leaves out; they win over what it says.
+    device: "auto" is CUDA where there is one, else the CPU. dtype: None is float32 on the CPU and the
+    checkpoint's own elsewhere.
+    """
+    where = _device(device)
+    folder = locate(source, revision)
+    config = read_json(folder / "config.json")
+    family = _family(config)
+    tokenizer = read_tokenizer(folder)
+    generation = folder / "generation_config.json"
+    native = family.native_config(config)
+    special = resolve(
+        family,
+        config,
+        rows=native.vocab_size,
+        tokenizer=tokenizer,
+        generation_config=read_json(generation) if generation.is_file() else None,
+        mask_id=mask_id,
+        eos_ids=eos_ids,
+        block_size=block_size,
+    )
+    module = family.build(native, read_weights(folder), _dtype(dtype, where), str(source))
+    module.to(where).eval()  # type: ignore[arg-type]
+    return family(module, config, special, tokenizer, str(source))
+
+
+def locate(source: str | Path, revision: str | None = None) -> Path:
+    """The folder of a checkpoint; a hub id is downloaded (data files only) or found in the hub's cache."""
+    name = str(source)
+    if name in EMBEDDED:
+        folder = Path(str(files("twotemp.models") / "weights" / name))
+        if not folder.is_dir():
+            raise UserError(f"the embedded model {name!r} is not in this installation; install twotemp again")
+    elif Path(source).is_dir():
+        folder = Path(source)
+    elif isinstance(source, str) and HUB_ID.fullmatch(name):
+        return _download(name, revision)
+    else:
+        raise UserError(
+            f"no model {name!r}: not a folder, not an embedded model ({', '.join(EMBEDDED)}), and not a hub "
+            "id such as GSAI-ML/LLaDA-8B-Instruct"
+        )
+    if revision is not None:
+        raise UserError(f"revision={revision!r} only applies to hub ids, and {name!r} is a folder")
+    return folder
+
+
+def _download(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
+        _family(read_json(folder / "config.json"))  # before gigabytes are fetched for nothing
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=[*SMALL_FILES, "*.safetensors"])
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise UserError(
+            f"{name!r} is not a folder here and could not be fetched from the hub ({type(error).__name__}); "
+            "check the spelling and the connection, or pass the path of a downloaded checkpoint"
+        ) from error
+
+
+def _family(config: Mapping[str, Any]) -> type[Transformer]:
+    model_type = config.get("model_type")
+    if model_type not in FAMILIES:
+        raise unknown("model family (model_type in config.json)", str(model_type), FAMILIES)
+    return FAMILIES[model_type]
+
+
+def _device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {str(device)!r} cannot be used here ({error}); try device='cpu'") from None
+    return chosen
+
+
+def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | None:
+    if dtype is None:
+        return torch.float32 if device.type == "cpu" else None
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if dtype not in known:
+        raise unknown("dtype", dtype, known)
+    return known[dtype]
