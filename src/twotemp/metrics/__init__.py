@@ -1,0 +1,30 @@
+"""What a run is worth, from plain arrays: pass@k, pass@NFE, Best@k, bootstrap intervals, diversity. numpy only.
+
+The currency is a table [questions, ks] of per-question values, NaN where a question has fewer than k samples.
+`bootstrap` turns one into means with intervals, `paired_bootstrap` turns two into their difference.
+"""
+
+from twotemp.metrics.best import NO_ANSWER, best_by_score, best_by_vote, best_by_weighted_vote
+from twotemp.metrics.bootstrap import Estimate, align, bootstrap, paired_bootstrap
+from twotemp.metrics.diversity import answer_entropy, distinct_answers, order_entropy
+from twotemp.metrics.passk import at_budget, cost_axis, mean_cost, pass_at_k, require, tokens_per_forward
+
+__all__ = [
+    "NO_ANSWER",
+    "Estimate",
+    "align",
+    "answer_entropy",
+    "at_budget",
+    "best_by_score",
+    "best_by_vote",
+    "best_by_weighted_vote",
+    "bootstrap",
+    "cost_axis",
+    "distinct_answers",
+    "mean_cost",
+    "order_entropy",
+    "paired_bootstrap",
+    "pass_at_k",
+    "require",
+    "tokens_per_forward",
+]
