@@ -158,8 +158,8 @@ def _config_to_write(model: Saveable) -> dict[str, Any]:
 def fingerprint(model: Any) -> str:
     """A hash of everything that decides the logits, for keys of stored results.
 
-    Saving and loading again keeps it. Of large tensors it reads 4096 evenly spaced values: training moves nearly all of them, so a sample
-    tells two checkpoints apart, and an 8B model takes seconds rather than minutes.
+    Saving and loading again keeps it. Of large tensors it reads 4096 evenly spaced values: training moves
+    nearly all of them, so a sample tells two checkpoints apart, and 8B parameters take seconds, not minutes.
     """
     digest = hashlib.sha256()
     config = {key: value for key, value in model.config.items() if key not in ID_FIELDS}

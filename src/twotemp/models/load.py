@@ -13,13 +13,19 @@ import torch
 from twotemp.errors import UserError, unknown
 from twotemp.models.base import Denoiser
 from twotemp.models.checkpoint import read_json, read_tokenizer, read_weights
+from twotemp.models.dream import Dream
 from twotemp.models.llada import LLaDA
+from twotemp.models.llada2 import LLaDA2
+from twotemp.models.sdar import SDAR
 from twotemp.models.special import resolve
 from twotemp.models.transformer import Transformer
 
 EMBEDDED = ("tiny", "tiny-ar")
 FAMILIES: dict[str, type[Transformer]] = {  # by `model_type` in config.json
     "llada": LLaDA,
+    "Dream": Dream,
+    "sdar": SDAR,
+    "llada2_moe": LLaDA2,
 }
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # No Python files: a checkpoint is data.

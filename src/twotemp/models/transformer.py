@@ -130,10 +130,15 @@ class Transformer:
 
     def chat(self, prompt: str) -> str:
         """The text of a conversation that waits for the assistant's first word."""
+        return self.render(prompt)
+
+    def render(self, prompt: str, **options: bool) -> str:
+        """The tokenizer's chat template on one user turn; the options are the template's own variables."""
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            raise UserError(f"the tokenizer of {self.name!r} has no chat template; pass chat=False")
+        turns = [{"role": "user", "content": prompt}]
         return str(
-            self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-            )
+            self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
         )
 
     # The forward passes.
@@ -269,3 +274,24 @@ def positive(family: str, config: Mapping[str, Any], field: str, kind: type = in
             "(take config.json from the published checkpoint)"
         )
     return kind(value)
+
+
+def qwen_fields(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that Dream, SDAR and LLaDA 2 spell as their native classes do."""
+    integers = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "max_position_embeddings",
+    )
+    fields: dict[str, Any] = {field: positive(family, config, field) for field in integers}
+    if fields["num_attention_heads"] % fields["num_key_value_heads"]:
+        raise UserError(f"{family} config.json: num_attention_heads must be a multiple of num_key_value_heads")
+    return fields | {
+        "rms_norm_eps": positive(family, config, "rms_norm_eps", float),
+        "rope_parameters": {"rope_type": "default", "rope_theta": positive(family, config, "rope_theta", float)},
+        "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
+    }
