@@ -118,16 +118,17 @@ class PolicyBatch:
             logits[:, eos_ids] = logits[:, eos_ids].masked_fill(self.eos_never[row, None], -torch.inf)
         found = tokens.predict(logits, noise.uniform(rng.Stream.TOKEN)[masked], self._token_rules(row))
 
-        def spread(values: Tensor, fill: float = 0.0) -> Tensor:
-            grid = torch.full(masked.shape, fill, dtype=values.dtype, device=values.device)
+        def spread(values: Tensor) -> Tensor:
+            grid = torch.zeros(masked.shape, dtype=values.dtype, device=values.device)
             grid[masked] = values
             return grid
 
         written = spread(found.tokens)
-        log_confidence = spread(found.log_confidence).double()
+        log_confidence = spread(found.log_confidence)
+        confidence = log_confidence.exp()
         entropy = spread(found.entropy()) if want_entropy or self.score == "neg_entropy" else None
 
-        score = self._score(found, spread, log_confidence, entropy, noise.positions)
+        score = self._score(found, spread, log_confidence, confidence, entropy, noise.positions)
         if self.any_tempered:
             u = noise.uniform(rng.Stream.POSITION)
             thresholded = self.rule in ("threshold", "stable")
@@ -147,7 +148,7 @@ class PolicyBatch:
         return Decision(
             written,
             commit,
-            log_confidence.exp().float(),
+            confidence,
             entropy,
             found.log_norm,
             memory if self.rule == "stable" else None,
@@ -165,13 +166,13 @@ class PolicyBatch:
             self.of_drawn,
         )
 
-    def _score(self, found, spread, log_confidence: Tensor, entropy: Tensor | None, at: Tensor) -> Tensor:
+    def _score(self, found, spread, log_confidence, confidence, entropy: Tensor | None, at: Tensor) -> Tensor:
         """What the plain rule ranks positions by, [B, W] float64; higher is committed earlier."""
         match self.score:
             case "log_confidence":
-                return log_confidence
+                return log_confidence.double()
             case "confidence":  # above the threshold is above 0; a fixed budget does not see the shift
-                return log_confidence.exp() - self.threshold[:, None]
+                return confidence.double() - self.threshold[:, None]
             case "log_margin":
                 return spread(found.log_margin()).double()
             case "neg_entropy":
@@ -185,7 +186,7 @@ class PolicyBatch:
         """Where `select` cuts: nowhere for a fixed budget, at 0 (or just below, for >=) for a threshold."""
         if self.rule == "budget":
             return torch.full_like(self.threshold, torch.inf)
-        return torch.where(self.inclusive, -torch.finfo(torch.float64).tiny, 0.0)
+        return -1e-12 * self.inclusive.double()  # far below the spacing of float32 confidences
 
     def _budget(self, step: Tensor, masked: Tensor) -> Tensor:
         """k, or with `steps` Dream's schedule: int(n (1 - s/t)) on a time grid from 1 to eps, then all.

@@ -1,0 +1,43 @@
+"""The command line: one subcommand a stage. Nothing imports it, and it imports heavy things only when used."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from twotemp.cli import doctor, sample
+from twotemp.errors import UserError
+
+app = typer.Typer(
+    name="twotemp",
+    help="Simple, efficient and diverse sampling from masked diffusion language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.command("sample")(sample.sample)
+app.command("policies")(sample.policies)
+app.command("doctor")(doctor.doctor)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        from twotemp import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; what the user can mend is printed as one message, without a traceback."""
+    try:
+        app()
+    except UserError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.secho("stopped; what was finished is kept", fg="yellow", err=True)
+        sys.exit(130)

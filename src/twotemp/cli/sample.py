@@ -1,0 +1,166 @@
+"""`twotemp sample` and `twotemp policies`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter
+from typing import Annotated, Any
+
+import typer
+
+from twotemp.errors import UserError
+
+
+def sample(
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="Prompts; `-` reads one a line from stdin.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="`tiny`, a checkpoint folder, or a hub id.")] = "tiny",
+    policy: Annotated[
+        str, typer.Option(help="A name from `twotemp policies`, or tct:t_pos=0.1,threshold=0.6.")
+    ] = "tct",
+    t_token: Annotated[float | None, typer.Option(help="Temperature of what is written.")] = None,
+    t_pos: Annotated[float | None, typer.Option(help="Temperature of where; `inf` is legal.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Confidence threshold lambda.")] = None,
+    k: Annotated[int | None, typer.Option("--k", "-k", help="Positions a step.")] = None,
+    n: Annotated[int, typer.Option("-n", help="Samples a prompt.")] = 1,
+    length: Annotated[int, typer.Option(help="Tokens to generate.")] = 32,
+    block: Annotated[int | None, typer.Option(help="Block width (default 32).")] = None,
+    seed: Annotated[int, typer.Option(help="All randomness comes from it.")] = 0,
+    chat: Annotated[bool, typer.Option(help="Wrap the prompt in the chat template.")] = True,
+    infill: Annotated[
+        bool,
+        typer.Option("--infill", help="Fill the mask tokens inside the prompt instead of continuing it."),
+    ] = False,
+    eos_stop: Annotated[
+        bool, typer.Option("--eos-stop", help="Stop a row at its first finished EOS.")
+    ] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Record when each position was committed.")] = False,
+    batch_size: Annotated[int, typer.Option(help="Rows decoded together.")] = 64,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
+    mask_id: Annotated[
+        int | None, typer.Option(help="Mask token id, if the checkpoint does not say.")
+    ] = None,
+    block_size: Annotated[int | None, typer.Option(help="Block size of a block-causal checkpoint.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One Sample a line on stdout.")] = False,
+) -> None:
+    """Draw samples and show how different they are.
+
+    [bold]Examples[/bold]
+
+      twotemp sample --policy tlc --t-pos 1 -n 8 "3 7 12 -> 33"
+
+      twotemp sample --model GSAI-ML/LLaDA-8B-Instruct --device cuda --length 256 -n 8 "What is 7 * 8?"
+
+      cat prompts.txt | twotemp sample --json - > samples.jsonl
+    """
+    texts = _prompts(prompts)
+    import twotemp
+    from twotemp.cli.console import progress
+    from twotemp.policies import parse
+
+    given = {"t_token": t_token, "t_pos": t_pos, "threshold": threshold, "k": k}
+    chosen = parse(_with_options(policy, {key: v for key, v in given.items() if v is not None}))
+    loaded = twotemp.load(model, mask_id=mask_id, block_size=block_size, device=device)
+    with progress() as bar:
+        task = bar.add_task("sampling", total=len(texts) * n, note="")
+
+        def advance(found: Any) -> None:
+            bar.update(task, advance=1, note=f"{found.nfe} NFE")
+
+        if infill:
+            found = twotemp.infill(
+                loaded, texts, chosen, n, block, seed, trace=trace, batch_size=batch_size, on_sample=advance
+            )
+        else:
+            found = twotemp.sample(
+                loaded,
+                texts,
+                chosen,
+                n,
+                length,
+                block,
+                seed,
+                chat=chat,
+                eos_stop=eos_stop,
+                trace=trace,
+                batch_size=batch_size,
+                on_sample=advance,
+            )
+    if as_json:
+        for one in found:
+            typer.echo(json.dumps(one.to_dict()))
+    else:
+        for number, text in enumerate(texts):
+            _show(text, found[number * n : (number + 1) * n])
+
+
+def _prompts(given: list[str] | None) -> list[str]:
+    if not given:
+        raise UserError('no prompt given; write it as an argument, e.g. twotemp sample "3 7 12 -> 33"')
+    texts = [line.rstrip("\n") for line in sys.stdin] if given == ["-"] else given
+    for text in texts:
+        if not text.strip():
+            raise UserError("a prompt is empty")
+    return texts
+
+
+def _with_options(spec: str, options: dict[str, Any]) -> str:
+    """`tct` and {t_pos: 0.1} -> `tct:t_pos=0.1`; an option wins over the same parameter in the spec."""
+    parts = [f"{key}={value}" for key, value in options.items()]
+    return spec + ("," if ":" in spec else ":") + ",".join(parts) if parts else spec
+
+
+def _show(prompt: str, samples: list[Any]) -> None:
+    """The distinct answers, how often each came, and how spread out they are."""
+    from rich.table import Table
+
+    from twotemp.cli.console import output
+
+    texts = Counter(s.text if s.text is not None else " ".join(map(str, s.tokens)) for s in samples)
+    total = len(samples)
+    entropy = -sum(c / total * math.log2(c / total) for c in texts.values())
+    table = Table(title=prompt, title_justify="left", show_lines=False, expand=False)
+    table.add_column("times", justify="right")
+    table.add_column("answer", overflow="fold")
+    for text, count in texts.most_common():
+        table.add_row(str(count), text)
+    output.print(table)
+    nfe = sum(s.nfe for s in samples) / total
+    forwards = sum(s.forwards for s in samples) / total
+    output.print(
+        f"{len(texts)} distinct of {total} ({entropy:.2f} of {math.log2(total) if total > 1 else 0:.2f} bits); "
+        f"mean NFE {nfe:.1f}, forwards {forwards:.1f}\n",
+        highlight=False,
+    )
+
+
+def policies(as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False) -> None:
+    """List every policy with its parameters, formula and source."""
+    from twotemp.policies import PRESETS
+
+    if as_json:
+        rows = {
+            name: {
+                "parameters": {key: getattr(p.policy, key) for key in p.settable},
+                "formula": p.formula,
+                "source": p.source,
+            }
+            for name, p in PRESETS.items()
+        }
+        typer.echo(json.dumps(rows, indent=2).replace("Infinity", '"inf"'))
+        return
+    from rich.table import Table
+
+    from twotemp.cli.console import output
+
+    table = Table(title="policies", title_justify="left", show_lines=True)
+    for column in ("name", "parameters (defaults)", "commits at each step", "source"):
+        table.add_column(column, overflow="fold")
+    for name, p in PRESETS.items():
+        defaults = "\n".join(f"{key} = {getattr(p.policy, key)}" for key in (*p.parameters, "t_token"))
+        table.add_row(f"[bold]{name}[/bold]", defaults, p.formula, p.source)
+    output.print(table)
+    output.print("every policy also takes top_k, top_p and eos = free | last | never", highlight=False)
