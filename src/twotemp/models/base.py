@@ -32,3 +32,41 @@ class Denoiser(Protocol):
         padded; want: [B, L] bool. Padding never changes the logits of a real position.
         """
         ...
+
+
+class Cache(Protocol):
+    """Keys and values of a batch by row and column, where *column = position in the row*."""
+
+    columns: int
+
+    @property
+    def rows(self) -> int: ...
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep these rows, in this order."""
+        ...
+
+
+@runtime_checkable
+class CachedDenoiser(Denoiser, Protocol):
+    """A denoiser that can also compute a window of each row against cached keys and values.
+
+    Exact for block-causal models if every column is computed once more after its last change; for
+    bidirectional ones exact only if the window covers the row, and the base of approximate caches.
+    """
+
+    lookback: int  # how many positions before a wanted one the window must also hold (Dream: 1)
+
+    def new_cache(self, rows: int, columns: int) -> Any:
+        """An empty `Cache` for this model; `window_logits` takes no other."""
+        ...
+
+    def window_logits(
+        self, ids: Tensor, positions: Tensor, visible: Tensor, cache: Any, want: Tensor
+    ) -> Tensor:
+        """Logits [want.sum(), vocab_size] (float32) of windows, row-major; writes the windows' K, V.
+
+        ids, positions, want: [B, W]; visible: [B, cache.columns] bool, the columns that count. Positions
+        may differ from row to row; an entry with position >= cache.columns is padding, never wanted.
+        """
+        ...

@@ -48,6 +48,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """generation_config.json, which a checkpoint may have and where some name their end-of-turn tokens."""
+    path = folder / "generation_config.json"
+    return read_json(path) if path.is_file() else {}
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder, sharded or not; a UserError where there are none."""
     if (folder / INDEX).is_file():

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig, Qwen2Config, Qwen2ForCausalLM
 
 from twotemp.errors import UserError
-from twotemp.models.transformer import Known, Transformer, bidirectional, check_fixed, qwen_fields
+from twotemp.models.special import Facts, Published
+from twotemp.models.transformer import Transformer, bidirectional, check_fixed, qwen_fields
 
 FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -24,16 +25,18 @@ FIXED: dict[str, tuple[Any, ...]] = {
 
 
 class Dream(Transformer):
-    family = "Dream"
     native = Qwen2ForCausalLM
-    known = Known(vocabulary=152_064, mask_id=151_666, eos_ids=(151_643, 151_645), tokens=151_667)
-    end_tokens = ("<|endoftext|>", "<|im_end|>")
+    facts = Facts(
+        "Dream",
+        end_tokens=("<|endoftext|>", "<|im_end|>"),
+        published=Published(152_064, mask_id=151_666, eos_ids=(151_643, 151_645), tokens=151_667),
+    )
     lookback = 1
 
     @classmethod
     def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
-        check_fixed(cls.family, config, FIXED)
-        return bidirectional(Qwen2Config(**qwen_fields(cls.family, config)))
+        check_fixed(cls.facts.family, config, FIXED)
+        return bidirectional(Qwen2Config(**qwen_fields(cls.facts.family, config)))
 
     def chat(self, prompt: str) -> str:
         """ChatML, after the beginning-of-text token as in the authors' evaluation (`add_bos_token=true`)."""

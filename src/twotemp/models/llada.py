@@ -9,9 +9,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig
 
 from twotemp.errors import UserError
-from twotemp.models.special import resolve
+from twotemp.models.special import Facts, Published, resolve
 from twotemp.models.transformer import (
-    Known,
     Transformer,
     Weights,
     bidirectional,
@@ -56,17 +55,21 @@ FIXED: dict[str, tuple[Any, ...]] = {
 
 
 class LLaDA(Transformer):
-    family = "llada"
     native = LlamaForCausalLM
-    known = Known(vocabulary=126_464, mask_id=126_336, eos_ids=(126_081, 126_348), tokens=126_349)
-    end_tokens = ("<|endoftext|>", "<|eot_id|>")
+    facts = Facts(
+        "llada",
+        end_tokens=("<|endoftext|>", "<|eot_id|>"),
+        published=Published(126_464, mask_id=126_336, eos_ids=(126_081, 126_348), tokens=126_349),
+    )
 
     @classmethod
     def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
-        check_fixed(cls.family, config, FIXED)
-        heads = positive(cls.family, config, "n_heads")
-        width = positive(cls.family, config, "d_model")
-        kv_heads = heads if config.get("n_kv_heads") is None else positive(cls.family, config, "n_kv_heads")
+        check_fixed(cls.facts.family, config, FIXED)
+        heads = positive(cls.facts.family, config, "n_heads")
+        width = positive(cls.facts.family, config, "d_model")
+        kv_heads = (
+            heads if config.get("n_kv_heads") is None else positive(cls.facts.family, config, "n_kv_heads")
+        )
         if width % heads or heads % kv_heads:
             raise UserError(
                 f"llada config.json: d_model={width} must be a multiple of n_heads={heads}, "
@@ -75,17 +78,17 @@ class LLaDA(Transformer):
         rows = "embedding_size" if config.get("embedding_size") is not None else "vocab_size"
         return bidirectional(
             LlamaConfig(
-                vocab_size=positive(cls.family, config, rows),
+                vocab_size=positive(cls.facts.family, config, rows),
                 hidden_size=width,
-                intermediate_size=positive(cls.family, config, "mlp_hidden_size"),
-                num_hidden_layers=positive(cls.family, config, "n_layers"),
+                intermediate_size=positive(cls.facts.family, config, "mlp_hidden_size"),
+                num_hidden_layers=positive(cls.facts.family, config, "n_layers"),
                 num_attention_heads=heads,
                 num_key_value_heads=kv_heads,
-                max_position_embeddings=positive(cls.family, config, "max_sequence_length"),
-                rms_norm_eps=positive(cls.family, config, "rms_norm_eps", float),
+                max_position_embeddings=positive(cls.facts.family, config, "max_sequence_length"),
+                rms_norm_eps=positive(cls.facts.family, config, "rms_norm_eps", float),
                 rope_parameters={
                     "rope_type": "default",
-                    "rope_theta": positive(cls.family, config, "rope_theta", float),
+                    "rope_theta": positive(cls.facts.family, config, "rope_theta", float),
                 },
                 initializer_range=float(config.get("init_std") or 0.02),
                 tie_word_embeddings=bool(config.get("weight_tying", False)),
@@ -108,5 +111,5 @@ def new(config: Mapping[str, Any], tokenizer: Any = None, *, seed: int = 0, name
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = LlamaForCausalLM(native)
-    special = resolve(LLaDA, config, rows=native.vocab_size, tokenizer=tokenizer)
+    special = resolve(LLaDA.facts, native.vocab_size, config, tokenizer)
     return LLaDA(module, config, special, tokenizer, name)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, PreTrainedConfig
 
+from twotemp.models.special import Facts, Published
 from twotemp.models.transformer import (
-    Known,
     Transformer,
     Weights,
     bidirectional,
@@ -48,34 +48,36 @@ FIXED: dict[str, tuple[Any, ...]] = {
 
 
 class LLaDA2(Transformer):
-    family = "llada2_moe"
     native = Glm4MoeForCausalLM
-    known = Known(vocabulary=157_184, mask_id=156_895, eos_ids=(156_892,), block_size=32)
-    end_tokens = ("<|endoftext|>", "<|role_end|>")
-    block_causal = True
+    facts = Facts(
+        "llada2_moe",
+        end_tokens=("<|endoftext|>", "<|role_end|>"),
+        published=Published(157_184, mask_id=156_895, eos_ids=(156_892,), block_size=32),
+        block_causal=True,
+    )
     float32_weights = ("e_score_correction_bias",)  # rounding it changes which experts are chosen
 
     @classmethod
     def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
-        check_fixed(cls.family, config, FIXED)
-        fields = qwen_fields(cls.family, config)
+        check_fixed(cls.facts.family, config, FIXED)
+        fields = qwen_fields(cls.facts.family, config)
         fields["rope_parameters"]["partial_rotary_factor"] = positive(
-            cls.family, config, "partial_rotary_factor", float
+            cls.facts.family, config, "partial_rotary_factor", float
         )
-        chosen = positive(cls.family, config, "num_experts_per_tok")
+        fields["head_dim"] = positive(cls.facts.family, config, "head_dim")
+        chosen = positive(cls.facts.family, config, "num_experts_per_tok")
         return bidirectional(
             Glm4MoeConfig(
                 **fields,
-                head_dim=positive(cls.family, config, "head_dim"),
                 use_qk_norm=True,
                 first_k_dense_replace=int(config.get("first_k_dense_replace", 0)),
-                moe_intermediate_size=positive(cls.family, config, "moe_intermediate_size"),
-                n_routed_experts=positive(cls.family, config, "num_experts"),
-                n_shared_experts=positive(cls.family, config, "num_shared_experts"),
+                moe_intermediate_size=positive(cls.facts.family, config, "moe_intermediate_size"),
+                n_routed_experts=positive(cls.facts.family, config, "num_experts"),
+                n_shared_experts=positive(cls.facts.family, config, "num_shared_experts"),
                 num_experts_per_tok=chosen,
-                n_group=positive(cls.family, config, "n_group"),
-                topk_group=positive(cls.family, config, "topk_group"),
-                routed_scaling_factor=positive(cls.family, config, "routed_scaling_factor", float),
+                n_group=positive(cls.facts.family, config, "n_group"),
+                topk_group=positive(cls.facts.family, config, "topk_group"),
+                routed_scaling_factor=positive(cls.facts.family, config, "routed_scaling_factor", float),
                 norm_topk_prob=chosen > 1,  # the reference normalises by this and ignores its own flag
                 num_mtp_layers=0,
             )

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 
 from twotemp.errors import UserError, unknown
+from twotemp.models import masked_lm
 from twotemp.models.base import Denoiser
-from twotemp.models.checkpoint import read_json, read_tokenizer, read_weights
+from twotemp.models.checkpoint import read_json
 from twotemp.models.dream import Dream
 from twotemp.models.llada import LLaDA
 from twotemp.models.llada2 import LLaDA2
+from twotemp.models.masked_lm import MaskedLM
 from twotemp.models.sdar import SDAR
-from twotemp.models.special import resolve
+from twotemp.models.special import Given
 from twotemp.models.transformer import Transformer
 
 EMBEDDED = ("tiny", "tiny-ar")
@@ -38,7 +40,7 @@ def load(
     mask_id: int | None = None,
     eos_ids: Collection[int] | None = None,
     block_size: int | None = None,
-    device: str | torch.device = "auto",
+    device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
 ) -> Denoiser:
@@ -46,29 +48,17 @@ def load(
 
     source: "tiny" or "tiny-ar" (embedded), a checkpoint folder, or a hub id (with an optional revision).
     mask_id, eos_ids, block_size: what the config leaves out; they win over what it says.
-    device: "auto" is CUDA where there is one, else the CPU. dtype: None is float32 on the CPU and the
+    device: None is CUDA where there is one, else the CPU. dtype: None is float32 on the CPU and the
     checkpoint's own elsewhere.
     """
     where = _device(device)
+    number = _dtype(dtype, where)
     folder = locate(source, revision)
     config = read_json(folder / "config.json")
-    family = _family(config)
-    tokenizer = read_tokenizer(folder)
-    generation = folder / "generation_config.json"
-    native = family.native_config(config)
-    special = resolve(
-        family,
-        config,
-        rows=native.vocab_size,
-        tokenizer=tokenizer,
-        generation_config=read_json(generation) if generation.is_file() else None,
-        mask_id=mask_id,
-        eos_ids=eos_ids,
-        block_size=block_size,
+    given = Given(mask_id, eos_ids, block_size)
+    return _family(config).from_folder(
+        folder, config, name=str(source), given=given, device=where, dtype=number
     )
-    module = family.build(native, read_weights(folder), _dtype(dtype, where), str(source))
-    module.to(where).eval()  # type: ignore[arg-type]
-    return family(module, config, special, tokenizer, str(source))
 
 
 def locate(source: str | Path, revision: str | None = None) -> Path:
@@ -109,15 +99,17 @@ def _download(name: str, revision: str | None) -> Path:
         ) from error
 
 
-def _family(config: Mapping[str, Any]) -> type[Transformer]:
-    model_type = config.get("model_type")
-    if model_type not in FAMILIES:
-        raise unknown("model family (model_type in config.json)", str(model_type), FAMILIES)
-    return FAMILIES[model_type]
+def _family(config: Mapping[str, Any]) -> type[Transformer] | type[MaskedLM]:
+    model_type = str(config.get("model_type"))
+    if model_type in FAMILIES:
+        return FAMILIES[model_type]
+    if model_type in masked_lm.TYPES:
+        return MaskedLM
+    raise unknown("model family (model_type in config.json)", model_type, [*FAMILIES, *masked_lm.TYPES])
 
 
-def _device(device: str | torch.device) -> torch.device:
-    if device == "auto":
+def _device(device: str | torch.device | None) -> torch.device:
+    if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)

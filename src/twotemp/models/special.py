@@ -1,86 +1,144 @@
-"""Which ids are special in a checkpoint: from the caller, else its config, else what is known of its family."""
+"""Which ids are special in a checkpoint: said by the caller, else by its files, else known of its family."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from twotemp.errors import UserError
-from twotemp.models.transformer import Special, Transformer
+
+
+@dataclass(frozen=True)
+class Special:
+    """The ids a sampler must know, and the block grid."""
+
+    mask_id: int
+    eos_ids: tuple[int, ...]
+    forbidden_ids: tuple[int, ...]
+    block_size: int | None
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the caller of `load` says; it wins over everything else."""
+
+    mask_id: int | None = None
+    eos_ids: Collection[int] | None = None
+    block_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the files of a family's published checkpoints leave out.
+
+    Those are recognised by the number of vocabulary rows; for any other vocabulary nothing is known.
+    """
+
+    vocabulary: int
+    mask_id: int
+    eos_ids: tuple[int, ...]
+    tokens: int | None = None  # rows from here on have no token; None: not known without the tokenizer
+    block_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A family's own habits."""
+
+    family: str
+    end_tokens: tuple[str, ...]  # end of text and end of turn, as spelled in the tokenizer
+    published: Published | None = None
+    block_causal: bool = False
 
 
 def resolve(
-    family: type[Transformer],
-    config: Mapping[str, Any],
-    *,
+    facts: Facts,
     rows: int,
+    config: Mapping[str, Any],
     tokenizer: Any = None,
     generation_config: Mapping[str, Any] | None = None,
-    mask_id: int | None = None,
-    eos_ids: Collection[int] | None = None,
-    block_size: int | None = None,
+    given: Given = Given(),  # noqa: B008 (frozen)
 ) -> Special:
-    """The special ids of a model with `rows` vocabulary rows; a UserError names the argument that is missing."""
-    known = family.known if family.known.vocabulary == rows else None
+    """The special ids of a model with `rows` vocabulary rows; a UserError names the argument to pass."""
+    published = facts.published if facts.published and facts.published.vocabulary == rows else None
     vocabulary: dict[str, int] = tokenizer.get_vocab() if tokenizer is not None else {}
-
-    if mask_id is None:
-        mask_id = config.get("mask_token_id")
-    if mask_id is None and known:
-        mask_id = known.mask_id
-    if mask_id is None:
-        raise _unknown(family, "mask id", "mask_id=...")
-
-    if eos_ids is None:
-        eos_ids = _end_ids(config, generation_config or {})
-        if not isinstance(config.get("eos_token_id"), list):  # a list is complete, a single id rarely is
-            eos_ids |= {vocabulary[token] for token in family.end_tokens if token in vocabulary}
-            eos_ids |= set(known.eos_ids) if known else set()
-        if not eos_ids:
-            raise _unknown(family, "end-of-text ids", "eos_ids=(...) (empty: no such token)")
-
-    if not family.block_causal and block_size is not None:
-        raise UserError(
-            f"{family.family} attends to all positions and has no block size; leave block_size out "
-            "(the decoding block is a property of the request)"
-        )
-    if family.block_causal:
-        block_size = block_size or config.get("block_size") or (known.block_size if known else None)
-        if block_size is None:
-            raise _unknown(family, "block size", "block_size=...")
-        if not isinstance(block_size, int) or block_size < 1:
-            raise UserError(f"block_size must be an integer >= 1, not {block_size!r}")
-
-    if vocabulary:
-        unused = set(range(rows)) - set(vocabulary.values())
-    else:
-        unused = set(range(known.tokens, rows)) if known and known.tokens else set()
-    return special(rows, mask_id, eos_ids, unused, block_size)
-
-
-def special(
-    rows: int, mask_id: int, eos_ids: Collection[int], unused: Collection[int], block_size: int | None = None
-) -> Special:
-    """Check the ids against the vocabulary and freeze them."""
+    mask_id = _mask_id(facts, config, tokenizer, published, given)
+    eos_ids = _eos_ids(facts, config, generation_config or {}, vocabulary, published, given)
     for what, ids in (("mask_id", [mask_id]), ("eos_ids", eos_ids)):
         for i in ids:
             if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < rows:
                 raise UserError(f"{what}: {i!r} is not one of the model's {rows} token ids")
     if mask_id in eos_ids:
         raise UserError(f"token {mask_id} cannot be both the mask and an end-of-text token; correct eos_ids")
-    return Special(mask_id, tuple(sorted(eos_ids)), tuple(sorted({mask_id, *unused})), block_size)
+
+    if vocabulary:
+        unused = set(range(rows)) - set(vocabulary.values())
+    else:
+        unused = set(range(published.tokens, rows)) if published and published.tokens else set()
+    return Special(
+        mask_id,
+        tuple(sorted(eos_ids)),
+        tuple(sorted({mask_id, *unused})),
+        _block_size(facts, config, published, given),
+    )
 
 
-def _end_ids(*configs: Mapping[str, Any]) -> set[int]:
-    ids: set[int] = set()
-    for config in configs:
-        value = config.get("eos_token_id")
-        ids |= set(value) if isinstance(value, list) else set() if value is None else {value}
-    return ids
+def _mask_id(
+    facts: Facts, config: Mapping[str, Any], tokenizer: Any, published: Published | None, given: Given
+) -> int:
+    for found in (
+        given.mask_id,
+        config.get("mask_token_id"),
+        getattr(tokenizer, "mask_token_id", None),
+        published.mask_id if published else None,
+    ):
+        if found is not None:
+            return found
+    raise _unknown(facts, "mask id", "mask_id=...")
 
 
-def _unknown(family: type[Transformer], what: str, argument: str) -> UserError:
+def _eos_ids(
+    facts: Facts,
+    config: Mapping[str, Any],
+    generation_config: Mapping[str, Any],
+    vocabulary: Mapping[str, int],
+    published: Published | None,
+    given: Given,
+) -> set[int]:
+    if given.eos_ids is not None:
+        return set(given.eos_ids)
+    said = config.get("eos_token_id")
+    if isinstance(said, list):  # a list is complete; a single id leaves the end of turn out
+        return set(said)
+    also = generation_config.get("eos_token_id")
+    found = {i for i in (said, *(also if isinstance(also, list) else [also])) if i is not None}
+    found |= {vocabulary[token] for token in facts.end_tokens if token in vocabulary}
+    found |= set(published.eos_ids) if published else set()
+    if not found:
+        raise _unknown(facts, "end-of-text ids", "eos_ids=(...) (empty: no such token)")
+    return found
+
+
+def _block_size(
+    facts: Facts, config: Mapping[str, Any], published: Published | None, given: Given
+) -> int | None:
+    if not facts.block_causal:
+        if given.block_size is not None:
+            raise UserError(
+                f"{facts.family} attends to all positions and has no block size; leave block_size out "
+                "(the width of decoding blocks belongs to the request: block=...)"
+            )
+        return None
+    for found in (given.block_size, config.get("block_size"), published.block_size if published else None):
+        if found is not None:
+            if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+                raise UserError(f"block_size must be an integer >= 1, not {found!r}")
+            return found
+    raise _unknown(facts, "block size", "block_size=...")
+
+
+def _unknown(facts: Facts, what: str, argument: str) -> UserError:
     return UserError(
-        f"this {family.family} checkpoint does not name its {what}; pass load(..., {argument}) (as the "
-        "checkpoint's authors give it)"
+        f"the files of this {facts.family} checkpoint do not name its {what}; pass load(..., {argument})"
     )

@@ -7,9 +7,8 @@ which ids are special, and what is peculiar about it (Dream's shift, chat format
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from safetensors.torch import save_file
@@ -18,33 +17,16 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from twotemp.errors import UserError
 from twotemp.models.cache import KVCache
-from twotemp.models.checkpoint import SINGLE, check_weights
+from twotemp.models.checkpoint import (
+    SINGLE,
+    check_weights,
+    read_generation_config,
+    read_tokenizer,
+    read_weights,
+)
+from twotemp.models.special import Facts, Given, Special, resolve
 
 Weights = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Known:
-    """The published checkpoints of a family, recognised by the number of vocabulary rows.
-
-    What their config.json leaves out is known for this vocabulary and for no other.
-    """
-
-    vocabulary: int
-    mask_id: int
-    eos_ids: tuple[int, ...]
-    tokens: int | None = None  # rows from here on have no token; None: not known without the tokenizer
-    block_size: int | None = None
-
-
-@dataclass(frozen=True)
-class Special:
-    """The ids a sampler must know, and the block grid."""
-
-    mask_id: int
-    eos_ids: tuple[int, ...]
-    forbidden_ids: tuple[int, ...]
-    block_size: int | None
 
 
 def positions_of(attention_mask: Tensor) -> Tensor:
@@ -55,13 +37,10 @@ def positions_of(attention_mask: Tensor) -> Tensor:
 class Transformer:
     """A `Denoiser` on a native causal-LM class, run bidirectionally or block-causally."""
 
-    family: ClassVar[str]
+    facts: ClassVar[Facts]
     native: ClassVar[type[PreTrainedModel]]
-    known: ClassVar[Known]
-    end_tokens: ClassVar[tuple[str, ...]]  # end of text and end of turn, as spelled in the tokenizer
-    block_causal: ClassVar[bool] = False
     float32_weights: ClassVar[tuple[str, ...]] = ()  # native names' endings, kept so in any dtype
-    lookback: ClassVar[int] = 0  # how many positions before a wanted one a window must also hold
+    lookback: int = 0  # how many positions before a wanted one a window must also hold
 
     def __init__(
         self, module: PreTrainedModel, config: Mapping[str, Any], special: Special, tokenizer: Any, name: str
@@ -77,6 +56,27 @@ class Transformer:
         self.vocab_size = int(module.config.vocab_size)
         self.max_length: int | None = int(module.config.max_position_embeddings)
         self.device = module.device
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: Path,
+        config: Mapping[str, Any],
+        *,
+        name: str,
+        given: Given,
+        device: torch.device,
+        dtype: torch.dtype | None,
+    ) -> Self:
+        """Read a checkpoint folder; its config.json has been read already."""
+        native = cls.native_config(config)
+        tokenizer = read_tokenizer(folder)
+        special = resolve(
+            cls.facts, native.vocab_size, config, tokenizer, read_generation_config(folder), given
+        )
+        module = cls.build(native, read_weights(folder), dtype, name)
+        module.to(device).eval()  # type: ignore[arg-type]
+        return cls(module, config, special, tokenizer, name)
 
     # What a family says about its checkpoints.
 
@@ -289,9 +289,14 @@ def qwen_fields(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
     )
     fields: dict[str, Any] = {field: positive(family, config, field) for field in integers}
     if fields["num_attention_heads"] % fields["num_key_value_heads"]:
-        raise UserError(f"{family} config.json: num_attention_heads must be a multiple of num_key_value_heads")
+        raise UserError(
+            f"{family} config.json: num_attention_heads must be a multiple of num_key_value_heads"
+        )
     return fields | {
         "rms_norm_eps": positive(family, config, "rms_norm_eps", float),
-        "rope_parameters": {"rope_type": "default", "rope_theta": positive(family, config, "rope_theta", float)},
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": positive(family, config, "rope_theta", float),
+        },
         "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
     }

@@ -1,0 +1,130 @@
+"""Any `AutoModelForMaskedLM` checkpoint (BERT, ALBERT, ModernBERT, RoBERTa, ...) as a denoiser.
+
+A masked LM is a one-step denoiser; trained on all masking rates it is a masked diffusion LM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForMaskedLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from twotemp.errors import UserError
+from twotemp.models.checkpoint import read_generation_config, read_tokenizer, weight_files
+from twotemp.models.special import Facts, Given, Special, resolve
+from twotemp.models.transformer import positions_of
+
+TYPES = tuple(MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+# Heads of other training objectives, which published encoders carry along and a masked LM does not use.
+OTHER_HEADS = ("pooler.", "seq_relationship.", "sop_classifier.")
+
+
+class MaskedLM:
+    """A `Denoiser` on a native masked-LM class: fully bidirectional, uncached."""
+
+    def __init__(
+        self, module: PreTrainedModel, config: Mapping[str, Any], special: Special, tokenizer: Any, name: str
+    ) -> None:
+        inputs = signature(module.forward).parameters
+        if module.config.is_encoder_decoder or not {"attention_mask", "position_ids"} <= inputs.keys():
+            raise UserError(
+                f"{name!r}: {type(module).__name__} takes no attention mask or no positions, so padding would "
+                "change its output; use an encoder such as BERT, RoBERTa or ModernBERT"
+            )
+        self.module = module
+        self.config = dict(config)
+        self.tokenizer = tokenizer
+        self.name = name
+        self.mask_id = special.mask_id
+        self.eos_ids = special.eos_ids
+        self.forbidden_ids = special.forbidden_ids
+        self.block_size: int | None = None
+        self.vocab_size = int(module.config.vocab_size)
+        self._first_position = _first_position(module)
+        limit = getattr(module.config, "max_position_embeddings", None)
+        self.max_length = None if limit is None else int(limit) - self._first_position
+        self.device = module.device
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: Path,
+        config: Mapping[str, Any],
+        *,
+        name: str,
+        given: Given,
+        device: torch.device,
+        dtype: torch.dtype | None,
+    ) -> MaskedLM:
+        weight_files(folder)  # a clear error for pickles and missing shards
+        try:
+            module, report = AutoModelForMaskedLM.from_pretrained(
+                folder,
+                dtype=dtype or "auto",
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # they are reported below, with the rest
+                output_loading_info=True,
+            )
+        except (ValueError, OSError, RuntimeError) as error:
+            raise UserError(f"{name}: cannot be loaded as a masked LM ({error})") from error
+        problems = [f"missing {key}" for key in sorted(report["missing_keys"])]
+        problems += [
+            f"unexpected {key}"
+            for key in sorted(report["unexpected_keys"])
+            if not any(head in key for head in OTHER_HEADS)
+        ]
+        problems += [f"{key[0]} has another shape" for key in sorted(report["mismatched_keys"])]
+        if problems:
+            raise UserError(
+                f"{name}: the weights do not fit a masked LM: {'; '.join(problems[:4])}. Use a checkpoint "
+                "that was saved with its masked-LM head"
+            )
+        tokenizer = read_tokenizer(folder)
+        special = resolve(
+            Facts(str(config["model_type"]), end_tokens=("[SEP]", "</s>")),
+            int(module.config.vocab_size),
+            config,
+            tokenizer,
+            read_generation_config(folder),
+            given,
+        )
+        return cls(module.to(device).eval(), config, special, tokenizer, name)
+
+    def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
+        """See `Denoiser.logits`. The heads of these classes differ too much to apply them at `want` alone."""
+        if attention_mask is None or bool(attention_mask.all()):
+            attention_mask = None
+            positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        else:
+            positions = positions_of(attention_mask)
+            attention_mask = attention_mask.long()
+        output = self.module(
+            input_ids=ids,
+            attention_mask=attention_mask,
+            position_ids=(positions + self._first_position).expand_as(ids),
+        )
+        return output.logits[want].float()
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.module.state_dict()
+
+    def write_weights(self, folder: Path) -> None:
+        self.module.save_pretrained(folder)
+
+    def chat(self, prompt: str) -> str:
+        raise UserError(f"{self.name!r} is a masked LM without a chat format; pass chat=False")
+
+
+def _first_position(module: PreTrainedModel) -> int:
+    """RoBERTa and its kin count positions from the padding index + 1; all others from 0."""
+    embeddings = getattr(getattr(module.base_model, "embeddings", None), "position_embeddings", None)
+    padding = getattr(embeddings, "padding_idx", None)
+    return 0 if padding is None else int(padding) + 1
