@@ -1,0 +1,23 @@
+"""Benchmarks by name: problems and prompt templates. A new task is a file and a line here."""
+
+from __future__ import annotations
+
+from twotemp.errors import unknown
+from twotemp.tasks import countdown, programs, words
+from twotemp.tasks.base import ProblemSet, Task
+from twotemp.tasks.generated import Source
+
+__all__ = ["SOURCES", "TASKS", "ProblemSet", "Task", "get"]
+
+SOURCES: dict[str, Source] = {
+    source.name: source for source in (*countdown.SOURCES, *words.SOURCES, *programs.SOURCES)
+}
+
+TASKS: dict[str, Task] = {name: source.task() for name, source in SOURCES.items()}
+
+
+def get(name: str) -> Task:
+    """The task of this name."""
+    if name not in TASKS:
+        raise unknown("task", name, TASKS)
+    return TASKS[name]

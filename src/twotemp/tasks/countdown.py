@@ -1,0 +1,73 @@
+"""Countdown: reach a target with the given numbers, each used once, by a chain of steps.
+
+    4 9 2 -> 34     ->     4 * 9 = 36 , 36 - 2 = 34
+
+Most targets have several solutions and most first steps lead nowhere: a choice that cannot be repaired later.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from twotemp.tasks.generated import Example, Source
+
+LARGEST = 99  # every intermediate result is in 1..LARGEST, so that a number is one token
+LARGEST_GIVEN = 30
+LEAST_TARGET = 10
+OPERATIONS = ("+", "-", "*", "/")
+VOCABULARY = (*map(str, range(LARGEST + 1)), *OPERATIONS, "->", "=", ",")
+
+
+def apply(x: int, operation: str, y: int) -> int | None:
+    """The result of a step, or None where the rules forbid it (not whole, or not in 1..99)."""
+    if operation == "+":
+        z = x + y
+    elif operation == "-":
+        z = x - y
+    elif operation == "*":
+        z = x * y
+    elif y == 0 or x % y:
+        return None
+    else:
+        z = x // y
+    return z if 1 <= z <= LARGEST else None
+
+
+def draw(rng: Random, count: int) -> Example:
+    """Numbers, and a target that a random chain of legal steps reaches."""
+    while True:
+        numbers = [rng.randint(1, LARGEST_GIVEN) for _ in range(count)]
+        pool, steps = list(numbers), []
+        while len(pool) > 1:
+            x, y = rng.sample(pool, 2)
+            results = {operation: z for operation in OPERATIONS if (z := apply(x, operation, y))}
+            if not results:
+                break
+            operation, z = rng.choice(list(results.items()))
+            pool.remove(x)
+            pool.remove(y)
+            pool.append(z)
+            steps.append(f"{x} {operation} {y} = {z}")
+        target = pool[0]
+        if len(pool) == 1 and target >= LEAST_TARGET:
+            break
+    return Example(
+        prompt=f"{' '.join(map(str, numbers))} -> {target}",
+        answer=" , ".join(steps),
+        key=f"{sorted(numbers)} {target}",
+        reference={"numbers": numbers, "target": target},
+    )
+
+
+def source(count: int) -> Source:
+    return Source(
+        name=f"countdown-{count}",
+        description=f"reach a target with {count} numbers, each used once",
+        grader="countdown",
+        length=6 * (count - 1),
+        version=1,
+        draw=lambda rng: draw(rng, count),
+    )
+
+
+SOURCES = (source(3), source(4))

@@ -1,0 +1,124 @@
+"""Programs: write a small Python function from three examples of what it returns.
+
+    3 1 4 -> 8 ; 2 9 5 6 -> 12 ; 7 0 2 -> 4
+    def f(x): x = [v for v in x if v < 7 ] ; x = sorted(x) ; return sum(x)
+
+The examples rarely pin the function down: many programs agree with them, and hidden tests decide. Lists are
+written as their items and strings as their letters, one token each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from random import Random
+from typing import Any
+
+from twotemp.tasks.generated import Example, Source
+
+SHOWN, HIDDEN = 3, 5
+LARGEST = 99  # a number is one token
+LETTERS = "abcd"
+HEADER = "def f(x):"
+
+Value = int | str | list[int]
+
+_EITHER = ("x = x[::-1]", "x = x[1:]", "x = x[:-1]", "x = x[:2]", "x = x + x")
+_FILTERS = tuple(
+    f"x = [v for v in x if {condition} ]"
+    for condition in (
+        *(f"v > {n}" for n in range(2, 7)),
+        *(f"v < {n}" for n in range(3, 8)),
+        *(f"v%2 == {n}" for n in (0, 1)),
+    )
+)
+_MAPS = tuple(f"x = [v {change} for v in x ]" for change in ("+ 1", "+ 2", "+ 3", "* 2", "* 3"))
+_SWAPS = tuple(f"x = x.replace( '{a}' , '{b}' )" for a in LETTERS for b in LETTERS if a != b)
+
+# One statement of a program is drawn from each of as many different groups.
+LIST_STATEMENTS = (_EITHER, ("x = sorted(x)",), _FILTERS, _MAPS)
+TEXT_STATEMENTS = (_EITHER, ("x = ''.join(sorted(x))",), _SWAPS)
+LIST_RESULTS = ("x", "sum(x)", "len(x)", "max(x)", "min(x)", "x[0]", "x[-1]")
+TEXT_RESULTS = ("x", "len(x)", "x[0]", "x[-1]", *(f"x.count( '{a}' )" for a in LETTERS))
+
+VOCABULARY = (
+    *map(str, range(LARGEST + 1)),
+    *LETTERS,
+    *("->", ";"),
+    *dict.fromkeys(
+        word
+        for line in (
+            HEADER,
+            *(line for group in (*LIST_STATEMENTS, *TEXT_STATEMENTS) for line in group),
+            *(f"return {result}" for result in (*LIST_RESULTS, *TEXT_RESULTS)),
+        )
+        for word in line.split()
+    ),
+)
+
+
+@cache
+def function(program: str) -> Callable[[Any], Value]:
+    """The function a program of ours defines. Never called with what a model wrote: that is the sandbox's."""
+    names: dict[str, Any] = {}
+    exec(program, names)
+    return names["f"]
+
+
+def draw(rng: Random, statements: int) -> Example:
+    """A program, inputs on which it is defined, and the results."""
+    while True:
+        of_text = rng.random() < 0.25
+        groups, results = (TEXT_STATEMENTS, TEXT_RESULTS) if of_text else (LIST_STATEMENTS, LIST_RESULTS)
+        lines = [rng.choice(group) for group in rng.sample(groups, statements)]
+        program = f"{HEADER} {' ; '.join(lines)} ; return {rng.choice(results)}"
+        inputs = [_input(rng, of_text) for _ in range(SHOWN + HIDDEN)]
+        try:
+            outputs = [function(program)(x) for x in inputs]
+        except (IndexError, ValueError):  # the first or the largest of nothing
+            continue
+        if all(map(_writable, outputs)):
+            break
+    shown = [f"{_write(x)} -> {_write(y)}" for x, y in zip(inputs[:SHOWN], outputs)]
+    return Example(
+        prompt=" ; ".join(shown),
+        answer=program,
+        key=" ; ".join(sorted(shown)),
+        reference={
+            "entry_point": "f",
+            "tests": [f"assert f({x!r}) == {y!r}" for x, y in zip(inputs, outputs)],
+            "setup": "",
+            "prefix": "",
+        },
+    )
+
+
+def _input(rng: Random, of_text: bool) -> Value:
+    length = rng.randint(3, 4)
+    if of_text:
+        return "".join(rng.choices(LETTERS, k=length))
+    return [rng.randint(0, 9) for _ in range(length)]
+
+
+def _writable(value: Value) -> bool:
+    """Can the value be written in a prompt: every number a token, and one to four items?"""
+    items = [value] if isinstance(value, int) else value
+    return 1 <= len(items) <= 4 and all(isinstance(item, str) or item <= LARGEST for item in items)
+
+
+def _write(value: Value) -> str:
+    return str(value) if isinstance(value, int) else " ".join(map(str, value))
+
+
+def source(statements: int, length: int) -> Source:
+    return Source(
+        name=f"programs-{statements}",
+        description=f"a Python function of {statements} statement{'s' * (statements > 1)} from three examples",
+        grader="programs",
+        length=length,
+        version=1,
+        draw=lambda rng: draw(rng, statements),
+    )
+
+
+SOURCES = (source(1, length=20), source(2, length=28))

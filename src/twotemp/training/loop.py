@@ -1,0 +1,185 @@
+"""The training loop: batches, a loss, AdamW, checkpoints, a log, a loss curve, and a LLaDA checkpoint at the end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twotemp.models import llada
+from twotemp.models.checkpoint import save
+from twotemp.training import checkpoints, tokenizer
+from twotemp.training.corpus import Corpus, generate
+from twotemp.training.objective import Logits, diffusion_loss, next_token_loss
+from twotemp.training.recipe import Recipe
+
+LOG = "log.jsonl"
+MODEL = "model"  # the folder of the finished checkpoint, in `out`
+CLIP = 1.0
+
+
+def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
+    """Train as the recipe says and return the folder of the LLaDA checkpoint.
+
+    `out` also gets the log (a line every `log_every` steps), the loss curve, and the state of the run: after an
+    interruption the same call continues where the last checkpoint was, to the same weights.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    words = tokenizer.build()
+    model = llada.new(config(recipe, words), words, seed=recipe.seed, name=recipe.name)
+    network = model.module.train()
+    optimizer = torch.optim.AdamW(
+        network.parameters(), betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
+    )
+    done = checkpoints.read(out, recipe, network, optimizer)
+    log = Log(out / LOG, done)
+    if done < recipe.steps:
+        corpus = Corpus(generate(recipe.examples, recipe.seed, words.get_vocab()), recipe.batch_tokens)
+        with _bar(progress, recipe, done) as advance:
+            for step in range(done, recipe.steps):
+                next_token = step < recipe.next_token_steps
+                if step in (done, recipe.next_token_steps):
+                    logits = forward(network, causal=next_token, compiled=recipe.compile)
+                generator = torch.Generator().manual_seed((recipe.seed << 32) + step)
+                batch = corpus.batch(generator)
+                if next_token:
+                    loss = next_token_loss(logits, batch.ids, batch.prompt)
+                else:
+                    loss = diffusion_loss(logits, batch.ids, batch.prompt, model.mask_id, generator)
+                optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(network.parameters(), CLIP)
+                for group in optimizer.param_groups:
+                    group["lr"] = recipe.rate(step)
+                optimizer.step()
+                log.add(batch.task, loss.item(), batch.ids.numel())
+                if (step + 1) % recipe.log_every == 0 or step + 1 == recipe.steps:
+                    log.write(step + 1, "next token" if next_token else "diffusion", recipe.rate(step))
+                if (step + 1) % recipe.checkpoint_every == 0 or step + 1 == recipe.steps:
+                    checkpoints.write(out, step + 1, recipe, network, optimizer)
+                advance(loss.item())
+    log.plot(out / "loss.png")
+    network.eval()
+    return out / MODEL if (out / MODEL).exists() else save(model, out / MODEL)
+
+
+def config(recipe: Recipe, words: Any) -> dict[str, Any]:
+    """config.json of the miniature: LLaDA-8B's fields and values, only smaller."""
+    vocabulary = words.get_vocab()
+    return {
+        "activation_type": "silu",
+        "alibi": False,
+        "attention_dropout": 0.0,
+        "attention_layer_norm": False,
+        "bias_for_layer_norm": False,
+        "block_group_size": 1,
+        "block_type": "llama",
+        "d_model": recipe.d_model,
+        "embedding_size": len(vocabulary),
+        "eos_token_id": vocabulary[tokenizer.EOS],
+        "include_bias": False,
+        "include_qkv_bias": False,
+        "init_std": 0.02,
+        "input_emb_norm": False,
+        "layer_norm_type": "rms",
+        "mask_token_id": vocabulary[tokenizer.MASK],
+        "max_sequence_length": tokenizer.MAX_LENGTH,
+        "mlp_hidden_size": recipe.mlp_hidden_size,
+        "multi_query_attention": None,
+        "n_heads": recipe.n_heads,
+        "n_kv_heads": recipe.n_heads,
+        "n_layers": recipe.n_layers,
+        "pad_token_id": vocabulary[tokenizer.EOS],
+        "rms_norm_eps": 1e-5,
+        "rope": True,
+        "rope_theta": 10000.0,
+        "scale_logits": False,
+        "vocab_size": len(vocabulary),
+        "weight_tying": False,
+    }
+
+
+def forward(network: Any, causal: bool, compiled: bool) -> Logits:
+    """(ids, want) -> logits of the wanted positions, with causal or full attention."""
+    network.config.is_causal = causal
+
+    def hidden(ids: Tensor) -> Tensor:
+        return network.model(input_ids=ids, use_cache=False).last_hidden_state
+
+    if compiled:
+        torch._dynamo.reset()  # the attention kind is baked into what was compiled before
+        hidden = torch.compile(hidden, dynamic=True)  # one kernel for all lengths
+    return lambda ids, want: network.lm_head(hidden(ids)[want])
+
+
+class Log:
+    """Mean losses by task since the last line, one JSON object a line."""
+
+    def __init__(self, path: Path, done: int) -> None:
+        """Lines after the checkpoint that is continued are dropped: they will be written again."""
+        self.path = path
+        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+        self.rows = [row for row in map(json.loads, lines) if row["step"] <= done]
+        path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), "utf-8")
+        self._losses: dict[str, list[float]] = {}
+        self._tokens = self.rows[-1]["tokens"] if self.rows else 0
+        self._seconds = self.rows[-1]["seconds"] if self.rows else 0.0
+        self._since = time.monotonic()
+
+    def add(self, task: str, loss: float, tokens: int) -> None:
+        self._losses.setdefault(task, []).append(loss)
+        self._tokens += tokens
+
+    def write(self, step: int, objective: str, rate: float) -> None:
+        losses = {task: round(sum(all_) / len(all_), 4) for task, all_ in sorted(self._losses.items())}
+        now = time.monotonic()
+        self._seconds, self._since = self._seconds + now - self._since, now
+        row = {
+            "step": step,
+            "objective": objective,
+            "learning_rate": rate,
+            "tokens": self._tokens,
+            "seconds": round(self._seconds, 1),
+            "loss": losses,
+        }
+        self.rows.append(row)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        self._losses = {}
+
+    def plot(self, path: Path) -> None:
+        """The loss curve of each task, where matplotlib is installed."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            return
+        axes = Figure(figsize=(7, 4), layout="constrained").subplots()
+        for task in sorted({task for row in self.rows for task in row["loss"]}):
+            points = [(row["step"], row["loss"][task]) for row in self.rows if task in row["loss"]]
+            axes.plot(*zip(*points), label=task, linewidth=1)
+        axes.set(xlabel="step", ylabel="loss (nats per answer token)", yscale="log")
+        axes.legend()
+        axes.figure.savefig(path, dpi=120)
+
+
+@contextmanager
+def _bar(shown: bool, recipe: Recipe, done: int) -> Iterator[Callable[[float], None]]:
+    """A progress bar, as a context that yields `advance(loss)`."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, disable=not shown) as bar:
+        task = bar.add_task(recipe.name, total=recipe.steps, completed=done, loss=float("nan"))
+        yield lambda loss: bar.update(task, advance=1, loss=loss)

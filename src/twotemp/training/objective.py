@@ -1,0 +1,43 @@
+"""The two losses a recipe can use. Both are means per answer token, in nats; prompts are never predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+Logits = Callable[[Tensor, Tensor], Tensor]  # (ids, want) -> logits at the wanted positions, row-major
+
+
+def stratified_times(rows: int, generator: torch.Generator) -> Tensor:
+    """One t ~ U(0, 1) a row, each from its own slice of the interval, so that a batch covers all noise levels."""
+    offset = torch.rand(rows, generator=generator, dtype=torch.float64)
+    return ((torch.arange(rows) + offset) / rows).clamp(min=1e-9)
+
+
+def diffusion_loss(
+    logits: Logits, ids: Tensor, prompt: int, mask_id: int, generator: torch.Generator
+) -> Tensor:
+    """The paper's equation (3), with the linear schedule alpha(t) = t, so that alpha'(t)/alpha(t) = 1/t:
+
+        -L = E_{t ~ U[0,1], x_0, x_t} [ alpha'(t)/alpha(t) sum_k 1[x_t^k = mask] log q^k(x_0^k | x_t) ]
+
+    ids: [B, P + L]; each of the L answer tokens is masked with probability alpha(t). Divided by B * L.
+    """
+    rows, length = ids.shape[0], ids.shape[1] - prompt
+    times = stratified_times(rows, generator)
+    drawn = torch.rand(rows, length, generator=generator, dtype=torch.float64)
+    masked = torch.zeros_like(ids, dtype=torch.bool)
+    masked[:, prompt:] = drawn < times[:, None]
+    losses = cross_entropy(logits(ids.masked_fill(masked, mask_id), masked), ids[masked], reduction="none")
+    weight = (1 / times).to(losses.dtype)[:, None].expand(ids.shape)[masked]
+    return (losses * weight).sum() / (rows * length)
+
+
+def next_token_loss(logits: Logits, ids: Tensor, prompt: int) -> Tensor:
+    """-log q(x^k | x^<k) of each answer token, from the position before it; for causal attention."""
+    before = torch.zeros_like(ids, dtype=torch.bool)
+    before[:, prompt - 1 : -1] = True
+    return cross_entropy(logits(ids, before), ids[:, prompt:].reshape(-1))

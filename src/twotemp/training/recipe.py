@@ -1,0 +1,97 @@
+"""A training run as data: with the code, a recipe decides every weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from twotemp.errors import UserError, unknown
+from twotemp.tasks import SOURCES
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Architecture (in LLaDA's names), data, and schedule.
+
+    The learning rate warms up linearly, stays, and falls linearly to 0 over the last `decay` steps. The first
+    `next_token_steps` steps are next-token prediction with causal attention; the rest is masked diffusion.
+    """
+
+    name: str
+    d_model: int
+    n_layers: int
+    n_heads: int
+    mlp_hidden_size: int
+    examples: Mapping[str, int]  # task -> how many examples; each is drawn equally often
+    batch_tokens: int  # tokens of one step, prompt included
+    steps: int
+    decay: int
+    warmup: int = 100
+    next_token_steps: int = 0
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.01
+    seed: int = 0
+    checkpoint_every: int = 200
+    log_every: int = 20
+    compile: bool = False  # torch.compile: half as long on a CPU, but needs a C++ compiler
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, kind = getattr(self, field.name), field.type
+            if kind == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise UserError(f"recipe {self.name}: {field.name} must be an integer >= 0, not {value!r}")
+            if kind == "float" and (
+                isinstance(value, bool) or not isinstance(value, int | float) or value < 0
+            ):
+                raise UserError(f"recipe {self.name}: {field.name} must be a number >= 0, not {value!r}")
+        least = ("d_model", "n_layers", "n_heads", "mlp_hidden_size", "batch_tokens", "steps")
+        for name in (*least, "decay", "warmup", "checkpoint_every", "log_every"):
+            if getattr(self, name) < 1:
+                raise UserError(f"recipe {self.name}: {name} must be at least 1")
+        if self.d_model % self.n_heads or self.d_model // self.n_heads % 2:
+            raise UserError(f"recipe {self.name}: d_model must be an even multiple of n_heads")
+        if self.warmup + self.decay > self.steps or self.next_token_steps > self.steps:
+            raise UserError(f"recipe {self.name}: warmup + decay, and next_token_steps, must fit into steps")
+        if not self.examples:
+            raise UserError(f"recipe {self.name}: examples must name at least one task")
+        for task, count in self.examples.items():
+            if task not in SOURCES:
+                raise unknown(f"task in recipe {self.name}", task, SOURCES)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise UserError(
+                    f"recipe {self.name}: examples of {task} must be a number >= 1, not {count!r}"
+                )
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step (from 0)."""
+        shape = min(1.0, (step + 1) / self.warmup, (self.steps - step) / self.decay)
+        return self.learning_rate * shape
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def read(cls, path: Path) -> Recipe:
+        """A recipe from a YAML file; unknown and missing keys are errors."""
+        try:
+            data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(
+                f"no recipe {path}; the shipped ones are in the repository's folder recipes"
+            ) from None
+        except yaml.YAMLError as error:
+            raise UserError(f"{path} is not valid YAML: {error}") from None
+        if not isinstance(data, dict):
+            raise UserError(f"{path} must hold `key: value` lines, as recipes/tiny.yaml does")
+        known = {field.name for field in fields(cls)}
+        for key in data:
+            if key not in known:
+                raise unknown(f"key in {path}", str(key), known)
+        try:
+            return cls(**data)
+        except TypeError as error:  # a required key is missing
+            raise UserError(f"{path}: {str(error).removeprefix('Recipe.__init__() ')}") from None
