@@ -36,10 +36,7 @@ Check = tuple[str, str, str]
 
 
 def _python() -> Check:
-    version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < (3, 11):
-        return "python", "broken", f"{version}; twotemp needs 3.11 or newer"
-    return "python", "ok", version
+    return "python", "ok", ".".join(map(str, sys.version_info[:3]))
 
 
 def _torch() -> list[Check]:

@@ -39,7 +39,7 @@ def sample(
     ] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Record when each position was committed.")] = False,
     batch_size: Annotated[int, typer.Option(help="Rows decoded together.")] = 64,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
     mask_id: Annotated[
         int | None, typer.Option(help="Mask token id, if the checkpoint does not say.")
     ] = None,

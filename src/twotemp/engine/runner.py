@@ -71,4 +71,4 @@ class BlockCached:
         return self.model.window_logits(ids, at, visible, self.cache, want)
 
     def keep(self, slots: Sequence[int]) -> None:
-        self.cache.keep(torch.tensor(slots, device=self.model.device))
+        self.cache.keep(torch.tensor(slots, dtype=torch.int64, device=self.model.device))

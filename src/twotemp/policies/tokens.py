@@ -97,7 +97,8 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
     grid = weights.view(n, chunks, _CHUNK)
     chunk, rest = _invert(grid.sum(-1).double(), u)
     inside = grid[torch.arange(n, device=weights.device), chunk].double()
-    return chunk * _CHUNK + _invert(inside, rest)[0]
+    token = chunk * _CHUNK + _invert(inside, rest)[0]
+    return token.clamp_max(vocab - 1)  # only NaN weights get past the end; the engine reports them by name
 
 
 def _invert(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,81 @@
+"""The dependency rule, read off the source: which room may import which, and what stays light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1] / "src" / "twotemp"
+
+# room -> rooms of ours that it may import
+ALLOWED = {
+    "errors": set(),
+    "records": {"errors"},
+    "rng": {"errors"},
+    "policies": {"errors", "records", "rng"},
+    "models": {"errors", "records"},
+    "engine": {"errors", "records", "rng", "policies", "models"},
+    "tasks": {"errors", "records"},
+    "graders": {"errors", "records"},
+    "metrics": {"errors", "records"},
+    "store": {"errors", "records"},
+}
+TORCH_FREE = {"errors", "records", "tasks", "graders", "metrics", "store"}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Dotted names imported anywhere in a file, inside functions too; type-checking blocks aside."""
+    tree = ast.parse(path.read_text())
+    skipped = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for node in ast.walk(block)
+    }
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_rooms_import_only_what_they_may(path):
+    room = room_of(path)
+    names = imports_of(path)
+    ours = {name.split(".")[1] for name in names if name.startswith("twotemp.")}
+    if room in ALLOWED:
+        assert ours - ALLOWED[room] - {room, "__version__"} == set()
+    if room in TORCH_FREE:
+        assert not {n for n in names if n.split(".")[0] in ("torch", "transformers")}
+    if room != "cli":
+        assert "cli" not in ours, "nobody imports the command line"
+
+
+def test_every_room_is_known():
+    assert set(ALLOWED) <= {room_of(path) for path in FILES}
+
+
+def test_help_is_light():
+    """`twotemp --help` and the package itself load neither torch nor transformers nor numpy."""
+    code = (
+        "import sys, twotemp, twotemp.cli; "
+        "print([m for m in ('torch', 'transformers', 'numpy', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
