@@ -1,0 +1,163 @@
+"""Mathematical answers: our own extraction, exact decimals for plain numbers, math-verify for the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from importlib.metadata import PackageNotFoundError, version
+
+from twotemp.errors import UserError, unknown
+from twotemp.graders.extraction import final_answer
+from twotemp.graders.workers import Child, ChildDied, Verdict, WorkerPool, in_order, usable_cpus
+from twotemp.records import Grade, Problem
+
+VERSION = "1"
+KINDS = ("number", "latex")
+LONGEST = 300  # characters of an answer worth parsing; a longer one is a bomb or no answer
+SECONDS = 5.0  # to parse and compare one pair; the slowest of 4,890 real ones took 0.4 s
+START_SECONDS = 120.0  # importing sympy on a busy machine
+MEMORY = 2 << 30  # bytes of address space of one worker
+RECYCLE = 2000  # questions a worker answers before a fresh one replaces it: sympy's caches only grow
+
+_PLAIN = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
+_IN_WORDS = re.compile(
+    r"(?:[A-Za-z'][A-Za-z'./\s]*\s)?(-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+))\.?(?:\s*[A-Za-z'][A-Za-z'./\s]*)?"
+)
+_DECORATION = re.compile(r"\\[,!; ]|\\?[$%]|\\\(|\\\)")
+_THOUSANDS = re.compile(r"(?<=[0-9])(?:,|\{,\})(?=[0-9]{3}(?![0-9]))")
+_UNIT = re.compile(r"\\(?:text|mbox|mathrm|textbf)\s*\{([^{}]*)\}")
+
+
+class MathsGrader:
+    """Problem.reference = {"answer": "\\frac{1}{2}", "kind": "number" (default) or "latex"}.
+
+    A number is compared exactly as a decimal, units and thousands commas aside, and never scaled as a
+    percentage; everything else is math-verify's, in worker processes with a hard clock and memory limit.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        self._pool: WorkerPool[tuple[str, str], Verdict] = WorkerPool(
+            _VerifyWorker, workers or usable_cpus(), keep=lambda verdict: verdict.outcome != "ungraded"
+        )
+        library = _math_verify_version()
+        self.name = f"maths {VERSION} / " + (f"math-verify {library}" if library else "plain numbers only")
+
+    def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
+        return in_order((self._judge(problem, text) for problem, text in items), 4 * (self._pool.size - 1))
+
+    def same(self, problem: Problem, a: str, b: str) -> bool:
+        _, kind = _reference(problem)
+        # math-verify reads its first argument as the gold one and is not symmetric.
+        pairs = ((a, b), (b, a)) if a != b else ((a, b),)
+        return any(self._compare(kind, *pair)().outcome == "passed" for pair in pairs)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _judge(self, problem: Problem, text: str) -> Callable[[], Grade]:
+        gold, kind = _reference(problem)
+        found = final_answer(text)
+        if found.answer is None:
+            return lambda: Grade("failed", None, found.rule, "no answer found")
+        compared = self._compare(kind, gold, found.answer)
+
+        def result() -> Grade:
+            verdict = compared()
+            return Grade(verdict.outcome, found.answer, found.rule, verdict.detail)
+
+        return result
+
+    def _compare(self, kind: str, gold: str, answer: str) -> Callable[[], Verdict]:
+        """Cheapest first: the same string, two plain numbers, then a worker."""
+        if answer == gold:
+            return lambda: Verdict("passed")
+        if len(answer) > LONGEST or len(gold) > LONGEST:
+            return lambda: Verdict("failed", f"longer than {LONGEST} characters")
+        read = _number if kind == "number" else _plain
+        left, right = read(gold), read(answer)
+        if left is not None and right is not None:
+            equal = left == right
+            return lambda: Verdict("passed" if equal else "failed")
+        return self._pool.submit((gold, answer)).result
+
+
+def _reference(problem: Problem) -> tuple[str, str]:
+    kind = problem.reference.get("kind", "number")
+    if kind not in KINDS:
+        raise unknown("kind of answer", kind, KINDS)
+    if "answer" not in problem.reference:
+        raise UserError(f"problem {problem.id!r} has no reference answer; the maths grader needs `answer`")
+    return str(problem.reference["answer"]), kind
+
+
+def _plain(text: str) -> Decimal | None:
+    text = text.strip()
+    return Decimal(text) if _PLAIN.fullmatch(text) else None
+
+
+def _number(text: str) -> Decimal | None:
+    """The one number in "$1,200", "45 fairies", "70\\text{ minutes}"; None if it is not that plain."""
+    text = _DECORATION.sub("", text)
+    bare = _UNIT.sub(" ", text)
+    if not any(character.isdigit() for character in bare):  # the number itself was inside \text{...}
+        bare = _UNIT.sub(r" \1 ", text)
+    match = _IN_WORDS.fullmatch(_THOUSANDS.sub("", bare).strip())
+    return Decimal(match[1]) if match else None
+
+
+def _math_verify_version() -> str | None:
+    try:
+        return version("math-verify")
+    except PackageNotFoundError:
+        return None
+
+
+class _VerifyWorker:
+    """The parent's side of `verify_worker`: starts it, holds the clock, replaces it."""
+
+    def __init__(self) -> None:
+        if _math_verify_version() is None:
+            raise UserError(
+                "comparing mathematical expressions needs math-verify: pip install 'twotemp[eval]' "
+                "(without it only plain numbers can be graded)"
+            )
+        self._child: Child | None = None
+        self._asked = 0
+
+    def ask(self, pair: tuple[str, str]) -> Verdict:
+        why = ""
+        for _ in range(2):  # a dead worker may be the machine's fault: once more on a fresh one
+            try:
+                question = json.dumps({"gold": pair[0], "answer": pair[1]}) + "\n"
+                reply = self._fresh_enough().ask(question.encode(), SECONDS)
+                return Verdict("passed" if reply["same"] else "failed", reply.get("detail", ""))
+            except TimeoutError:
+                self.close()
+                return Verdict("timeout", f"math-verify took more than {SECONDS:g} s")
+            except ChildDied as error:
+                self.close()
+                why = str(error)
+        return Verdict("ungraded", f"the math-verify worker died twice: {why}")
+
+    def _fresh_enough(self) -> Child:
+        if self._child is not None and self._asked >= RECYCLE:
+            self.close()
+        if self._child is None:
+            command = [sys.executable, "-m", "twotemp.graders.verify_worker"]
+            self._child = Child(command, env=os.environ, memory=MEMORY)
+            self._asked = 0
+            try:
+                self._child.ready(START_SECONDS)
+            except TimeoutError as error:
+                raise ChildDied("it did not start") from error
+        self._asked += 1
+        return self._child
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.close()
+            self._child = None

@@ -1,0 +1,49 @@
+"""Runs in a child process: are two LaTeX answers the same, says math-verify. One JSON line in, one out.
+
+No timeouts of math-verify's own (they are alarms that cancel each other and hide what happened): the parent
+holds the clock. The one alarm set here ends an orphan whose parent was killed in the middle of a question.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from functools import lru_cache
+from typing import Any
+
+ORPHAN_SECONDS = 60
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints must not look like an answer
+    logging.disable()
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    boxed = [LatexExtractionConfig(boxed_match_priority=0)]
+
+    @lru_cache(maxsize=4096)
+    def parsed(latex: str) -> Any:
+        return parse(rf"\boxed{{{latex}}}", boxed, parsing_timeout=None)  # type: ignore[arg-type]
+
+    def say(answer: dict[str, Any]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    say({"ready": True})
+    for line in sys.stdin:
+        question = json.loads(line)
+        signal.alarm(ORPHAN_SECONDS)
+        try:
+            same = verify(parsed(question["gold"]), parsed(question["answer"]), timeout_seconds=None)
+            say({"same": bool(same)})
+        except Exception as error:  # what a model wrote may break anything; it is then not the right answer
+            say({"same": False, "detail": f"math-verify: {type(error).__name__}"})
+        signal.alarm(0)
+
+
+if __name__ == "__main__":
+    main()
