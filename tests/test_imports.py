@@ -20,7 +20,7 @@ ALLOWED = {
     "models": {"errors", "records"},
     "engine": {"errors", "records", "rng", "policies", "models"},
     "tasks": {"errors", "records"},
-    "graders": {"errors", "records"},
+    "graders": {"errors", "records", "tasks"},
     "metrics": {"errors", "records"},
     "store": {"errors", "records"},
 }
