@@ -34,19 +34,6 @@ class Denoiser(Protocol):
         ...
 
 
-class Cache(Protocol):
-    """Keys and values of a batch by row and column, where *column = position in the row*."""
-
-    columns: int
-
-    @property
-    def rows(self) -> int: ...
-
-    def keep(self, rows: Tensor) -> None:
-        """Keep these rows, in this order."""
-        ...
-
-
 @runtime_checkable
 class CachedDenoiser(Denoiser, Protocol):
     """A denoiser that can also compute a window of each row against cached keys and values.
@@ -58,7 +45,7 @@ class CachedDenoiser(Denoiser, Protocol):
     lookback: int  # how many positions before a wanted one the window must also hold (Dream: 1)
 
     def new_cache(self, rows: int, columns: int) -> Any:
-        """An empty `Cache` for this model; `window_logits` takes no other."""
+        """An empty cache, where *column = position in the row*; `cache.keep(rows)` selects rows (a LongTensor)."""
         ...
 
     def window_logits(

@@ -1,0 +1,261 @@
+"""What every transformer family promises the engine: padding, masks, cached windows, gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.tiny_checkpoints import (
+    BIDIRECTIONAL,
+    BLOCK,
+    BLOCK_CAUSAL,
+    CONFIGS,
+    EOS,
+    MASK,
+    VOCABULARY,
+    left_padded,
+    random_model,
+)
+
+from twotemp.errors import UserError
+from twotemp.models.base import CachedDenoiser, Denoiser
+from twotemp.models.transformer import Transformer
+
+MODELS = {model_type: random_model(model_type) for model_type in CONFIGS}
+CLOSE = {"atol": 1e-4, "rtol": 0.0}
+rows_of_ids = st.lists(
+    st.lists(st.integers(0, VOCABULARY - 1), min_size=2, max_size=13), min_size=1, max_size=4
+)
+
+
+@pytest.fixture(params=CONFIGS)
+def model(request: pytest.FixtureRequest) -> Transformer:
+    return MODELS[request.param]
+
+
+@pytest.fixture(params=BLOCK_CAUSAL)
+def block_causal(request: pytest.FixtureRequest) -> Transformer:
+    return MODELS[request.param]
+
+
+def wanted(model: Transformer, real: torch.Tensor) -> torch.Tensor:
+    """All real positions the model can predict."""
+    want = real.clone()
+    if model.lookback:
+        want[torch.arange(len(real)), real.long().argmax(1)] = False
+    return want
+
+
+def full(model: Transformer, row: list[int]) -> torch.Tensor:
+    """Logits of one row alone, without padding and without a cache."""
+    ids = torch.tensor([row])
+    with torch.no_grad():
+        return model.logits(ids, None, wanted(model, torch.ones_like(ids, dtype=torch.bool)))
+
+
+def test_the_protocol_is_satisfied(model: Transformer) -> None:
+    assert isinstance(model, Denoiser)
+    assert isinstance(model, CachedDenoiser)
+    assert model.vocab_size == VOCABULARY
+    assert model.mask_id in model.forbidden_ids
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+@settings(max_examples=25, deadline=None)
+@given(rows=rows_of_ids, left=st.booleans(), extra=st.integers(0, 3))
+def test_padding_never_changes_a_row(model_type: str, rows: list[list[int]], left: bool, extra: int) -> None:
+    model = MODELS[model_type]
+    ids, real = left_padded(rows, max(map(len, rows)) + extra)
+    if not left:
+        ids = torch.stack([row.roll(int(mask.sum())) for row, mask in zip(ids, real)])
+        real = real.flip(1)
+    want = wanted(model, real)
+    with torch.no_grad():
+        logits = model.logits(ids, real, want)
+    alone = torch.cat([full(model, row) for row in rows])
+    torch.testing.assert_close(logits, alone, **CLOSE)
+    assert logits.dtype == torch.float32
+
+
+def test_only_what_is_wanted_in_row_major_order(model: Transformer) -> None:
+    ids = torch.randint(VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(1))
+    every = torch.ones_like(ids, dtype=torch.bool)
+    every[:, 0] = False
+    some = torch.zeros_like(every)
+    some[0, 4] = some[2, 1] = some[2, 8] = True
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model.logits(ids, None, some), model.logits(ids, None, every)[some[every]], **CLOSE
+        )
+
+
+def test_which_positions_see_which(model: Transformer) -> None:
+    """Perturb one token: in a bidirectional model all react, in a block-causal one only its block and later."""
+    row = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+    changed = row.copy()
+    changed[6] = 20
+    moved = (full(model, row) - full(model, changed)).abs().amax(1) > 1e-4
+    reacts = torch.ones(len(row), dtype=torch.bool)
+    if model.block_size:
+        reacts = torch.arange(len(row)) // BLOCK >= 6 // BLOCK
+    assert moved.tolist() == reacts[model.lookback :].tolist()
+
+
+def test_no_mask_is_built_when_nothing_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(*args, attn_mask=None, is_causal=False, **kwargs):
+        masks.append((attn_mask, is_causal))
+        return attention(*args, attn_mask=attn_mask, is_causal=is_causal, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    for model_type in BIDIRECTIONAL:
+        ids = torch.tensor([[1, 2, MASK]])
+        MODELS[model_type].logits(ids, torch.ones_like(ids, dtype=torch.bool), ids == MASK)
+    assert masks == [(None, False)] * 4
+
+
+def test_gradients_flow(model: Transformer) -> None:
+    ids, real = left_padded([[1, 2, 3, MASK, 5], [7, MASK]], 6)
+    model.module.zero_grad()
+    model.logits(ids, real, ids == MASK).logsumexp(1).sum().backward()
+    dead = [name for name, p in model.module.named_parameters() if p.grad is None or not p.grad.any()]
+    model.module.zero_grad()
+    assert not dead
+
+
+def test_training_mode_keeps_the_rows_of_padding_finite(model: Transformer) -> None:
+    ids, real = left_padded([[1, 2, MASK], []], 4)
+    with torch.no_grad():
+        logits = model.logits(ids, real, (ids == MASK) & real)
+    assert torch.isfinite(logits).all()
+
+
+def test_a_window_of_everything_is_the_uncached_forward(model: Transformer) -> None:
+    rows = [[1, 2, MASK, 4, 5, MASK, 7], [3, MASK, 9]]
+    columns = 9
+    cache = model.new_cache(2, columns)
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = torch.full((2, columns), EOS)
+    for b, row in enumerate(rows):
+        ids[b, : len(row)] = torch.tensor(row)
+    positions = torch.where(torch.arange(columns) < lengths[:, None], torch.arange(columns), columns)
+    visible = positions < columns
+    logits = model.window_logits(ids, positions, visible, cache, visible & (ids == MASK))
+    expected = torch.cat([full(model, row)[torch.tensor(row[model.lookback :]) == MASK] for row in rows])
+    torch.testing.assert_close(logits, expected, **CLOSE)
+
+
+@settings(max_examples=20, deadline=None)
+@pytest.mark.parametrize("model_type", BLOCK_CAUSAL)
+@given(rows=rows_of_ids, data=st.data())
+def test_block_by_block_with_a_cache_is_exact(model_type: str, rows: list[list[int]], data) -> None:
+    """Ragged rows, each at its own block: prefill, noisy passes that are overwritten, the clean pass."""
+    model = MODELS[model_type]
+    columns = 16
+    cache = model.new_cache(len(rows), columns)
+    last = [(len(row) - 1) // BLOCK for row in rows]  # a row's last block, which it is denoising
+    visible = torch.arange(columns) < torch.tensor([len(row) for row in rows])[:, None]
+
+    def run(spans: list[tuple[int, int]], texts: list[list[int]]) -> torch.Tensor:
+        width = max(end - start for start, end in spans)
+        ids = torch.full((len(rows), width), EOS)
+        positions = torch.full((len(rows), width), columns)
+        for b, (start, end) in enumerate(spans):
+            ids[b, : end - start] = torch.tensor(texts[b][start:end])
+            positions[b, : end - start] = torch.arange(start, end)
+        return model.window_logits(ids, positions, visible, cache, positions < columns)
+
+    noisy = [data.draw(st.lists(st.integers(0, 39), min_size=len(r), max_size=len(r))) for r in rows]
+    if any(last):  # prefill with noise, then overwrite it by the clean prompt, leaving the last block out
+        run([(0, last[b] * BLOCK) for b in range(len(rows))], noisy)
+        run([(0, last[b] * BLOCK) for b in range(len(rows))], rows)
+    block = [(last[b] * BLOCK, len(row)) for b, row in enumerate(rows)]
+    run(block, noisy)
+    logits = run(block, rows)
+    expected = torch.cat([full(model, row)[last[b] * BLOCK :] for b, row in enumerate(rows)])
+    torch.testing.assert_close(logits, expected, **CLOSE)
+
+
+def test_a_stale_block_in_the_cache_does_matter(block_causal: Transformer) -> None:
+    """The test above can fail: without the clean pass over the first block the second one is wrong."""
+    row = [1, 2, 3, 4, 5, 6, 7, 8]
+    cache = block_causal.new_cache(1, 8)
+    visible = torch.ones(1, 8, dtype=torch.bool)
+    noisy = torch.full((1, 4), MASK)
+    block_causal.window_logits(noisy, torch.arange(4)[None], visible, cache, noisy == MASK)
+    second = torch.tensor([row[4:]])
+    logits = block_causal.window_logits(
+        second, torch.arange(4, 8)[None], visible, cache, torch.ones_like(second, dtype=torch.bool)
+    )
+    assert (logits - full(block_causal, row)[4:]).abs().max() > 1e-2
+
+
+def test_rows_can_leave_the_cache(block_causal: Transformer) -> None:
+    rows = torch.randint(36, (3, 8), generator=torch.Generator().manual_seed(2))
+    cache = block_causal.new_cache(3, 8)
+    visible = torch.ones(3, 8, dtype=torch.bool)
+    first, second = torch.arange(4).expand(3, 4), torch.arange(4, 8).expand(3, 4)
+    every = torch.ones(3, 4, dtype=torch.bool)
+    block_causal.window_logits(rows[:, :4], first, visible, cache, every)
+    kept = torch.tensor([2, 0])
+    cache.keep(kept)
+    assert cache.rows == 2
+    logits = block_causal.window_logits(rows[kept, 4:], second[:2], visible[:2], cache, every[:2])
+    expected = torch.cat([full(block_causal, rows[b].tolist())[4:] for b in (2, 0)])
+    torch.testing.assert_close(logits, expected, **CLOSE)
+
+
+def test_a_frozen_context_is_an_approximation_for_bidirectional_models() -> None:
+    """The dual cache: only the block is computed anew; exact again once its context is."""
+    model = MODELS["llada"]
+    before, after = [1, 2, 3, MASK, MASK, 6, 7, 8], [1, 2, 3, 4, MASK, 6, 7, 8]
+    cache = model.new_cache(1, 8)
+    visible = torch.ones(1, 8, dtype=torch.bool)
+    everywhere = torch.arange(8)[None]
+    at = torch.arange(3, 5)[None]
+    want = torch.tensor([[False, True]])
+    model.window_logits(torch.tensor([before]), everywhere, visible, cache, everywhere == 4)
+    frozen = model.window_logits(torch.tensor([after[3:5]]), at, visible, cache, want)
+    expected = full(model, after)[4:5]
+    assert 1e-3 < (frozen - expected).abs().max() < 10
+    fresh = model.window_logits(torch.tensor([after]), everywhere, visible, cache, everywhere == 4)
+    torch.testing.assert_close(fresh, expected, **CLOSE)
+
+
+def test_a_wanted_padding_entry_is_an_error(model: Transformer) -> None:
+    ids = torch.tensor([[1, 2]])
+    cache = model.new_cache(1, 2)
+    with pytest.raises(ValueError, match="padding"):
+        model.window_logits(ids, torch.tensor([[0, 2]]), ids > 0, cache, torch.tensor([[False, True]]))
+
+
+def test_dream_cannot_predict_the_first_position() -> None:
+    model = MODELS["Dream"]
+    ids, real = left_padded([[1, 2, 3], [4, 5]], 3)
+    first = torch.zeros_like(real)
+    first[1, 1] = True  # column 1, but position 0 of its row
+    with pytest.raises(UserError, match="first position"):
+        model.logits(ids, real, first)
+    cache = model.new_cache(1, 4)
+    visible = torch.ones(1, 4, dtype=torch.bool)
+    with pytest.raises(UserError, match="one position earlier"):
+        model.window_logits(
+            torch.tensor([[3, 4]]), torch.tensor([[2, 3]]), visible, cache, torch.tensor([[True, True]])
+        )
+
+
+def test_dream_window_with_its_lookback_predicts_the_block() -> None:
+    model = MODELS["Dream"]
+    row = [1, 2, 3, 4, 5, 6]
+    cache = model.new_cache(1, 6)
+    visible = torch.ones(1, 6, dtype=torch.bool)
+    model.window_logits(
+        torch.tensor([row]), torch.arange(6)[None], visible, cache, torch.zeros(1, 6, dtype=torch.bool)
+    )
+    logits = model.window_logits(
+        torch.tensor([row[2:]]), torch.arange(2, 6)[None], visible, cache, torch.tensor([[0, 1, 1, 1]]).bool()
+    )
+    torch.testing.assert_close(logits, full(model, row)[2:], **CLOSE)
