@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from twotemp.engine.rows import Rows, Window
-from twotemp.models.base import Denoiser
+from twotemp.models.base import CachedDenoiser, Denoiser
 
 
 class Runner(Protocol):
@@ -53,7 +53,7 @@ class BlockCached:
     commit pass, merged), and the other passes compute the block alone.
     """
 
-    def __init__(self, model: Denoiser, rows: int, columns: int) -> None:
+    def __init__(self, model: CachedDenoiser, rows: int, columns: int) -> None:
         self.model = model
         self.cache = model.new_cache(rows, columns)
 

@@ -50,7 +50,7 @@ class TableModel:
         self.vocab_size = vocab_size
         self.mask_id = mask_id
         self.eos_ids = tuple(eos_ids)
-        self.forbidden_ids = (mask_id,)
+        self.forbidden_ids: tuple[int, ...] = (mask_id,)
         self.block_size: int | None = None
         self.tokenizer = tokenizer
         self.device = torch.device("cpu")
