@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, device
-
-if TYPE_CHECKING:
-    from twotemp.models.cache import KVCache
 
 
 @runtime_checkable
@@ -58,25 +55,5 @@ class CachedDenoiser(Denoiser, Protocol):
 
         ids, positions, want: [B, W]; visible: [B, cache.columns] bool, the columns that count. Positions
         may differ from row to row; an entry with position >= cache.columns is padding, never wanted.
-        """
-        ...
-
-
-@runtime_checkable
-class CachedDenoiser(Denoiser, Protocol):
-    """A denoiser that can compute a window of a row and reuse keys and values of the rest."""
-
-    lookback: int  # how many positions before a wanted one a window must also hold
-
-    def new_cache(self, rows: int, columns: int) -> KVCache:
-        """An empty cache in which column = position in the row."""
-        ...
-
-    def window_logits(
-        self, ids: Tensor, positions: Tensor, visible: Tensor, cache: KVCache, want: Tensor
-    ) -> Tensor:
-        """Compute ids [B, W] at their positions, overwrite those columns of the cache, attend to the visible.
-
-        visible: [B, columns] bool; want: [B, W] bool. Positions >= columns are padding entries.
         """
         ...
