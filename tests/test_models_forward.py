@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tests.tiny_checkpoints import (
     BIDIRECTIONAL,
     BLOCK,
@@ -17,7 +18,6 @@ from tests.tiny_checkpoints import (
     left_padded,
     random_model,
 )
-
 from twotemp.errors import UserError
 from twotemp.models.base import CachedDenoiser, Denoiser
 from twotemp.models.transformer import Transformer

@@ -1,0 +1,348 @@
+"""Checkpoint folders: round trips, shards, what a config leaves out, and every way a folder can be wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.tiny_checkpoints import (
+    BLOCK,
+    BLOCK_CAUSAL,
+    CONFIGS,
+    EOS,
+    MASK,
+    VOCABULARY,
+    given,
+    random_model,
+    word_tokenizer,
+)
+from twotemp.errors import UserError
+from twotemp.models.checkpoint import INDEX, SINGLE, fingerprint, save
+from twotemp.models.llada import new
+from twotemp.models.load import FAMILIES, load
+from twotemp.models.special import Facts, Given, Published, resolve
+from twotemp.models.transformer import Transformer
+
+IDS = torch.tensor([[1, 2, MASK, 4, MASK, 6]])
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model.logits(IDS, None, IDS == MASK)
+
+
+def load_as(model_type: str, folder: Path) -> Transformer:
+    said = given(model_type)
+    return load(folder, mask_id=said.mask_id, eos_ids=said.eos_ids, block_size=said.block_size)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A good LLaDA checkpoint, to be spoilt."""
+    return save(random_model("llada"), tmp_path / "llada")
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_save_and_load_give_the_same_model(model_type: str, tied: bool, tmp_path: Path) -> None:
+    changes = {"weight_tying" if model_type == "llada" else "tie_word_embeddings": tied}
+    model = random_model(model_type, changes=changes)
+    folder = save(model, tmp_path / "deep" / "copy")
+    again = load(folder)  # what the config left out was written down
+    assert torch.equal(logits(model), logits(again))
+    assert fingerprint(model) == fingerprint(again)
+    for field in (
+        "mask_id",
+        "eos_ids",
+        "forbidden_ids",
+        "block_size",
+        "max_length",
+        "vocab_size",
+        "tokenizer",
+    ):
+        assert getattr(model, field) == getattr(again, field)
+    assert model.config.items() <= json.loads((folder / "config.json").read_text()).items()
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", SINGLE]
+    assert [path.name for path in folder.parent.iterdir()] == ["copy"]
+
+
+@pytest.mark.parametrize("family", ["llada", "dream", "sdar", "llada2"])
+def test_saving_restores_the_published_layout(family: str, shared: Path, tmp_path: Path) -> None:
+    source = shared / "fixtures" / family / "a"
+    about = json.loads((source / "fixture.json").read_text())
+    model = load(source, mask_id=500, eos_ids=(481,), block_size=about.get("block_size"))
+    folder = save(model, tmp_path / family)
+    before, after = load_file(source / SINGLE), load_file(folder / SINGLE)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_a_tokenizer_travels_along(tmp_path: Path) -> None:
+    model = random_model("llada", word_tokenizer())
+    again = load(save(model, tmp_path / "copy"))
+    assert again.tokenizer.chat_template == model.tokenizer.chat_template
+    assert again.tokenizer("a b <|eot_id|>")["input_ids"] == [0, 1, 4]
+    assert again.eos_ids == (4, EOS)
+
+
+def test_saving_never_replaces_a_folder_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    model = random_model("llada")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="already exists"):
+        save(model, tmp_path / "full")
+    model.write_weights = lambda folder: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(ZeroDivisionError):
+        save(model, tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+
+
+def test_adapters_must_be_merged_before_saving(tmp_path: Path) -> None:
+    model = random_model("llada")
+    model.module.lm_head.adapter = torch.nn.Linear(2, 2)
+    with pytest.raises(UserError, match="merge"):
+        save(model, tmp_path / "copy")
+
+
+def test_a_new_model_is_reproducible_and_leaves_the_global_generator_alone() -> None:
+    state = torch.get_rng_state()
+    one, same, other = (new(CONFIGS["llada"], seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert fingerprint(one) == fingerprint(same) != fingerprint(other)
+
+
+def test_the_fingerprint_sees_weights_and_ids() -> None:
+    model = random_model("llada")
+    before = fingerprint(model)
+    with torch.no_grad():
+        model.module.model.norm.weight[3] += 1e-3
+    assert fingerprint(model) != before
+    assert fingerprint(random_model("llada", changes={"eos_token_id": 1})) != before
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_sharded_folders(model_type: str, tmp_path: Path) -> None:
+    model = random_model(model_type)
+    folder = save(model, tmp_path / "copy")
+    weights = load_file(folder / SINGLE)
+    (folder / SINGLE).unlink()
+    keys = sorted(weights)
+    shards = {"model-1-of-2.safetensors": keys[::2], "model-2-of-2.safetensors": keys[1::2]}
+    for name, part in shards.items():
+        save_file({key: weights[key] for key in part}, folder / name)
+    index = {"metadata": {}, "weight_map": {key: name for name, part in shards.items() for key in part}}
+    (folder / INDEX).write_text(json.dumps(index))
+    assert torch.equal(logits(load(folder)), logits(model))
+    (folder / "model-2-of-2.safetensors").unlink()
+    with pytest.raises(UserError, match="model-2-of-2"):
+        load(folder)
+
+
+def test_loading_never_runs_code_from_the_checkpoint(folder: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    code = f"open({str(marker)!r}, 'w').close()\n"
+    for name in ("modeling_llada.py", "configuration_llada.py", "tokenization_llada.py"):
+        (folder / name).write_text(code)
+    change_config(
+        folder,
+        auto_map={"AutoConfig": "configuration_llada.C", "AutoModelForCausalLM": "modeling_llada.M"},
+    )
+    word_tokenizer().save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    extra = {
+        "auto_map": {"AutoTokenizer": ["tokenization_llada.T", None]},
+        "tokenizer_class": "LLaDATokenizer",
+    }
+    path.write_text(json.dumps({**json.loads(path.read_text()), **extra}))
+    assert load(folder).tokenizer is not None
+    assert not marker.exists()
+    assert not any("modeling_llada" in module for module in sys.modules)
+
+
+# What can be wrong with a folder.
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in config.items() if value != "DROP"}))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    weights = load_file(folder / SINGLE)
+    change(weights)
+    save_file(weights, folder / SINGLE)
+
+
+HEAD = "model.transformer.ff_out.weight"
+SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), "no config.json"),
+    "config is not JSON": (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
+    "config is a list": (lambda f: (f / "config.json").write_text("[]"), "JSON object"),
+    "unknown family": (lambda f: change_config(f, model_type="lada"), "did you mean 'llada'"),
+    "no family": (lambda f: change_config(f, model_type="DROP"), "unknown model family"),
+    "no weights": (lambda f: (f / SINGLE).unlink(), "no weights"),
+    "pickle only": (lambda f: (f / SINGLE).rename(f / "pytorch_model.bin"), "safetensors"),
+    "truncated": (lambda f: (f / SINGLE).write_bytes((f / SINGLE).read_bytes()[:-9]), "download it again"),
+    "missing weight": (lambda f: change_weights(f, lambda w: w.pop(HEAD)), f"missing {HEAD}"),
+    "unexpected weight": (
+        lambda f: change_weights(f, lambda w: w.update(extra=torch.ones(1))),
+        "unexpected extra",
+    ),
+    "wrong shape": (
+        lambda f: change_weights(f, lambda w: w.update({HEAD: w[HEAD][:-1].clone()})),
+        r"has shape \(39, 32\), not \(40, 32\)",
+    ),
+    "config of another size": (lambda f: change_config(f, n_layers=3), "missing .*blocks.2"),
+    "another activation": (lambda f: change_config(f, activation_type="swiglu"), "activation_type='swiglu'"),
+    "another block": (lambda f: change_config(f, block_type="sequential"), "block_type"),
+    "biases": (lambda f: change_config(f, include_qkv_bias=True), "include_qkv_bias"),
+    "alibi": (lambda f: change_config(f, alibi=True), "alibi"),
+    "no width": (lambda f: change_config(f, d_model="DROP"), "d_model is missing"),
+    "width is text": (lambda f: change_config(f, d_model="64"), "d_model is '64'"),
+    "no layers": (lambda f: change_config(f, n_layers=0), "n_layers is 0"),
+    "heads do not divide": (lambda f: change_config(f, n_heads=5), "multiple of n_heads"),
+    "no mask id": (lambda f: change_config(f, mask_token_id="DROP"), "mask_id="),
+    "mask id outside": (lambda f: change_config(f, mask_token_id=40), "not one of the model's 40"),
+    "no eos": (lambda f: change_config(f, eos_token_id="DROP"), "eos_ids="),
+    "eos is the mask": (lambda f: change_config(f, eos_token_id=MASK), "both the mask"),
+    "tokenizer broken": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer files"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_a_spoilt_folder_gets_a_clear_error(case: str, folder: Path) -> None:
+    spoil, message = SPOILT[case]
+    spoil(folder)
+    with pytest.raises(UserError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize("model_type", ["Dream", "sdar", "llada2_moe"])
+def test_other_families_refuse_other_architectures_too(model_type: str, tmp_path: Path) -> None:
+    folder = save(random_model(model_type), tmp_path / "copy")
+    for changes, message in (
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"num_key_value_heads": 3}, "multiple of num_key_value_heads"),
+        ({"rope_theta": "DROP"}, "rope_theta is missing"),
+    ):
+        spoilt = tmp_path / message.split()[0]
+        shutil.copytree(folder, spoilt)
+        change_config(spoilt, **changes)
+        with pytest.raises(UserError, match=message):
+            load(spoilt)
+
+
+def test_bad_arguments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="no model 'nowhere'"):
+        load("nowhere")
+    with pytest.raises(UserError, match="could not be fetched"):
+        load("someone/something")  # tests run with the hub offline
+    with pytest.raises(UserError, match="revision"):
+        load(folder, revision="main")
+    with pytest.raises(UserError, match="no block size"):
+        load(folder, block_size=4)
+    with pytest.raises(UserError, match="eos_ids: 99"):
+        load(folder, eos_ids=(99,))
+    with pytest.raises(UserError, match="did you mean 'float32'"):
+        load(folder, dtype="float3")
+    with pytest.raises(UserError, match="device 'abacus'"):
+        load(folder, device="abacus")
+    monkeypatch.setattr("twotemp.models.load.files", lambda package: folder)
+    with pytest.raises(UserError, match="embedded model 'tiny'"):
+        load("tiny")
+
+
+def test_the_hub_is_asked_for_data_only_and_for_weights_last(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def snapshot_download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        assert (name, revision) == ("someone/llada", "v1")
+        asked.append(allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    model = load("someone/llada", revision="v1")
+    assert model.name == "someone/llada"
+    assert not any("py" in pattern or "bin" in pattern for patterns in asked for pattern in patterns)
+    assert ["*.safetensors" in patterns for patterns in asked] == [False, True]
+    change_config(folder, model_type="gpt2")
+    with pytest.raises(UserError, match="unknown model family"):
+        load("someone/llada", revision="v1")
+    assert len(asked) == 3  # and no weights were fetched for a family we cannot load
+
+
+def test_dtype(folder: Path) -> None:
+    assert load(folder).module.dtype == torch.float32
+    half = load(folder, dtype="float16")
+    assert half.module.dtype == torch.float16
+    assert logits(half).dtype == torch.float32
+
+
+def test_the_router_bias_of_llada2_stays_in_float32(tmp_path: Path) -> None:
+    folder = save(random_model("llada2_moe"), tmp_path / "copy")
+    state = load(folder, dtype="bfloat16").module.state_dict()
+    kinds = {key: tensor.dtype for key, tensor in state.items()}
+    assert {kind for key, kind in kinds.items() if "e_score" in key} == {torch.float32}
+    assert {kind for key, kind in kinds.items() if "e_score" not in key} == {torch.bfloat16}
+
+
+# What a config leaves out.
+
+
+@pytest.mark.parametrize("model_type", BLOCK_CAUSAL)
+def test_ids_and_block_size_of_block_causal_models(model_type: str, tmp_path: Path) -> None:
+    folder = save(random_model(model_type), tmp_path / "copy")
+    change_config(folder, mask_token_id="DROP", block_size="DROP", eos_token_id=EOS)
+    with pytest.raises(UserError, match="mask_id="):
+        load(folder)
+    with pytest.raises(UserError, match="block_size="):
+        load(folder, mask_id=MASK)
+    with pytest.raises(UserError, match="block_size must be"):
+        load(folder, mask_id=MASK, block_size=0)
+    model = load_as(model_type, folder)
+    assert (model.mask_id, model.eos_ids, model.block_size) == (MASK, (EOS,), BLOCK)
+    assert load(folder, mask_id=MASK, eos_ids=(), block_size=8).eos_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "mask_id", "eos_ids", "block_size", "unused"),
+    [
+        ("llada", 126336, (126081, 126348), None, 115),
+        ("Dream", 151666, (151643, 151645), None, 397),
+        ("sdar", 151669, (151643, 151645), 4, 266),
+        ("llada2_moe", 156895, (156892,), 32, 0),
+    ],
+)
+def test_published_checkpoints_need_no_arguments(
+    model_type: str, mask_id: int, eos_ids: tuple[int, ...], block_size: int | None, unused: int
+) -> None:
+    facts = FAMILIES[model_type].facts
+    assert facts.published is not None
+    found = resolve(facts, facts.published.vocabulary, {})
+    assert (found.mask_id, found.eos_ids, found.block_size) == (mask_id, eos_ids, block_size)
+    assert len(set(found.forbidden_ids) - {mask_id}) == unused
+
+
+def test_the_caller_wins_then_the_files_then_what_is_known() -> None:
+    facts = Facts("f", ("<|role_end|>",), Published(VOCABULARY, mask_id=10, eos_ids=(11,)))
+    tokenizer = word_tokenizer()
+    assert resolve(facts, VOCABULARY, {}).mask_id == 10
+    assert resolve(facts, VOCABULARY, {"mask_token_id": 12}).mask_id == 12
+    assert resolve(facts, VOCABULARY, {"mask_token_id": 12}, given=Given(mask_id=13)).mask_id == 13
+    single = resolve(facts, VOCABULARY, {"eos_token_id": 14}, tokenizer, {"eos_token_id": [15, 16]})
+    assert single.eos_ids == (6, 11, 14, 15, 16)
+    assert resolve(facts, VOCABULARY, {"eos_token_id": [14]}, tokenizer).eos_ids == (14,)
+    assert resolve(facts, VOCABULARY, {}, tokenizer, given=Given(eos_ids=(1,))).eos_ids == (1,)
+    assert single.forbidden_ids == tuple(range(8, 38))
