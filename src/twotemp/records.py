@@ -142,7 +142,9 @@ class Sample:
     trace: Trace | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        # Not asdict: it copies every token by itself, which costs more than writing the sample to the disk.
+        trace = None if self.trace is None else vars(self.trace)
+        return {**vars(self), "policy": self.policy.to_dict(), "trace": trace}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:

@@ -85,10 +85,9 @@ def at_budget(values: ArrayLike, cost: float, budgets: ArrayLike) -> Floats:
     inside = (bought >= 1) & (bought <= curves.shape[1])
     low = np.clip(np.floor(bought), 1, curves.shape[1]).astype(np.int64)
     share = np.where(inside, bought - low, 0.0)
+    # A whole number of samples has no upper neighbour: that one may be NaN (k > n).
     high = np.minimum(low + (share > 0), curves.shape[1])
-    # The upper neighbour may be NaN (k > n) and must not leak into a whole number of samples.
-    rise = np.where(share > 0, curves[:, high - 1] - curves[:, low - 1], 0.0)
-    return np.where(inside, curves[:, low - 1] + share * rise, np.nan)
+    return np.where(inside, curves[:, low - 1] + share * (curves[:, high - 1] - curves[:, low - 1]), np.nan)
 
 
 def tokens_per_forward(tokens: Sequence[ArrayLike], forwards: Sequence[ArrayLike]) -> float:

@@ -1,0 +1,78 @@
+"""A whole run as one Parquet file, for pandas, polars, duckdb and friends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from twotemp.errors import UserError
+from twotemp.store.config import Key
+from twotemp.store.frames import disk_errors
+from twotemp.store.run import Cell, Store
+
+_GROUP = 5000  # rows of a row group
+
+
+def export(run: Path | str, path: Path | str) -> int:
+    """Write all samples of a run with their grades and scores, one row a sample; returns the number of rows.
+
+    The configuration stands in the columns `cell` to `fingerprint` and, complete, in the file's metadata (key
+    `twotemp`). `grades` and `scores` are lists, as a sample may have been judged by several graders.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise UserError("export needs pyarrow: pip install 'twotemp[analysis]'") from error
+    cells = Store.open(run).cells()
+    configs = json.dumps({cell.name: cell.config.to_dict() for cell in cells})
+    schema = _schema(pa).with_metadata({"twotemp": configs})
+    path = Path(path)
+    temporary = path.with_name(f".tmp-{path.name}")
+    total = 0
+    with disk_errors(path):
+        with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+            for cell in cells:
+                rows = _rows(cell)
+                while group := list(islice(rows, _GROUP)):
+                    writer.write_table(pa.Table.from_pylist(group, schema=schema))
+                    total += len(group)
+        temporary.replace(path)
+    return total
+
+
+def _schema(pa: Any) -> Any:
+    text, small, real = pa.string(), pa.int32(), pa.float64()
+    names = ("cell", "task", "policy", "model", "fingerprint", "question")
+    grade = pa.struct([(name, text) for name in ("grader", "outcome", "answer", "rule", "detail")])
+    trace = pa.struct(
+        [("steps", pa.list_(small)), ("confidence", pa.list_(real)), ("entropy", pa.list_(real))]
+    )
+    return pa.schema(
+        [(name, text) for name in names]
+        + [("index", small), ("seed", pa.int64()), ("text", text), ("finish", text)]
+        + [("nfe", small), ("forwards", small), ("processed", pa.int64()), ("seconds", real)]
+        + [(name, pa.list_(small)) for name in ("prompt", "positions", "tokens")]
+        + [("trace", trace), ("grades", pa.list_(grade))]
+        + [("scores", pa.list_(pa.struct([("model", text), ("score", real)])))]
+    )
+
+
+def _rows(cell: Cell) -> Iterator[dict[str, Any]]:
+    grades = {name: cell.grades(name) for name in cell.graders()}
+    scores = {name: cell.scores(name) for name in cell.scorers()}
+    config = cell.config
+    same = {"cell": cell.name, "task": config.task, "policy": config.policy.name}
+    same |= {"model": config.model, "fingerprint": config.fingerprint}
+    for row in cell.sample_rows():
+        key = Key(row["request"], row["index"], row["seed"])
+        yield {
+            **row,
+            **same,
+            "question": key.question,
+            "grades": [{"grader": g, **vars(by[key])} for g, by in grades.items() if key in by],
+            "scores": [{"model": m, "score": by[key]} for m, by in scores.items() if key in by],
+        }
