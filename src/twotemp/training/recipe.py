@@ -48,6 +48,8 @@ class Recipe:
                 isinstance(value, bool) or not isinstance(value, int | float) or value < 0
             ):
                 raise UserError(f"recipe {self.name}: {field.name} must be a number >= 0, not {value!r}")
+        if not isinstance(self.compile, bool):
+            raise UserError(f"recipe {self.name}: compile must be true or false, not {self.compile!r}")
         least = ("d_model", "n_layers", "n_heads", "mlp_hidden_size", "batch_tokens", "steps")
         for name in (*least, "decay", "warmup", "checkpoint_every", "log_every"):
             if getattr(self, name) < 1:

@@ -1,0 +1,220 @@
+"""The generated tasks: disjoint splits, references that their graders accept, real ambiguity, exact digests."""
+
+from __future__ import annotations
+
+from itertools import combinations, islice, product
+from random import Random
+
+import pytest
+
+from twotemp import tasks
+from twotemp.errors import UserError
+from twotemp.graders.puzzles import CountdownGrader, judge
+from twotemp.records import Problem
+from twotemp.tasks import SOURCES, countdown, programs, words
+from twotemp.tasks.generated import PROBLEMS, split_of
+from twotemp.training import tokenizer
+from twotemp.training.corpus import encode
+
+NAMES = sorted(SOURCES)
+
+
+def draw(name: str, count: int, split: str = "train", seed: int = 5) -> list:
+    return list(islice(SOURCES[name].examples(seed, split), count))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_splits_share_no_problem_and_ignore_presentation(name: str) -> None:
+    keys = {split: {e.key for e in draw(name, 400, split)} for split in ("train", "validation", "test")}
+    for a, b in combinations(keys, 2):
+        assert not keys[a] & keys[b]
+    test = {f"{name} {key}" for key in keys["test"]}
+    assert {split_of(key) for key in test} == {"test"}
+
+
+def test_the_same_numbers_in_another_order_are_the_same_problem() -> None:
+    seen: dict[str, set[str]] = {}
+    for example in draw("countdown-3", 20_000):
+        seen.setdefault(example.key, set()).add(example.prompt)
+    assert max(map(len, seen.values())) > 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_problem_sets_are_fixed_distinct_and_say_what_they_are(name: str) -> None:
+    task = tasks.get(name)
+    first, again = task.problems(), task.problems()
+    assert first == again
+    assert len({p.prompt for p in first.problems}) == len({p.id for p in first.problems}) == PROBLEMS
+    other = task.problems(subset="validation")
+    assert other.digest != first.digest
+    assert not {p.prompt for p in first.problems} & {p.prompt for p in other.problems}
+
+
+def test_the_first_test_problems_are_those_the_shipped_weights_were_measured_on() -> None:
+    """A change of a generator must raise its version; these lines are how it is noticed."""
+    first = {name: tasks.get(name).problems().problems[0].prompt for name in NAMES}
+    assert first == {
+        "countdown-3": "20 10 15 -> 45",
+        "countdown-4": "18 8 20 14 -> 24",
+        "programs-1": "8 3 8 -> 8 ; 5 0 8 5 -> 8 ; 2 3 2 7 -> 7",
+        "programs-2": "7 9 8 8 -> 2 ; 2 8 2 -> 0 ; 4 2 5 2 -> 1",
+        "words-2": "box 20 pen 3 key 18 map 19 hat 10 toy 15 . "
+        "Cal buys 2 for 33 . 2 of her cheapest and 3 of her dearest cost ?",
+        "words-3": "box 3 key 10 bag 9 hat 8 map 14 pen 7 . "
+        "Eve buys 3 for 32 . 3 of her cheapest and 2 of her dearest cost ?",
+    }
+
+
+def test_unknown_names_are_told_apart() -> None:
+    with pytest.raises(UserError, match="did you mean 'countdown-3'"):
+        tasks.get("countdown3")
+    with pytest.raises(UserError, match="subset"):
+        tasks.get("words-2").problems(subset="train")
+    with pytest.raises(UserError, match="one prompt"):
+        tasks.get("words-2").problems(prompt="zero-shot")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_survives_the_tokenizer_and_its_chat_template(name: str) -> None:
+    source, words_ = SOURCES[name], tokenizer.build()
+    for example in draw(name, 100):
+        prompt, answer = encode(example, source.length, words_.get_vocab())
+        chat = words_.apply_chat_template(
+            [{"role": "user", "content": example.prompt}], tokenize=False, add_generation_prompt=True
+        )
+        assert words_(chat, add_special_tokens=False)["input_ids"] == prompt
+        assert len(answer) == source.length
+        assert words_.decode(answer, skip_special_tokens=True) == example.answer
+        assert words_.unk_token_id not in prompt + answer
+
+
+@pytest.mark.parametrize("name", ["countdown-3", "countdown-4"])
+def test_countdown_references_pass(name: str) -> None:
+    for example in draw(name, 500):
+        problem = Problem("p", name, example.prompt, example.reference)
+        (grade,) = CountdownGrader().grade([(problem, example.answer)])
+        assert grade.passed, (example, grade)
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome", "detail"),
+    [
+        ("4 * 9 = 36 , 36 - 2 = 34", "passed", ""),
+        ("4*9=36,36-2=34", "passed", ""),
+        ("4 * 9 = 36 , 36 - 2 = 34 ,", "failed", "not a step"),
+        ("", "failed", "not a step"),
+        ("4 * 9 = 36", "failed", "left over"),
+        ("4 * 9 = 35 , 35 - 2 = 33", "failed", "wrong step"),
+        ("4 * 9 = 36 , 36 + 2 = 38", "failed", "ends at 38"),
+        ("4 * 9 = 36 , 36 - 9 = 27", "failed", "9 is not there"),
+        ("9 + 9 = 18 , 18 + 4 = 22", "failed", "9 is not there"),
+        ("36 - 2 = 34", "failed", "36 is not there"),
+        ("2 - 4 = -2", "failed", "not a step"),
+        ("9 / 2 = 4 , 4 * 4 = 16", "failed", "wrong step"),
+        ("4 * 9 = 36 , 36 - 2 = 34 , 34 - 34 = 0", "failed", "34 is not there"),
+    ],
+)
+def test_countdown_rules(text: str, outcome: str, detail: str) -> None:
+    grade = judge([4, 9, 2], 34, text)
+    assert grade.outcome == outcome
+    assert detail in grade.detail
+
+
+def test_countdown_answers_are_expressions() -> None:
+    a = judge([4, 9, 2], 34, "4 * 9 = 36 , 36 - 2 = 34").answer
+    b = judge([4, 9, 2], 34, "9 * 4 = 36 , 36 - 2 = 34").answer
+    assert a == b == "((4 * 9) - 2)"
+    assert (
+        judge([4, 9, 2], 15, "9 + 2 = 11 , 4 + 11 = 15").answer
+        != judge([4, 9, 2], 15, "4 + 9 = 13 , 13 + 2 = 15").answer
+    )
+
+
+def test_countdown_grader_agrees_with_brute_force() -> None:
+    """Of all chains of two steps over these numbers exactly the legal ones pass."""
+    numbers, target = [2, 3, 6], 12
+    right = wrong = 0
+    for x, op, y in product(numbers, "+-*/", numbers):
+        for u, op2, v in product([*numbers, 5, 8, 9, 18, 4], "+-*/", [*numbers, 5, 8, 9, 18, 4]):
+            z = countdown.apply(x, op, y)
+            text = f"{x} {op} {y} = {z} , {u} {op2} {v} = {target}"
+            rest = list(numbers)
+            legal = z is not None and x != y
+            if legal:
+                rest.remove(x)
+                rest.remove(y)
+                legal = sorted((u, v)) == sorted((z, *rest)) and countdown.apply(u, op2, v) == target
+            assert judge(numbers, target, text).passed == legal, text
+            right, wrong = right + legal, wrong + (not legal)
+    assert right == 4  # 6 - 2 = 4 , 4 * 3 and 3 * 4; 2 * 3 and 3 * 2 = 6 , 6 + 6
+    assert wrong > 100
+
+
+@pytest.mark.parametrize("name", ["words-2", "words-3"])
+def test_words_have_one_answer_and_right_steps(name: str) -> None:
+    for example in draw(name, 300):
+        tokens = example.prompt.split()
+        prices = [int(price) for price in tokens[1 : 2 * words.ON_SALE : 2]]
+        count, total = int(tokens[tokens.index("buys") + 1]), int(tokens[tokens.index("buys") + 3])
+        choices = [c for c in combinations(prices, count) if sum(c) == total]
+        assert len(choices) == 1
+        few, many = (int(tokens[i - 1]) for i, token in enumerate(tokens) if token == "of")
+        assert example.reference["answer"] == str(few * min(choices[0]) + many * max(choices[0]))
+        *steps, boxed = example.answer.split(" ; ")
+        assert boxed == f"\\boxed{{ {example.reference['answer']} }}"
+        for step in steps:
+            left, right = step.split(" = ")
+            assert eval(left) == int(right)
+
+
+def test_words_are_written_in_many_ways() -> None:
+    """Real forks: one problem, several first steps and several orders."""
+    rng = Random(0)
+    ways = {words._find(rng, [3, 5, 9], 17)[0] for _ in range(50)} | {
+        words._find(rng, [9, 3, 5], 17)[0] for _ in range(50)
+    }
+    assert ways == {"3 + 5 = 8", "17 - 3 = 14", "9 + 3 = 12", "17 - 9 = 8"}
+
+
+def test_an_answer_spans_two_blocks_of_32() -> None:
+    assert tasks.get("words-3").length > 32
+    assert all(len(example.answer.split()) > 32 for example in draw("words-3", 50))
+
+
+@pytest.mark.parametrize("name", ["programs-1", "programs-2"])
+def test_program_references_pass_their_tests(name: str) -> None:
+    for example in draw(name, 300):
+        names: dict = {}
+        exec(example.answer, names)
+        for line in example.reference["tests"]:
+            exec(line, names)
+        assert len(example.reference["tests"]) == programs.SHOWN + programs.HIDDEN
+
+
+def test_examples_of_programs_leave_real_ambiguity() -> None:
+    """Among all one-statement programs, several agree on the examples shown, and the hidden tests tell some apart."""
+    everything = {
+        f"{programs.HEADER} {line} ; return {result}"
+        for group in programs.LIST_STATEMENTS
+        for line in group
+        for result in programs.LIST_RESULTS
+    }
+
+    def passes(program: str, tests: list[str]) -> bool:
+        names: dict = {}
+        exec(program, names)
+        try:
+            for line in tests:
+                exec(line, names)
+        except (AssertionError, IndexError, ValueError):
+            return False
+        return True
+
+    ambiguous = 0
+    examples = [e for e in draw("programs-1", 60) if e.prompt[0].isdigit()][:30]
+    for example in examples:
+        tests = example.reference["tests"]
+        fit = [p for p in everything if passes(p, tests[: programs.SHOWN])]
+        assert example.answer in fit
+        ambiguous += any(not passes(p, tests) for p in fit)
+    assert ambiguous >= len(examples) // 4

@@ -1,0 +1,255 @@
+"""Training: the objective against brute force, batches and noise as functions of the step, exact resume."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from twotemp.errors import UserError
+from twotemp.models.load import load
+from twotemp.training import Recipe, checkpoints, loop, tokenizer, train
+from twotemp.training.corpus import Corpus, Shelf, generate
+from twotemp.training.objective import diffusion_loss, next_token_loss, stratified_times
+
+torch.set_num_threads(1)
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+
+MICRO = Recipe(
+    name="micro",
+    d_model=16,
+    n_layers=1,
+    n_heads=2,
+    mlp_hidden_size=32,
+    examples={"countdown-3": 60, "programs-1": 40},
+    batch_tokens=200,
+    steps=8,
+    decay=2,
+    warmup=2,
+    checkpoint_every=4,
+    log_every=2,
+)
+
+
+def test_times_are_uniform_and_one_in_each_slice() -> None:
+    times = torch.stack([stratified_times(8, torch.Generator().manual_seed(s)) for s in range(500)])
+    assert torch.equal((times * 8).floor(), torch.arange(8.0).double().expand(500, 8))
+    assert float((times * 8 % 1).mean()) == pytest.approx(0.5, abs=0.02)
+
+
+def test_diffusion_loss_is_the_papers_objective() -> None:
+    """Equation (3) in closed form. With alpha(t) = t, a set M of m of the L positions is masked with probability
+    t^m (1-t)^(L-m), and int_0^1 t^(m-1) (1-t)^(L-m) dt = B(m, L-m+1): the exact loss is a finite sum over M."""
+    length, prompt, vocabulary, mask = 3, 2, 5, 4
+    ids = torch.tensor([[0, 1, 2, 0, 3]])
+    table = torch.randn(vocabulary**length, vocabulary, generator=torch.Generator().manual_seed(0))
+
+    def logits(x: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+        """Any function of what is visible: a random row for every state, rolled by the position."""
+        state = (x[:, prompt:] * vocabulary ** torch.arange(length)).sum(1)
+        rows, columns = want.nonzero(as_tuple=True)
+        return torch.stack([table[state[r]].roll(int(c)) for r, c in zip(rows, columns)])
+
+    exact = 0.0
+    for masked in product((False, True), repeat=length):
+        m = sum(masked)
+        if m == 0:
+            continue
+        where = torch.tensor([[False] * prompt + list(masked)])
+        nll = -logits(ids.masked_fill(where, mask), where).log_softmax(-1)
+        total = float(nll.gather(1, ids[where][:, None]).sum())
+        exact += math.gamma(m) * math.gamma(length - m + 1) / math.gamma(length + 1) * total
+    rows = 4000
+    losses = [
+        float(diffusion_loss(logits, ids.expand(rows, -1), prompt, mask, torch.Generator().manual_seed(s)))
+        for s in range(5)
+    ]
+    assert sum(losses) / 5 == pytest.approx(exact / length, rel=0.02)
+
+
+def test_diffusion_loss_never_masks_the_prompt_and_asks_only_for_masked_positions() -> None:
+    seen = []
+
+    def logits(x: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+        seen.append((x, want))
+        return torch.zeros(int(want.sum()), 9)
+
+    ids = torch.randint(0, 8, (50, 7), generator=torch.Generator().manual_seed(0))
+    diffusion_loss(logits, ids, 3, 8, torch.Generator().manual_seed(1))
+    (x, want) = seen[0]
+    assert torch.equal(x == 8, want)
+    assert torch.equal(x[~want], ids[~want])
+    assert not want[:, :3].any()
+    assert want[:, 3:].any(0).all()
+
+
+def test_next_token_loss_predicts_each_answer_token_from_the_one_before() -> None:
+    ids = torch.tensor([[5, 3, 1, 2], [5, 3, 4, 0]])
+
+    def logits(x: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+        assert want.tolist() == [[False, True, True, False]] * 2
+        scores = torch.zeros(4, 6)
+        scores[torch.arange(4), torch.tensor([1, 2, 4, 0])] = 2.0
+        return scores
+
+    expected = math.log(math.exp(2) + 5) - 2
+    assert float(next_token_loss(logits, ids, 2)) == pytest.approx(expected)
+
+
+def test_causal_attention_looks_back_only_and_full_attention_both_ways() -> None:
+    words = tokenizer.build()
+    network = loop.llada.new(loop.config(MICRO, words), words, seed=3).module
+    ids = torch.randint(5, 50, (1, 6), generator=torch.Generator().manual_seed(0))
+    changed = ids.clone()
+    changed[0, -1] += 1
+    first = torch.zeros(1, 6, dtype=torch.bool)
+    first[0, 0] = True
+    for causal in (True, False):
+        logits = loop.forward(network, causal=causal, compiled=False)
+        assert torch.equal(logits(ids, first), logits(changed, first)) == causal
+
+
+def test_every_example_is_drawn_equally_often() -> None:
+    shelves = [
+        Shelf("a", 1, torch.zeros(30, 4)),
+        Shelf("b", 2, torch.zeros(10, 8)),
+        Shelf("c", 1, torch.zeros(5, 2)),
+    ]
+    corpus = Corpus(shelves, batch_tokens=16)
+    drawn = {"a": 0, "b": 0, "c": 0}
+    for step in range(6000):
+        batch = corpus.batch(torch.Generator().manual_seed(step))
+        assert batch.ids.numel() == 16
+        drawn[batch.task] += len(batch.ids)
+    per_example = [drawn[shelf.task] / len(shelf.ids) for shelf in shelves]
+    assert per_example == pytest.approx([sum(per_example) / 3] * 3, rel=0.1)
+
+
+def test_a_corpus_is_a_function_of_its_seed() -> None:
+    vocabulary = tokenizer.build().get_vocab()
+    a, b = (generate({"programs-1": 30}, 4, vocabulary) for _ in range(2))
+    other = generate({"programs-1": 30}, 5, vocabulary)
+    assert [s.ids.tolist() for s in a] == [s.ids.tolist() for s in b] != [s.ids.tolist() for s in other]
+    assert sum(len(s.ids) for s in a) == 30
+
+
+@pytest.mark.parametrize("next_token_steps", [0, 5])
+def test_a_resumed_run_ends_at_the_same_weights(tmp_path: Path, next_token_steps: int, monkeypatch) -> None:
+    recipe = replace(MICRO, next_token_steps=next_token_steps)
+    whole = load(train(recipe, tmp_path / "whole", progress=False))
+
+    class Killed(Exception):
+        pass
+
+    def killed_at_step_6(self, step, *rest) -> None:
+        if step == 6:
+            raise Killed
+        write(self, step, *rest)
+
+    write = loop.Log.write
+    monkeypatch.setattr(loop.Log, "write", killed_at_step_6)
+    with pytest.raises(Killed):
+        train(recipe, tmp_path / "parts", progress=False)
+    monkeypatch.setattr(loop.Log, "write", write)
+    parts = load(train(recipe, tmp_path / "parts", progress=False))
+    for key, tensor in whole.module.state_dict().items():
+        assert torch.equal(tensor, parts.module.state_dict()[key]), key
+    logs = [
+        [json.loads(line) for line in (tmp_path / run / "log.jsonl").read_text().splitlines()]
+        for run in ("whole", "parts")
+    ]
+    assert [row["step"] for row in logs[0]] == [2, 4, 6, 8]
+    assert [row["loss"] for row in logs[0]] == [row["loss"] for row in logs[1]]
+    assert (tmp_path / "whole" / "loss.png").is_file()
+
+
+def test_the_rest_of_the_plan_may_change_but_not_the_past(tmp_path: Path) -> None:
+    recipe = replace(MICRO, steps=20, decay=4)
+    words = tokenizer.build()
+    network = loop.llada.new(loop.config(recipe, words), words).module
+    optimizer = torch.optim.AdamW(network.parameters(), fused=True)
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    checkpoints.write(tmp_path, 12, recipe, network, optimizer)
+    assert checkpoints.read(tmp_path, replace(recipe, steps=30), network, optimizer) == 12
+    assert checkpoints.read(tmp_path, replace(recipe, steps=14, decay=2), network, optimizer) == 12
+    for other in (
+        replace(recipe, steps=14),
+        replace(recipe, next_token_steps=3),
+        replace(recipe, learning_rate=1.0),
+        replace(recipe, seed=9),
+    ):
+        with pytest.raises(UserError, match="another recipe"):
+            checkpoints.read(tmp_path, other, network, optimizer)
+
+
+def test_training_learns(tmp_path: Path) -> None:
+    recipe = replace(
+        MICRO, steps=60, warmup=5, decay=10, learning_rate=0.01, log_every=10, checkpoint_every=60
+    )
+    out = train(recipe, tmp_path, progress=False)
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert log[-1]["loss"]["countdown-3"] < 0.8 * log[0]["loss"]["countdown-3"]
+    model = load(out)
+    assert model.config["model_type"] == "llada"
+    assert model.tokenizer.decode([model.mask_id]) == "<|mdm_mask|>"
+
+
+def test_the_rate_warms_up_stays_and_falls_to_nearly_nothing() -> None:
+    recipe = replace(MICRO, steps=100, warmup=10, decay=20, learning_rate=1.0)
+    rates = [recipe.rate(step) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[9:80] == [1.0] * 71
+    assert rates[81] == pytest.approx(0.95)
+    assert rates[-1] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("stepz: 3", "did you mean 'steps'"),
+        ("steps: many", "steps must be an integer"),
+        ("warmup: 100", "must fit into steps"),
+        ("n_heads: 5", "multiple of n_heads"),
+        ("examples: {countdown-5: 10}", "did you mean 'countdown-"),
+        ("examples: {countdown-3: 0}", "must be a number >= 1"),
+        ("compile: 1", "compile must be true or false"),
+    ],
+)
+def test_bad_recipes_are_refused(tmp_path: Path, change: str, message: str) -> None:
+    fields = {**MICRO.to_dict()}
+    text = "".join(
+        f"{key}: {json.dumps(value)}\n" for key, value in fields.items() if key != change.split(":")[0]
+    )
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text + change + "\n")
+    with pytest.raises(UserError, match=message):
+        Recipe.read(path)
+
+
+def test_a_recipe_without_its_data_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("name: x\n")
+    with pytest.raises(UserError, match="missing"):
+        Recipe.read(path)
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-ar"])
+def test_the_shipped_weights_are_what_their_recipe_and_log_say(name: str) -> None:
+    recipe = Recipe.read(RECIPES / f"{name}.yaml")
+    model = load(name)
+    expected = loop.config(recipe, tokenizer.build())
+    assert {key: model.config[key] for key in expected if key != "eos_token_id"} == {
+        key: value for key, value in expected.items() if key != "eos_token_id"
+    }
+    assert model.tokenizer.get_vocab() == tokenizer.build().get_vocab()
+    log = [json.loads(line) for line in (RECIPES / f"{name}.log.jsonl").read_text().splitlines()]
+    assert log[-1]["step"] == recipe.steps
+    phases = [row["step"] for row in log if row["objective"] == "next token"]
+    assert max(phases, default=0) == recipe.next_token_steps
