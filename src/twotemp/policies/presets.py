@@ -223,6 +223,27 @@ def parse(spec: str) -> Policy:
     return policy(name.strip(), **parameters)
 
 
+def spell(given: Policy) -> str:
+    """The shortest spelling that `parse` reads as this policy."""
+    if given.name not in PRESETS:
+        raise unknown("policy", given.name, PRESETS)
+    preset = PRESETS[given.name]
+    changed = [key for key in preset.settable if getattr(given, key) != getattr(preset.policy, key)]
+    spec = (
+        given.name + ":" * bool(changed) + ",".join(f"{key}={_text(getattr(given, key))}" for key in changed)
+    )
+    if parse(spec) != given:
+        raise UserError(
+            f"a policy named {given.name!r} may only differ from it in {', '.join(preset.settable)}"
+        )
+    return spec
+
+
+def _text(value: Any) -> str:
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return short if not isinstance(value, float) or float(short) == value else repr(value)
+
+
 def _value(key: str, text: str) -> Any:
     if key == "eos":
         return text
