@@ -1,0 +1,116 @@
+"""The planted fork: enumeration and the engine agree, and the paper's story happens in it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from twotemp.forks import planted
+from twotemp.forks.planted import ANCHORS, FORK, POPULATION, SAMPLE, WORDS
+from twotemp.forks.statements import fork_quality, sandwich
+from twotemp.forks.strings import entropy, string_law
+from twotemp.metrics import pass_at_k
+from twotemp.policies import parse
+
+POLICIES = (
+    "ar",
+    "lc",
+    "lc:k=2",
+    "tlc:t_pos=0.5",
+    "tlc:t_pos=1",
+    "tlc:t_pos=1,k=2",
+    "random",
+    "ct",
+    "tct:t_pos=0.1",
+    "tct:t_pos=0.3",
+)
+N = 8000
+SIGMAS = 5.0  # some sixty comparisons: by chance one exceeds this once in a hundred thousand runs
+
+
+def test_the_programs_are_programs_and_their_semantics_differ():
+    found = {words: planted.outcome(planted.encode(words)) for words, _ in planted.programs()}
+    assert len(found) == 18
+    assert sum(p for _, p in planted.programs()) == pytest.approx(1, abs=1e-12)
+    assert {o for w, o in found.items() if w[FORK] == "numpy"} == {POPULATION}
+    assert {o for w, o in found.items() if w[FORK] == "statistics"} == {POPULATION, SAMPLE}
+    broken = planted.encode(("numpy", "stdev", "x", "return", "sd("))
+    assert planted.outcome(broken) == "ImportError"
+
+
+def test_anchors_are_surer_than_the_fork_and_each_one_takes_entropy_from_it():
+    """Both conditions of assumption 1 on the way that greedy LC goes."""
+    state: list[int | None] = [None] * planted.LENGTH
+    entropies = [entropy(planted.predict(tuple(state), FORK))]
+    remaining = list(ANCHORS)
+    while remaining:
+        sure = {a: planted.predict(tuple(state), a) for a in remaining}
+        best = max(remaining, key=lambda a: sure[a].max())
+        assert min(q.max() for q in sure.values()) > planted.predict(tuple(state), FORK).max()
+        state[best] = int(sure[best].argmax())
+        remaining.remove(best)
+        entropies.append(entropy(planted.predict(tuple(state), FORK)))
+    falls = -np.diff(entropies)
+    assert (falls > 0).all()
+    assert entropies[-1] == pytest.approx(planted.exact(parse("lc:t_token=0")).fork_entropy, abs=1e-12)
+
+
+@pytest.mark.parametrize("spec", POLICIES)
+def test_the_engine_samples_the_enumerated_law(spec):
+    policy = parse(spec)
+    theory, drawn = planted.exact(policy), planted.draw(policy, N, seed=3)
+    found = drawn.outcomes()
+
+    assert set(found.outcomes) <= {o for o, p in theory.outcomes.items() if p > 0}
+    for name in ("outcomes", "libraries"):
+        for value, p in getattr(theory, name).items():
+            error = math.sqrt(p * (1 - p) / N)
+            assert abs(getattr(found, name).get(value, 0.0) - p) <= SIGMAS * error + 1e-12, (name, value)
+
+    error = drawn.fork_entropies.std() / math.sqrt(N)
+    assert abs(found.fork_entropy - theory.fork_entropy) <= SIGMAS * error + 1e-6  # the engine's float32
+
+    p = np.array([p for p in theory.outcomes.values() if p > 0])
+    spread = math.sqrt(max((p * np.log(p) ** 2).sum() - entropy(p) ** 2, 0))  # of -log p(outcome)
+    bias = (len(p) - 1) / (2 * N)
+    assert abs(found.semantic_entropy - theory.semantic_entropy) <= SIGMAS * spread / math.sqrt(N) + bias
+
+    ks = [1, 4, 16, 64]
+    right = sum(planted.outcome(t) == SAMPLE for t in drawn.tokens)
+    p1 = theory.pass_at(1)
+    for k, value in zip(ks, pass_at_k([N], [right], ks)[0]):
+        slope = k * (1 - p1) ** (k - 1)
+        error = slope * math.sqrt(p1 * (1 - p1) / N) + (k / N)
+        assert abs(value - theory.pass_at(k)) <= SIGMAS * error
+
+
+def test_at_t_token_1_an_order_that_ignores_the_draws_gives_back_the_table():
+    table = {planted.encode(words): p for words, p in planted.programs()}
+    for spec in ("ar:t_token=1", "random:t_token=1"):
+        law = string_law(planted.predict, planted.LENGTH, parse(spec)).strings
+        assert law == pytest.approx(table, abs=1e-12)
+
+
+def test_low_confidence_loses_an_outcome_that_tempering_brings_back():
+    lc, half, one, ar = (planted.exact(parse(s)) for s in ("lc", "tlc:t_pos=0.5", "tlc:t_pos=1", "ar"))
+    assert lc.semantic_entropy < half.semantic_entropy < one.semantic_entropy < ar.semantic_entropy
+    assert lc.fork_entropy < half.fork_entropy < ar.fork_entropy
+    assert lc.pass_at(16) < 0.1
+    assert one.pass_at(16) > 0.9
+    ct, tct = planted.exact(parse("ct")), planted.exact(parse("tct:t_pos=0.1"))
+    assert ct.semantic_entropy < tct.semantic_entropy
+    assert ct.fork_entropy < tct.fork_entropy
+
+
+@pytest.mark.parametrize("spec", POLICIES)
+def test_fork_entropy_bounds_semantic_entropy(spec):
+    """The sandwich bound under the sampling distribution, with the library as the fork."""
+    law = string_law(planted.predict, planted.LENGTH, parse(spec))
+    joint = law.joint(lambda s: WORDS[s[FORK]], planted.outcome)
+    quality = fork_quality(joint)
+    assert sandwich(joint, quality).holds()
+    if spec == "ar":  # both sides of the bound are at work: neither the fork nor the outcome fixes the other
+        assert quality.epsilon > 0.2
+        assert quality.delta > 0.2
