@@ -1,0 +1,27 @@
+"""Graders by name. Imported only when asked for: most need something that not every user has."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from twotemp.errors import unknown
+from twotemp.graders.base import Grader
+
+_GRADERS = {
+    "maths": ("twotemp.graders.maths", "MathsGrader"),
+    "d1": ("twotemp.graders.d1", "D1Grader"),
+    "programs": ("twotemp.graders.programs", "ProgramGrader"),
+    "countdown": ("twotemp.graders.puzzles", "CountdownGrader"),
+}
+_WITH_WORKERS = ("maths", "programs")
+
+NAMES = tuple(_GRADERS)
+
+
+def get(name: str, *, workers: int | None = None) -> Grader:
+    """A new grader; `workers`: processes of those that use any (default: one for each usable core)."""
+    if name not in _GRADERS:
+        raise unknown("grader", name, _GRADERS)
+    module, kind = _GRADERS[name]
+    make = getattr(import_module(module), kind)
+    return make(workers=workers) if name in _WITH_WORKERS else make()

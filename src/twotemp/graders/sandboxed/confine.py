@@ -17,8 +17,13 @@ import signal
 import struct
 from collections.abc import Iterable
 
-MEMORY = 1 << 30  # bytes of address space
-STACK = 64 << 20
+_LIMITS = {
+    resource.RLIMIT_AS: 1 << 30,
+    resource.RLIMIT_STACK: 64 << 20,
+    resource.RLIMIT_FSIZE: 0,
+    resource.RLIMIT_NOFILE: 64,
+    resource.RLIMIT_CORE: 0,
+}
 
 # name: (x86_64, aarch64). -1: the architecture does not have it.
 _ALLOWED = {
@@ -143,33 +148,35 @@ def seccomp_filter() -> Filter:
 
 
 def enter(seccomp: Filter, seconds: float, null: int, keep: Iterable[int]) -> None:
-    """Confine this freshly forked process for good: its files, its limits, its system calls.
+    """Confine this freshly forked process for good: its files, its time, its system calls.
 
     Standard input stays open: the caller reads its part of the request from it, then closes it.
     """
-    _prctl("PDEATHSIG", _PR_SET_PDEATHSIG, signal.SIGKILL)  # never outlive the server
+    die_with_parent()
     os.dup2(null, 1)
     os.dup2(null, 2)
     last = 2
     for descriptor in (*sorted({null, *keep}), 1024):
         os.closerange(last + 1, descriptor)
         last = descriptor
-    for kind, limit in (
-        (resource.RLIMIT_AS, MEMORY),
-        (resource.RLIMIT_CPU, int(seconds) + 2),  # a backstop: the server's clock is first
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_STACK, STACK),
-    ):
-        hard = resource.getrlimit(kind)[1]
-        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(kind, (limit, limit))
+    _limit(resource.RLIMIT_CPU, int(seconds) + 2)  # a backstop: the server's clock is first
     _prctl("seccomp", _PR_SET_SECCOMP, 2, ctypes.addressof(seccomp))
 
 
+def die_with_parent() -> None:
+    _prctl("PDEATHSIG", _PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _limit(kind: int, limit: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(kind, (limit, limit))
+
+
 def drop_privileges(readable: list[str] | None) -> None:
-    """For the server and all it forks: no new privileges, no capabilities, and Landlock if asked for."""
+    """For the server and all it forks: limits, no privileges, and Landlock where it is asked for."""
+    for kind, limit in _LIMITS.items():
+        _limit(kind, limit)
     _prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
     header, data = struct.pack("<Ii", 0x20080522, 0), bytes(24)  # _LINUX_CAPABILITY_VERSION_3; nothing allowed
     _check(_libc.capset(header, data), "capset")

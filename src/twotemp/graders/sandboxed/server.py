@@ -1,4 +1,4 @@
-"""A warm fork server. For each request it forks the program's process and the judge's, and holds the clock.
+"""A warm fork server: forks a process for each program, keeps one for the tests, and holds the clock.
 
     request   header, code, tests (see `_HEADER`); the code is read by the program's process and the tests by
               the judge's, each straight from our standard input, so that this process, which every program
@@ -14,10 +14,10 @@ import json
 import os
 import select
 import signal
+import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
 
 from . import confine
 from .candidate import serve
@@ -26,6 +26,7 @@ from .values import read_exactly
 
 _HEADER = struct.Struct("<dQQ")  # seconds, bytes of code, bytes of tests
 _START_SECONDS = 60.0  # for both processes to have read what is theirs, on a busy machine
+_RECYCLE = 1000  # requests one judge answers
 
 # Imported once, so that programs find them warm. Others are found on disk, more slowly.
 _WARM = (
@@ -40,69 +41,115 @@ def main(readable: list[str] | None) -> None:
     for name in _WARM:
         importlib.import_module(name)
     confine.drop_privileges(readable)
-    null = os.open(os.devnull, os.O_RDWR)
-    seccomp = confine.seccomp_filter()
+    server = Server()
     gc.collect()
     gc.freeze()  # or every collection in a child would copy all of these pages
     _say({"ready": True})
     while len(header := os.read(0, _HEADER.size)) == _HEADER.size:
-        _say(_run(null, seccomp, *_HEADER.unpack(header)))
+        _say(server.run(*_HEADER.unpack(header)))
 
 
 def _say(message: dict[str, object]) -> None:
     os.write(1, json.dumps(message).encode() + b"\n")
 
 
-def _run(null: int, seccomp: confine.Filter, seconds: float, code: int, tests: int) -> dict[str, object]:
-    to_program, to_judge, to_us = os.pipe(), os.pipe(), os.pipe()
-    ends = (*to_program, *to_judge, *to_us)
-    children: list[int] = []
+class Server:
+    def __init__(self) -> None:
+        self._null = os.open(os.devnull, os.O_RDWR)
+        self._seccomp = confine.seccomp_filter()
+        self._judge: _Judge | None = None
 
-    def start(body: Callable[[], None], *keep: int) -> None:
-        if child := os.fork():
-            children.append(child)
-            return
+    def run(self, seconds: float, code: int, tests: int) -> dict[str, object]:
+        if self._judge is None or self._judge.asked >= _RECYCLE:
+            self._end_judge()
+            self._judge = _Judge(self._null)
+        requests, replies = os.pipe(), os.pipe()
+        program = self._start_program(seconds, code, requests[0], replies[1])
         try:
-            confine.enter(seccomp, seconds, null, keep)
-            body()
+            self._judge.begin(tests, requests[1], replies[0])
+            for end in (*requests, *replies):
+                os.close(end)
+            verdict = self._judge.verdict(seconds)
+        finally:
+            # It could not fork, so killing it is killing everything it started.
+            os.kill(program, signal.SIGKILL)
+            os.waitpid(program, 0)
+        if verdict is None:
+            self._end_judge()
+            return {"outcome": "timeout", "detail": f"took more than {seconds:g} s"}
+        if not verdict:
+            self._end_judge()
+            return {"outcome": "failed", "detail": "the judge died of a result"}
+        return json.loads(verdict)
+
+    def _start_program(self, seconds: float, code: int, requests: int, replies: int) -> int:
+        if child := os.fork():
+            return child
+        try:
+            confine.enter(self._seccomp, seconds, self._null, (requests, replies))
+            source = read_exactly(0, code).decode(errors="surrogatepass")
+            os.dup2(self._null, 0)
+            os.write(replies, b"r")
+            serve(source, requests, replies)
         finally:
             os._exit(1)
 
-    def program() -> None:
-        source = read_exactly(0, code).decode(errors="surrogatepass")
-        os.write(to_judge[1], b"r")
-        os.dup2(null, 0)
-        serve(source, to_program[0], to_judge[1])
+    def _end_judge(self) -> None:
+        if self._judge is not None:
+            self._judge.end()
+            self._judge = None
 
-    def judging() -> None:
-        read_exactly(to_judge[0], 1)  # standard input is ours once the program's process has read its part
-        request = json.loads(read_exactly(0, tests))
-        os.write(to_us[1], b"r")
-        os.dup2(null, 0)
-        verdict = judge(Program(to_program[1], to_judge[0]), **request)
-        os.write(to_us[1], json.dumps(verdict).encode())
 
-    try:
-        start(program, to_program[0], to_judge[1])
-        start(judging, to_program[1], to_judge[0], to_us[1])
-        for end in ends:
-            if end != to_us[0]:
-                os.close(end)
-        if _read(to_us[0], 1, time.monotonic() + _START_SECONDS) != b"r":
+class _Judge:
+    """The process that runs the tests, kept from one request to the next: no program's code runs in it."""
+
+    def __init__(self, null: int) -> None:
+        self.asked = 0
+        self._ours, theirs = socket.socketpair()
+        self._process = os.fork()
+        if self._process:
+            theirs.close()
+            return
+        try:
+            confine.die_with_parent()
+            self._ours.close()
+            os.dup2(null, 1)
+            while True:
+                size, (requests, replies) = _receive(theirs)
+                read_exactly(replies, 1)  # the program's process has read its part of standard input
+                request = json.loads(read_exactly(0, size))
+                theirs.send(b"r")
+                verdict = judge(Program(requests, replies), **request)
+                os.close(requests)
+                os.close(replies)
+                theirs.send(json.dumps(verdict).encode())
+        finally:
+            os._exit(1)
+
+    def begin(self, size: int, requests: int, replies: int) -> None:
+        """Hand over the channel to the program; returns when both processes have read what is theirs."""
+        self.asked += 1
+        socket.send_fds(self._ours, [size.to_bytes(8, "little")], [requests, replies])
+        if self._read(_START_SECONDS, 1) != b"r":
             sys.exit("a request was not read to its end")  # standard input is out of step: start afresh
-        verdict = _read(to_us[0], 1 << 16, time.monotonic() + seconds)
-        if verdict is None:
-            return {"outcome": "timeout", "detail": f"took more than {seconds:g} s"}
-        return json.loads(verdict) if verdict else {"outcome": "failed", "detail": "the judge ran out of memory"}
-    finally:
-        # No process here can fork, so killing the two is killing everything.
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        os.close(to_us[0])
+
+    def verdict(self, seconds: float) -> bytes | None:
+        """JSON; None if there is none in time, b"" if the judge died."""
+        return self._read(seconds, 1 << 16)
+
+    def _read(self, seconds: float, size: int) -> bytes | None:
+        deadline = time.monotonic() + seconds
+        ready, _, _ = select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))
+        return self._ours.recv(size) if ready else None
+
+    def end(self) -> None:
+        os.kill(self._process, signal.SIGKILL)
+        os.waitpid(self._process, 0)
+        self._ours.close()
 
 
-def _read(descriptor: int, size: int, deadline: float) -> bytes | None:
-    """One read by the deadline; None if there was nothing by then, b"" at the end of the pipe."""
-    left = max(0.0, deadline - time.monotonic())
-    return os.read(descriptor, size) if select.select([descriptor], [], [], left)[0] else None
+def _receive(channel: socket.socket) -> tuple[int, list[int]]:
+    message, descriptors, _, _ = socket.recv_fds(channel, 8, 2)
+    if len(descriptors) != 2:
+        raise EOFError("the server ended")
+    return int.from_bytes(message, "little"), descriptors
