@@ -168,6 +168,18 @@ def test_positions_of_a_block_do_not_share_noise():
     assert len(set(found[0].tokens)) > 3
 
 
+def test_rows_in_the_same_state_are_computed_once():
+    model = ToyModel()
+    found = twotemp.sample(model, [[2, 3], [4, 5, 6]], policy("tlc"), n=8, length=8, block=4)
+    assert model.rows[0] == 2  # sixteen rows, two prompts
+    assert max(model.rows) > 10
+    greedy = ToyModel()
+    same = twotemp.sample(greedy, [2, 3], policy("lc", t_token=0.0), n=8, length=8, block=4)
+    assert set(greedy.rows) == {1}
+    assert len({s.tokens for s in same}) == 1
+    assert all(s.forwards == 8 for s in [*found, *same])  # what the row would cost alone
+
+
 # --- conformance over all presets
 
 

@@ -24,9 +24,11 @@ class ToyModel:
         self.place = torch.randn(self.max_length, 16, generator=noise)
         self.head = torch.randn(16, vocab, generator=noise) * sharpness
         self.calls = 0
+        self.rows: list[int] = []  # how many rows each call computed
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
         self.calls += 1
+        self.rows.append(len(ids))
         real = torch.ones_like(ids, dtype=torch.bool) if attention_mask is None else attention_mask
         at = (real.cumsum(1) - 1).clamp_min(0)
         # float64 sums: the context is the same to the last bit whatever padding stands beside it.

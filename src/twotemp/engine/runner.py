@@ -26,19 +26,38 @@ class Runner(Protocol):
 
 
 class Uncached:
-    """Exact for every model: the whole row, every step; the head only where something may be committed."""
+    """Exact for every model: the whole row, every step; the head only where something may be committed.
+
+    Rows in the same state (the first step of n samples, or samples that agree so far) are computed once.
+    """
 
     def __init__(self, model: Denoiser) -> None:
         self.model = model
 
     def logits(self, rows: Rows, window: Window) -> Tensor:
-        want = torch.zeros_like(rows.ids, dtype=torch.bool)
-        row, column = window.masked.nonzero(as_tuple=True)
-        want[row, window.positions[row, column]] = True
         rows.forwards += 1
         rows.processed += rows.length
-        width = rows.width
-        return self.model.logits(rows.ids[:, :width], rows.attention_mask(), want[:, :width])
+        ids = rows.ids[:, : rows.width]
+        state = torch.cat([ids, rows.length[:, None], window.start[:, None], window.end[:, None]], dim=1)
+        states, which = torch.unique(state, dim=0, return_inverse=True)
+        if len(states) == len(state):
+            return self.model.logits(ids, rows.attention_mask(), self._want(ids, window.start, window.end))
+        ids, length, start, end = states[:, :-3], states[:, -3], states[:, -2], states[:, -1]
+        mask = torch.arange(rows.width, device=ids.device) < length[:, None] if rows.padded else None
+        want = self._want(ids, start, end)
+        logits = self.model.logits(ids, mask, want)
+        # Every row takes its state's stretch of the logits.
+        count = want.sum(1)
+        first = (count.cumsum(0) - count)[which]
+        count = count[which]
+        inside = torch.arange(int(count.sum()), device=ids.device) - (
+            count.cumsum(0) - count
+        ).repeat_interleave(count)
+        return logits[first.repeat_interleave(count) + inside]
+
+    def _want(self, ids: Tensor, start: Tensor, end: Tensor) -> Tensor:
+        at = torch.arange(ids.shape[1], device=ids.device)
+        return (ids == self.model.mask_id) & (at >= start[:, None]) & (at < end[:, None])
 
     def keep(self, slots: Sequence[int]) -> None:
         pass
