@@ -93,6 +93,26 @@ def test_a_tokenizer_travels_along(tmp_path: Path) -> None:
     assert again.eos_ids == (4, EOS)
 
 
+def test_a_dream_tokenizer_needs_no_remote_code(tmp_path: Path) -> None:
+    """Dream ships vocab.json and merges.txt under a class name of its own; Qwen2's reads them."""
+    folder = save(random_model("Dream"), tmp_path / "dream")
+    vocabulary = {"a": 0, "b": 1, "ab": 2, "Ġ": 3, "<|endoftext|>": EOS, "<|mask|>": MASK}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary), "utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\na b\n", "utf-8")
+    about = {
+        "tokenizer_class": "DreamTokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
+        "mask_token": "<|mask|>",
+        "eos_token": "<|endoftext|>",
+        "pad_token": "<|endoftext|>",
+        "unk_token": None,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    model = load(folder)
+    assert model.tokenizer("ab b<|mask|>")["input_ids"] == [2, 3, 1, MASK]
+    assert 20 in model.forbidden_ids
+
+
 def test_saving_never_replaces_a_folder_and_leaves_nothing_half_written(tmp_path: Path) -> None:
     model = random_model("llada")
     (tmp_path / "full").mkdir()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from twotemp.models.dream import Dream
+from twotemp.models.llada import LLaDA
 from twotemp.models.load import load
+from twotemp.models.transformer import Transformer
 
 FAMILIES = ("llada", "dream", "sdar", "llada2")
 TOLERANCE = 1e-4
@@ -98,3 +102,42 @@ def test_a_porting_mistake_would_be_seen(shared: Path, tmp_path: Path, mistake: 
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(weights, tmp_path / "model.safetensors")
     assert Reference(folder).batch_error(tmp_path) > 10 * TOLERANCE
+
+
+LLADA_8B = {
+    "d_model": 4096,
+    "n_layers": 32,
+    "n_heads": 32,
+    "n_kv_heads": 32,
+    "mlp_hidden_size": 12288,
+    "embedding_size": 126_464,
+    "max_sequence_length": 4096,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+}
+DREAM_7B = {
+    "vocab_size": 152_064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-6,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "keys", "size"),
+    [(LLaDA, LLADA_8B, 291, 16_031_162_368), (Dream, DREAM_7B, 339, 15_231_233_024)],
+)
+def test_the_published_sizes_come_out(
+    family: type[Transformer], config: dict[str, Any], keys: int, size: int
+) -> None:
+    """Number of keys and bytes (two a weight) in the hub's own index of these checkpoints."""
+    native = family.native_config(config)
+    with torch.device("meta"):
+        weights = family.to_original(family.native(native).state_dict(), native)
+    assert len(weights) == keys
+    assert 2 * sum(tensor.numel() for tensor in weights.values()) == size

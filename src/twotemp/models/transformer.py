@@ -107,7 +107,7 @@ class Transformer:
             key: tensor.float() if key.endswith(cls.float32_weights) else tensor.to(dtype or tensor.dtype)
             for key, tensor in cls.to_native(weights, config).items()
         }
-        module.load_state_dict(converted, strict=False, assign=True)
+        module.load_state_dict(converted, strict=not config.tie_word_embeddings, assign=True)
         module.tie_weights()
         # Its frequencies follow from the config and are in no checkpoint, so they are still on "meta".
         module.model.rotary_emb = type(module.model.rotary_emb)(config)
