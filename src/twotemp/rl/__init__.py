@@ -1,0 +1,1 @@
+"""GRPO post-training with diverse rollouts: a client of the engine, with the task graders as rewards."""

@@ -1,0 +1,134 @@
+"""The paper's yardstick: greedy confidence thresholding on held-out problems, at three thresholds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+
+from twotemp import metrics
+from twotemp.engine import run
+from twotemp.errors import UserError
+from twotemp.graders.base import Grader
+from twotemp.models.base import Denoiser
+from twotemp.models.text import decode, encode
+from twotemp.policies import policy
+from twotemp.records import Problem, Request
+
+FILE = "evaluation.json"
+THRESHOLDS = (0.6, 0.8, 1.0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One threshold: accuracy with its 95 % bootstrap interval over questions, and the mean NFE."""
+
+    threshold: float
+    accuracy: float
+    low: float
+    high: float
+    nfe: float
+    passed: tuple[float, ...]  # by question: 1, 0, or NaN for ungraded
+    nfes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    step: int
+    seconds: float  # of training before it
+    questions: tuple[str, ...]
+    points: tuple[Point, ...]
+
+
+def evaluate(
+    model: Denoiser,
+    grader: Grader,
+    problems: Sequence[Problem],
+    accelerator: Accelerator,
+    *,
+    length: int,
+    block: int | None,
+    batch_size: int,
+) -> tuple[Point, ...]:
+    """Greedy CT at each of `THRESHOLDS`; every worker judges its share of the problems."""
+    mine = range(accelerator.process_index, len(problems), accelerator.num_processes)
+    requests = [
+        Request(
+            id=str(number),
+            prompt=tuple(encode(model, problems[number].prompt, prefill=problems[number].prefill)),
+            policy=policy("ct", threshold=threshold, t_token=0.0),
+            length=length,
+            block=block,
+            index=place,
+        )
+        for place, threshold in enumerate(THRESHOLDS)
+        for number in mine
+    ]
+    found = list(run(model, requests, batch_size=batch_size)) if requests else []
+    grades = grader.grade((problems[int(s.request)], decode(model, s.tokens)) for s in found)
+    table = torch.zeros(len(THRESHOLDS), len(problems), 3, dtype=torch.float64)  # passed, graded, NFE
+    for sample, grade in zip(found, grades):
+        graded = grade.outcome != "ungraded"
+        table[sample.index, int(sample.request)] = torch.tensor([grade.passed, graded, sample.nfe])
+    table = accelerator.reduce(table.to(accelerator.device), "sum").cpu()
+    passed = torch.where(table[..., 1] > 0, table[..., 0], torch.nan).numpy()
+    estimate = metrics.bootstrap(passed.T)
+    return tuple(
+        Point(
+            threshold=threshold,
+            accuracy=float(estimate.mean[i]),
+            low=float(estimate.low[i]),
+            high=float(estimate.high[i]),
+            nfe=float(table[i, :, 2].mean()),
+            passed=tuple(passed[i].tolist()),
+            nfes=tuple(table[i, :, 2].int().tolist()),
+        )
+        for i, threshold in enumerate(THRESHOLDS)
+    )
+
+
+def gains(before: Evaluation, after: Evaluation) -> metrics.Estimate:
+    """Accuracy after minus before at each threshold, with the interval of the paired difference."""
+    if before.questions != after.questions:
+        raise UserError("the two evaluations are of different questions and cannot be compared")
+    first, second = (np.array([p.passed for p in e.points]).T for e in (after, before))
+    return metrics.paired_bootstrap(first, second)
+
+
+def read(folder: Path) -> list[Evaluation]:
+    """The evaluations of a run, in the order of their steps."""
+    path = folder / FILE
+    stored = json.loads(path.read_text("utf-8")) if path.exists() else []
+    return [
+        Evaluation(
+            step=one["step"],
+            seconds=one["seconds"],
+            questions=tuple(one["questions"]),
+            points=tuple(
+                Point(**{**p, "passed": _from_json(p["passed"]), "nfes": tuple(p["nfes"])})
+                for p in one["points"]
+            ),
+        )
+        for one in stored
+    ]
+
+
+def add(folder: Path, evaluation: Evaluation) -> None:
+    """Store an evaluation, in place of an older one of the same step."""
+    kept = [one for one in read(folder) if one.step < evaluation.step]
+    rows = [asdict(one) for one in (*kept, evaluation)]
+    for row in rows:
+        for point in row["points"]:
+            point["passed"] = [None if value != value else value for value in point["passed"]]
+    partial = folder / f".{FILE}.partial"
+    partial.write_text(json.dumps(rows) + "\n", "utf-8")
+    partial.replace(folder / FILE)
+
+
+def _from_json(values: Sequence[float | None]) -> tuple[float, ...]:
+    return tuple(float("nan") if value is None else value for value in values)

@@ -1,0 +1,80 @@
+"""GRPO (Shao et al. 2024) on flat tensors of terms: one entry for every log q the estimator read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+STD_FLOOR = 1e-4  # as in TRL: keeps a nearly constant group from dominating
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Sums over terms; divide by the number of tokens in the whole batch for means."""
+
+    total: Tensor  # with gradient
+    kl: Tensor
+    clipped: Tensor  # weight of the terms whose gradient the clip removed
+
+
+def advantages(rewards: Tensor, *, scale: bool) -> Tensor:
+    """A = r - mean of the group (scale: divided by its std), [groups, size].
+
+    A NaN reward is ungraded: it counts in no mean and has no advantage. A group with equal rewards, or with
+    fewer than two graded ones, teaches nothing: all zero.
+    """
+    graded = ~rewards.isnan()
+    count = graded.sum(1, keepdim=True)
+    known = rewards.nan_to_num()
+    centred = torch.where(graded, known - known.sum(1, keepdim=True) / count.clamp_min(1), 0.0)
+    # Equal rewards, judged on the rewards: their float mean may differ from them in the last bit.
+    spread = torch.where(graded, rewards, -torch.inf).amax(1) - torch.where(graded, rewards, torch.inf).amin(
+        1
+    )
+    centred = torch.where((spread > 0)[:, None], centred, 0.0)
+    if not scale:
+        return centred
+    std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp_min(1)).sqrt()
+    return centred / (std + STD_FLOOR)
+
+
+def group_std(rewards: Tensor) -> Tensor:
+    """Standard deviation of the graded rewards of each group (n - 1), [groups]; 0 for fewer than two."""
+    graded = ~rewards.isnan()
+    count = graded.sum(1)
+    mean = rewards.nan_to_num().sum(1) / count.clamp_min(1)
+    squares = torch.where(graded, rewards.nan_to_num() - mean[:, None], 0.0).square().sum(1)
+    return (squares / (count - 1).clamp_min(1)).sqrt()
+
+
+def grpo_loss(
+    new: Tensor,
+    old: Tensor,
+    reference: Tensor | None,
+    advantage: Tensor,
+    weight: Tensor,
+    *,
+    epsilon: float,
+    beta: float,
+) -> Loss:
+    """Sum over terms of w * ( -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + beta KL ).
+
+    rho = exp(new - old); KL to the reference by the k3 estimator, exp(ref - new) - (ref - new) - 1 >= 0.
+    All arguments are [terms]; only `new` has a gradient.
+    """
+    ratio = (new - old).exp()
+    free = ratio * advantage
+    bounded = ratio.clamp(1 - epsilon, 1 + epsilon) * advantage
+    losses = -torch.minimum(free, bounded)
+    kl = torch.zeros_like(new)
+    if reference is not None:
+        gap = reference - new
+        kl = gap.exp() - gap - 1
+        losses = losses + beta * kl
+    return Loss(
+        total=(weight * losses).sum(),
+        kl=(weight * kl).sum().detach(),
+        clipped=(weight * (bounded < free)).sum().detach(),
+    )

@@ -1,0 +1,108 @@
+"""Groups of samples of training problems, drawn by the engine from the weights being trained, and their rewards."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from twotemp.engine import run
+from twotemp.errors import UserError
+from twotemp.graders.base import Grader
+from twotemp.models.base import Denoiser
+from twotemp.models.text import decode, encode
+from twotemp.records import Grade, Policy, Problem, Request, Sample
+from twotemp.rl import rewards as scoring
+from twotemp.rl.rewards import Reward
+from twotemp.tasks import SOURCES, Task
+
+
+def training_problems(task: Task, seed: int, data: Path | None = None) -> Iterator[Problem]:
+    """An endless stream: the train split of a generated task, or the problems of a file in a new order each time.
+
+    A function of the seed alone, so that a run is continued by skipping what it has used.
+    """
+    if data is None:
+        if task.name not in SOURCES:
+            raise UserError(
+                f"{task.name} has no training problems of its own; give a file of them in the task's format "
+                "(--data train.jsonl), and keep it apart from the test problems"
+            )
+        for number, example in enumerate(SOURCES[task.name].examples(seed, "train")):
+            yield Problem(f"{task.name}/train/{number}", task.name, example.prompt, example.reference)
+    problems = task.problems(data=data).problems
+    for epoch in count():
+        yield from sorted(problems, key=lambda p: hashlib.blake2b(f"{seed} {epoch} {p.id}".encode()).digest())
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The groups of one step; sample g of group p is at p * size + g."""
+
+    problems: tuple[Problem, ...]
+    samples: tuple[Sample, ...]
+    grades: tuple[Grade, ...]
+    rewards: Tensor  # [groups, size] float32, NaN: ungraded
+    seconds_drawing: float
+    seconds_grading: float
+
+    @property
+    def size(self) -> int:
+        return self.rewards.shape[1]
+
+
+def collect(
+    model: Denoiser,
+    grader: Grader,
+    problems: Sequence[Problem],
+    policy: Policy,
+    rewards: Mapping[Reward, float],
+    *,
+    size: int,
+    step: int,
+    seed: int,
+    length: int,
+    block: int | None,
+    batch_size: int,
+) -> Rollouts:
+    """Draw `size` samples a problem and judge them.
+
+    A sample's noise is addressed by (seed, step and problem, index): the same on one worker or on many.
+    """
+    started = perf_counter()
+    requests = [
+        Request(
+            id=f"{step} {problem.id}",
+            prompt=tuple(encode(model, problem.prompt, prefill=problem.prefill)),
+            policy=policy,
+            length=length,
+            block=block,
+            seed=seed,
+            index=index,
+            trace=True,
+        )
+        for problem in problems
+        for index in range(size)
+    ]
+    found = {(s.request, s.index): s for s in run(model, requests, batch_size=batch_size)}
+    drawn = perf_counter()
+    texts = [decode(model, found[request.id, request.index].tokens) for request in requests]
+    samples = tuple(replace(found[r.id, r.index], text=text) for r, text in zip(requests, texts))
+    asked = [problem for problem in problems for _ in range(size)]
+    grades = tuple(grader.grade(zip(asked, texts)))
+    columns = scoring.columns_of(asked, samples, grades)
+    values = torch.tensor(scoring.total(rewards, texts, columns), dtype=torch.float32)
+    return Rollouts(
+        problems=tuple(problems),
+        samples=samples,
+        grades=grades,
+        rewards=values.view(len(problems), size),
+        seconds_drawing=drawn - started,
+        seconds_grading=perf_counter() - drawn,
+    )

@@ -1,0 +1,131 @@
+"""What happened at every step, one JSON object a line: learning, diversity, speed, and how sure the model is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twotemp.rl.objective import group_std
+from twotemp.rl.rollouts import Rollouts
+
+FILE = "steps.jsonl"
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """Means over the global batch of one step.
+
+    Confidence that rises while `tokens_per_forward` rises and `distinct` falls is the collapse that users report
+    of thresholded rollouts: the model grows sure of everything, writes it all at once, and groups become copies.
+    """
+
+    step: int  # from 1
+    reward: float
+    reward_std: float  # within a group, mean over groups
+    zero_std: float  # share of groups whose rewards are all equal: nothing to learn from them
+    distinct: float  # different answers in a group (texts, where no answer was found)
+    ungraded: int
+    nfe: float  # of a sample
+    tokens_per_forward: float
+    confidence: float  # of tokens when they were committed
+    entropy: float  # of the predictions there and then, nats
+    threshold: float  # lambda of the policy; moves only if it is controlled
+    loss: float
+    kl: float
+    clipped: float
+    grad_norm: float
+    seconds_drawing: float
+    seconds_grading: float
+    seconds_updating: float
+    total_seconds: float
+    total_nfe: int
+
+
+COLUMNS = (
+    "reward graded std zero_std distinct nfe forwards tokens committed confidence entropy "
+    "seconds_drawing seconds_grading"
+).split()
+
+
+def group_numbers(rollouts: Rollouts) -> Tensor:
+    """Sums over each group's samples [groups, columns]: what workers exchange."""
+    size = rollouts.size
+    std = group_std(rollouts.rewards)
+    rows = []
+    for group in range(len(rollouts.problems)):
+        part = slice(group * size, (group + 1) * size)
+        samples, rewards = rollouts.samples[part], rollouts.rewards[group]
+        answers = {g.answer or s.text for g, s in zip(rollouts.grades[part], samples)}
+        traces = [s.trace for s in samples if s.trace is not None]
+        written = [place for t in traces for place in zip(t.steps, t.confidence, t.entropy) if place[0] >= 0]
+        rows.append(
+            [
+                float(rewards.nansum()),
+                float((~rewards.isnan()).sum()),
+                float(std[group]),
+                float(std[group] == 0),
+                len(answers),
+                sum(s.nfe for s in samples),
+                sum(s.forwards for s in samples),
+                sum(len(s.tokens) for s in samples),
+                len(written),
+                sum(confidence for _, confidence, _ in written),
+                sum(entropy for _, _, entropy in written),
+                rollouts.seconds_drawing / len(rollouts.problems),
+                rollouts.seconds_grading / len(rollouts.problems),
+            ]
+        )
+    return torch.tensor(rows, dtype=torch.float64).view(-1, len(COLUMNS))
+
+
+def summarise(numbers: Tensor, size: int, workers: int) -> dict[str, Any]:
+    """The rollouts' part of a StepRecord, from the numbers of all groups. Times are of a worker on average."""
+    total = dict(zip(COLUMNS, numbers.sum(0).tolist()))
+    groups = len(numbers)
+    return {
+        "reward": total["reward"] / max(1, total["graded"]),
+        "reward_std": total["std"] / groups,
+        "zero_std": total["zero_std"] / groups,
+        "distinct": total["distinct"] / groups,
+        "ungraded": int(groups * size - total["graded"]),
+        "nfe": total["nfe"] / (groups * size),
+        "tokens_per_forward": total["tokens"] / total["forwards"],
+        "confidence": total["confidence"] / max(1, total["committed"]),
+        "entropy": total["entropy"] / max(1, total["committed"]),
+        "seconds_drawing": total["seconds_drawing"] / workers,
+        "seconds_grading": total["seconds_grading"] / workers,
+    }
+
+
+class Log:
+    """Appends records; a run that is continued drops the lines after its checkpoint, and a torn last line."""
+
+    def __init__(self, folder: Path, done: int) -> None:
+        self.path = folder / FILE
+        kept = [record for record in read(folder) if record.step <= done]
+        partial = self.path.with_suffix(".partial")
+        partial.write_text("".join(_line(record) for record in kept), "utf-8")
+        partial.replace(self.path)
+
+    def add(self, record: StepRecord) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(_line(record))
+
+
+def read(folder: Path) -> list[StepRecord]:
+    """All whole records of a run."""
+    path = folder / FILE
+    text = path.read_text("utf-8") if path.exists() else ""
+    lines = text.splitlines()
+    if text and not text.endswith("\n"):
+        lines.pop()
+    return [StepRecord(**json.loads(line)) for line in lines]
+
+
+def _line(record: StepRecord) -> str:
+    return json.dumps(asdict(record)) + "\n"

@@ -1,0 +1,261 @@
+"""The loop: draw, judge, learn, record; stop at the budget, continue where it stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from twotemp import __version__
+from twotemp.errors import UserError
+from twotemp.graders.base import Grader
+from twotemp.models.transformer import Transformer
+from twotemp.records import Problem
+from twotemp.rl import checkpoint, evaluation, rewards, telemetry
+from twotemp.rl.budget import Budget
+from twotemp.rl.checkpoint import State
+from twotemp.rl.control import next_threshold
+from twotemp.rl.learner import Learner
+from twotemp.rl.rewards import Reward
+from twotemp.rl.rollouts import Rollouts, collect, training_problems
+from twotemp.rl.settings import Settings
+from twotemp.rl.telemetry import StepRecord
+from twotemp.tasks import Task
+
+RUN = "run.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a caller may show after every step."""
+
+    record: StepRecord
+    used: float  # share of the budget
+
+
+def train(
+    model: Transformer,
+    task: Task,
+    grader: Grader,
+    settings: Settings,
+    budget: Budget,
+    out: Path,
+    *,
+    accelerator: Accelerator,
+    data: Path | None = None,
+    held_out: tuple[Problem, ...] = (),
+    extra_rewards: Mapping[Reward, float] | None = None,
+    on_step: Callable[[Progress], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> State:
+    """Train until the budget is used up or `stop()`; the same call continues a run that stopped or was killed.
+
+    The model is trained in place. `held_out` problems are evaluated before the first step and after the last.
+    `out` receives run.json, steps.jsonl, evaluation.json and checkpoints/.
+    """
+    budget.check(settings.groups * settings.size)
+    return Trainer(model, task, grader, settings, out, accelerator, data, held_out, extra_rewards or {}).run(
+        budget, on_step, stop
+    )
+
+
+class Trainer:
+    def __init__(
+        self,
+        model: Transformer,
+        task: Task,
+        grader: Grader,
+        settings: Settings,
+        out: Path,
+        accelerator: Accelerator,
+        data: Path | None,
+        held_out: tuple[Problem, ...],
+        extra_rewards: Mapping[Reward, float],
+    ) -> None:
+        self.settings, self.out, self.accelerator = settings, out, accelerator
+        self.grader, self.held_out = grader, held_out
+        self.rewards: dict[Reward, float] = {rewards.correct: 1.0, **extra_rewards}
+        if settings.format_weight:
+            self.rewards[rewards.answered] = settings.format_weight
+        self.state = State(threshold=settings.policy.threshold if settings.tokens_per_forward else None)
+        fresh = self._claim(model, task, data)
+        self.learner = Learner(model, settings, accelerator)
+        if fresh:
+            self._save()
+        else:
+            self.state, weights, moments = checkpoint.read(out)
+            self.learner.restore(weights, moments)
+        self.log = telemetry.Log(out, self.state.step) if accelerator.is_main_process else None
+        stream = training_problems(task, settings.seed, data)
+        self.problems: Iterator[Problem] = islice(stream, self.state.problems, None)
+
+    def run(
+        self, budget: Budget, on_step: Callable[[Progress], None] | None, stop: Callable[[], bool]
+    ) -> State:
+        self._evaluate(only_if_new=True)
+        before, started = self.state.seconds, perf_counter()
+        try:
+            while not self._agree(self._used(budget) >= 1 or stop()):
+                record = self._learn(self._draw(), before, started)
+                if self.log is not None:
+                    self.log.add(record)
+                if on_step is not None:
+                    on_step(Progress(record, self._used(budget)))
+                if self.state.step % self.settings.save_every == 0:
+                    self._save()
+        except BaseException:
+            # The weights after the last step are still there, unless an update was cut off midway. With more
+            # workers another one may be gone, and a sharded checkpoint needs all of them.
+            if not self.learner.midway and self.accelerator.num_processes == 1:
+                self._save()
+            raise
+        self._save()
+        if self._used(budget) >= 1:
+            self._evaluate()
+        return self.state
+
+    # One step.
+
+    def _draw(self) -> Rollouts:
+        settings, accelerator = self.settings, self.accelerator
+        problems = list(islice(self.problems, settings.groups))
+        mine = problems[accelerator.process_index :: accelerator.num_processes]
+        policy = settings.policy
+        if self.state.threshold is not None:
+            policy = replace(policy, threshold=self.state.threshold)
+        with self.learner.sampling() as model:
+            return collect(
+                model,
+                self.grader,
+                mine,
+                policy,
+                self.rewards,
+                size=settings.size,
+                step=self.state.step,
+                seed=settings.seed,
+                length=settings.length,
+                block=settings.block,
+                batch_size=settings.batch_size,
+            )
+
+    def _learn(self, rollouts: Rollouts, seconds_before: float, started: float) -> StepRecord:
+        """Update the weights and move the counters; afterwards the state is that of a finished step."""
+        settings, state, accelerator = self.settings, self.state, self.accelerator
+        begun = perf_counter()
+        update = self.learner.update(rollouts)
+        updating = perf_counter() - begun
+        numbers = torch.zeros(settings.groups, len(telemetry.COLUMNS), dtype=torch.float64)
+        numbers[accelerator.process_index :: accelerator.num_processes] = telemetry.group_numbers(rollouts)
+        numbers = accelerator.reduce(numbers.to(accelerator.device), "sum").cpu()
+        drawn = telemetry.summarise(numbers, settings.size, accelerator.num_processes)
+        rows = settings.groups * settings.size
+        threshold = settings.policy.threshold if state.threshold is None else state.threshold
+        controlled = state.threshold
+        if controlled is not None and settings.tokens_per_forward is not None:
+            controlled = next_threshold(controlled, drawn["tokens_per_forward"], settings.tokens_per_forward)
+        self.state = State(
+            step=state.step + 1,
+            problems=state.problems + settings.groups,
+            nfe=state.nfe + round(drawn["nfe"] * rows),
+            seconds=seconds_before + perf_counter() - started,
+            threshold=controlled,
+        )
+        return StepRecord(
+            step=self.state.step,
+            threshold=threshold,
+            loss=update.loss,
+            kl=update.kl,
+            clipped=update.clipped,
+            grad_norm=update.grad_norm,
+            seconds_updating=updating,
+            total_seconds=self.state.seconds,
+            total_nfe=self.state.nfe,
+            **drawn,
+        )
+
+    # The run's folder.
+
+    def _claim(self, model: Transformer, task: Task, data: Path | None) -> bool:
+        """True for a new run; for an old one, check that it is the same. Written by the main worker only."""
+        described: dict[str, Any] = {
+            "twotemp": __version__,
+            "model": model.name,
+            "task": task.name,
+            "grader": self.grader.name,
+            "data": None if data is None else str(data),
+            "rewards": {_name(reward): weight for reward, weight in self.rewards.items()},
+            "settings": self.settings.to_dict(),
+        }
+        path = self.out / RUN
+        if path.exists():
+            changed = _differences(json.loads(path.read_text("utf-8")), json.loads(json.dumps(described)))
+            if changed:
+                raise UserError(
+                    f"{self.out} is a run with other settings (it differs in {', '.join(changed)}); "
+                    "choose another --out, or give the same settings to continue it"
+                )
+        # A run that was killed before its first checkpoint has nothing to continue.
+        fresh = not checkpoint.exists(self.out) and not telemetry.read(self.out)
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            self.out.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(described, indent=2) + "\n", "utf-8")
+        return fresh
+
+    def _save(self) -> None:
+        weights, moments = self.learner.weights(), self.learner.moments()
+        if self.accelerator.is_main_process:
+            adapter = self.learner.peft.peft_config["default"] if self.learner.peft else None
+            checkpoint.write(self.out, self.state, weights, moments, adapter)
+        self.accelerator.wait_for_everyone()
+
+    def _evaluate(self, only_if_new: bool = False) -> None:
+        known = {one.step for one in evaluation.read(self.out)}
+        if not self.held_out or self.state.step in known or (only_if_new and self.state.step):
+            return
+        with self.learner.sampling() as model:
+            points = evaluation.evaluate(
+                model,
+                self.grader,
+                self.held_out,
+                self.accelerator,
+                length=self.settings.length,
+                block=self.settings.block,
+                batch_size=self.settings.batch_size,
+            )
+        if self.accelerator.is_main_process:
+            questions = tuple(problem.id for problem in self.held_out)
+            evaluation.add(
+                self.out, evaluation.Evaluation(self.state.step, self.state.seconds, questions, points)
+            )
+        self.accelerator.wait_for_everyone()
+
+    def _used(self, budget: Budget) -> float:
+        return budget.used(self.state.seconds, self.state.nfe, self.state.step)
+
+    def _agree(self, wish: bool) -> bool:
+        """One worker's wish to stop is everybody's."""
+        vote = torch.tensor(float(wish), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(vote, "sum") > 0)
+
+
+def _name(reward: Reward) -> str:
+    return str(getattr(reward, "__name__", type(reward).__name__))
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], inside: str = "") -> list[str]:
+    changed = []
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changed += _differences(old, new, f"{inside}{key}.")
+        elif old != new:
+            changed.append(f"{inside}{key}")
+    return changed

@@ -1,0 +1,86 @@
+"""A micro model, a task it can learn in seconds, and its grader; for the tests of `twotemp.rl`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from twotemp import tasks
+from twotemp.models import llada
+from twotemp.models.llada import LLaDA
+from twotemp.policies import policy
+from twotemp.records import Grade, Problem
+from twotemp.rl.settings import Settings
+from twotemp.training import tokenizer
+
+LENGTH = 4
+SHARP = 4.0
+
+
+def micro_model(seed: int = 2, tied: bool = False) -> LLaDA:
+    words = tokenizer.build()
+    vocabulary = words.get_vocab()
+    config = {
+        "d_model": 16,
+        "n_heads": 2,
+        "n_layers": 2,
+        "mlp_hidden_size": 32,
+        "vocab_size": len(vocabulary),
+        "max_sequence_length": 64,
+        "mask_token_id": vocabulary[tokenizer.MASK],
+        "eos_token_id": vocabulary[tokenizer.EOS],
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "init_std": 0.2,
+        "weight_tying": tied,
+    }
+    model = llada.new(config, words, seed=seed, name="micro")
+    with torch.no_grad():
+        model.module.model.norm.weight.mul_(SHARP)  # sharper, so that some tokens pass a threshold
+    return model
+
+
+class ManyNumbers:
+    """Passed: at least half of the words are numbers. Easy to stumble upon, and to learn."""
+
+    name = "many numbers 1"
+
+    def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
+        for _, text in items:
+            numbers = sum(word.isdigit() for word in text.split())
+            yield Grade("passed" if 2 * numbers >= LENGTH else "failed", answer=text)
+
+    def same(self, problem: Problem, a: str, b: str) -> bool:
+        return a == b
+
+    def close(self) -> None:
+        pass
+
+
+def settings(**changes: Any) -> Settings:
+    small = Settings(
+        policy("tct", threshold=0.3, t_token=1.0),
+        length=LENGTH,
+        groups=2,
+        size=4,
+        lora_rank=4,
+        lora_alpha=8,
+        learning_rate=2e-3,
+        save_every=2,
+    )
+    return replace(small, **changes)
+
+
+TASK = tasks.get("countdown-3")
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of the last checkpoint of a run."""
+    from twotemp.rl import checkpoint
+
+    _, weights, moments = checkpoint.read(folder)
+    return {**weights, **moments}
