@@ -67,23 +67,44 @@ def worst_t_pos(anchor: float, fork: float, threshold: float) -> float:
     return math.inf if slack >= gap else (slack + gap) / math.log(gap / slack)
 
 
-def pairwise_threshold(model: AnchorFork, anchor: int, threshold: float, t_pos: float) -> Bound:
-    """Theorem 5, TCT with the forced commit: the extremes over all states with both masked of
+def threshold_gap_ratio(model: AnchorFork, threshold: float) -> float:
+    """Theorem 4's counterpart of Delta / delta: with T_pos' > T_pos * this, H-bar rises (algorithm 4 as printed).
 
-        min(printed share, forced share of a in {a, l} alone) <= P(T(a) < T(l)) <= p_a / (p_a + p_l),
+    max over anchors of u_max / u_min and g_max / g_min, with u = lambda - c^l > 0 and g = c^a - c^l; inf where the
+    fork ever reaches the threshold.
+    """
+    ratio = 1.0
+    for a in model.anchors:
+        rows = [model.confidences(s) for s in model.fork_states() if not has(s, a)]
+        slack = [threshold - c[model.fork] for c in rows]
+        gap = [c[a] - c[model.fork] for c in rows]
+        if min(slack) <= 0:
+            return math.inf
+        ratio = max(ratio, max(slack) / min(slack), max(gap) / min(gap))
+    return ratio
 
+
+def threshold_shares(anchor: float, fork: float, threshold: float, t_pos: float) -> tuple[float, float]:
+    """What Theorem 5 says of one state: between which two numbers P(a leaves before l | one leaves) lies.
+
+    Low: the printed share or the forced share of a among {a, l} alone, whichever is less. High: p_a / (p_a + p_l)
     with p = sigma((c - lambda) / T_pos).
     """
-    lows, highs = [], []
-    for state in model.fork_states():
-        if has(state, anchor):
-            continue
-        a, l = model.confidence(state, anchor), model.confidence(state, model.fork)
-        forced_a, forced_l = forced_commit([(threshold - a) / t_pos, (threshold - l) / t_pos])
-        lows.append(min(printed_share(a, l, threshold, t_pos), float(forced_a / (forced_a + forced_l))))
-        p_a, p_l = sigmoid((a - threshold) / t_pos), sigmoid((l - threshold) / t_pos)
-        highs.append(p_a / (p_a + p_l))
-    return Bound(min(lows), fork_law(model, tct(threshold, t_pos)).before(anchor), max(highs))
+    forced_a, forced_l = forced_commit([(threshold - anchor) / t_pos, (threshold - fork) / t_pos])
+    low = min(printed_share(anchor, fork, threshold, t_pos), float(forced_a / (forced_a + forced_l)))
+    p_a, p_l = sigmoid((anchor - threshold) / t_pos), sigmoid((fork - threshold) / t_pos)
+    return low, p_a / (p_a + p_l)
+
+
+def pairwise_threshold(model: AnchorFork, anchor: int, threshold: float, t_pos: float) -> Bound:
+    """Theorem 5: P(T(a) < T(l)) under TCT lies between the extremes of `threshold_shares` over the states."""
+    shares = [
+        threshold_shares(model.confidence(s, anchor), model.confidence(s, model.fork), threshold, t_pos)
+        for s in model.fork_states()
+        if not has(s, anchor)
+    ]
+    value = fork_law(model, tct(threshold, t_pos)).before(anchor)
+    return Bound(min(low for low, _ in shares), value, max(high for _, high in shares))
 
 
 # --- the sweep behind the tables of docs/theory.md --------------------------------------------------------------
@@ -226,3 +247,10 @@ def study(models: int = 200, length: int = 5, seed: int = 0, tolerance: float = 
             falls.append(max(0.0, float(-np.diff(entropies).min())))
         findings.append(Finding(claim, models, sum(f > tolerance for f in falls), max(falls)))
     return findings
+
+
+def study_table(findings: Sequence[Finding]) -> str:
+    """The findings as markdown."""
+    lines = ["| claim about H-bar | models | violated | largest fall (nats) |", "|---|---|---|---|"]
+    lines += [f"| {f.claim} | {f.models} | {f.violated} | {f.worst_fall:.4f} |" for f in findings]
+    return "\n".join(lines)

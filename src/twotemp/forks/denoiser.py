@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -23,22 +24,21 @@ _START = 0  # the one token of the prompt
 def with_entropy(top: float, nats: float, tokens: int) -> np.ndarray:
     """A distribution over `tokens` tokens whose likeliest has probability `top` and whose entropy is `nats`.
 
-    H = h(top) + (1 - top) H(rest); the rest is geometric, whose entropy falls continuously in its rate.
+    Entropy is concave, so it rises all the way along the line from the least even such distribution (as many
+    entries of `top` as fit, and what is left) to the most even one; bisection finds the point.
     """
-
-    def build(rate: float) -> np.ndarray:
-        rest = np.exp(-rate * np.arange(tokens - 1))
-        return np.concatenate([[top], (1 - top) * rest / rest.sum()])
-
-    low, high = 0.0, 60.0
+    even = np.full(tokens, (1 - top) / (tokens - 1))
+    even[0] = top
+    packed = np.clip(1 - top * np.arange(tokens), 0, top)
+    low, high = 0.0, 1.0
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if entropy(build(middle)) > nats else (low, middle)
-    p = build(low)
-    if abs(entropy(p) - nats) > 1e-9 or p[1] >= top:
+        low, high = (middle, high) if entropy((1 - middle) * packed + middle * even) < nats else (low, middle)
+    p = (1 - high) * packed + high * even
+    if abs(entropy(p) - nats) > 1e-9 or not p[1] < top:
         raise UserError(
-            f"no distribution over {tokens} tokens with largest probability {top} and entropy {nats:.4g} nats; "
-            f"at most {entropy(build(0.0)):.4g} nats fit, and little entropy needs a large probability"
+            f"no distribution over {tokens} tokens has its largest probability {top} and entropy {nats:.4g} nats; "
+            f"take between {entropy(packed):.4g} and {entropy(even):.4g} nats"
         )
     return p
 
@@ -50,10 +50,12 @@ class AnchorForkModel:
     law; elsewhere the rest of the mass is spread evenly. Position j stands in column j + 1, after the prompt.
     """
 
-    block_size = None
-    max_length = None
+    name = "anchor-fork"
+    block_size: int | None = None
+    max_length: int | None = None
     tokenizer = None
     eos_ids: tuple[int, ...] = ()
+    forbidden_ids: tuple[int, ...]
     device = torch.device("cpu")
 
     def __init__(self, model: AnchorFork, tokens: int = 64) -> None:
@@ -61,46 +63,42 @@ class AnchorForkModel:
             raise UserError(
                 f"length {model.length} does not fit the bits of a state; use at most 62 positions"
             )
-        self.name = "anchor-fork"
         self.model = model
         self.mask_id = tokens
         self.vocab_size = tokens + 1
         self.forbidden_ids = (self.mask_id,)
-        self._known: dict[State, Tensor] = {}
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
         real = torch.ones_like(want) if attention_mask is None else attention_mask
         position = real.int().cumsum(1) - 2  # of the column among the generated; the prompt is -1
-        free = real & (position >= 0)
-        bit = torch.where(free, 1 << position.clamp_min(0), 0)
-        state = (bit * (ids != self.mask_id)).sum(1)
+        revealed = real & (position >= 0) & (ids != self.mask_id)
+        state = torch.where(revealed, 1 << position.clamp_min(0).long(), 0).sum(1)
         row, column = want.nonzero(as_tuple=True)
-        distinct, which = state.unique(return_inverse=True)
-        known = torch.stack([self._state_logits(int(s)) for s in distinct])
-        return known[which[row], position[row, column]]
+        asked = torch.stack([state[row], position[row, column].long()], dim=1)
+        distinct, which = asked.unique(dim=0, return_inverse=True)
+        return torch.stack([self._row(s, j) for s, j in distinct.tolist()])[which]
 
-    def _state_logits(self, state: State) -> Tensor:
-        """[length, vocab]; rows of revealed positions are never asked for."""
-        if state not in self._known:
-            rows = torch.zeros(self.model.length, self.vocab_size)
-            for j, c in self.model.confidences(state).items():
-                rows[j] = torch.from_numpy(np.log(self._distribution(state, j, c))).float()
-            self._known[state] = rows
-        return self._known[state]
+    def _row(self, state: State, position: int) -> Tensor:
+        nats = self.model.fork_entropy(state) if position == self.model.fork else None
+        return _log_probabilities(self.model.confidence(state, position), nats, self.mask_id)
 
-    def _distribution(self, state: State, position: int, c: float) -> np.ndarray:
-        tokens = self.mask_id
-        if position == self.model.fork:
-            p = with_entropy(c, self.model.fork_entropy(state), tokens)
-        else:
-            p = np.full(tokens, (1 - c) / (tokens - 1))
-            p[0] = c
-            if p[1] >= c:
-                raise UserError(
-                    f"confidence {c} is not above 1/{tokens}; use more tokens or a larger confidence"
-                )
-        with np.errstate(divide="ignore"):
-            return np.append(np.maximum(p, 1e-30), 1e-30)  # finite logits for what never happens
+
+@lru_cache(maxsize=4096)
+def _log_probabilities(top: float, nats: float | None, tokens: int) -> Tensor:
+    """Logits over the tokens and the mask, which comes last; nats = None: an even rest."""
+    if nats is not None:
+        p = with_entropy(top, nats, tokens)
+    else:
+        p = np.full(tokens, (1 - top) / (tokens - 1))
+        p[0] = top
+        if p[1] >= top:
+            raise UserError(
+                f"confidence {top} is not above 1/{tokens}; use more tokens or a larger confidence"
+            )
+    finite = np.append(
+        np.maximum(p, 1e-30), 1e-30
+    )  # a finite logit for what never happens, the mask included
+    return torch.from_numpy(np.log(finite)).float()
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ class Simulation:
 
 
 def simulate(
-    model: AnchorFork, policy: Policy, samples: int, seed: int = 0, batch_size: int = 1024
+    model: AnchorFork, policy: Policy, samples: int, seed: int = 0, batch_size: int = 4096
 ) -> Simulation:
     """Draw through `engine.run`. Tokens are greedy, so that the confidence of the drawn token is c(state, j)."""
     greedy = replace(policy, t_token=0.0)
