@@ -74,7 +74,9 @@ def find_code(text: str, names: Sequence[str]) -> tuple[str, str]:
     if len(parts) == 1:
         return parts[0].lstrip("\r\n").rstrip(), "raw"
     blocks = [_LANGUAGE.sub("", part, count=1) if _LANGUAGE.match(part) else part for part in parts[1::2]]
-    defines = re.compile(rf"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+(?:{'|'.join(map(re.escape, names))})\b", re.M)
+    defines = re.compile(
+        rf"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+(?:{'|'.join(map(re.escape, names))})\b", re.M
+    )
     for block in blocks:
         if defines.search(block):
             return block.rstrip(), "entry"
@@ -122,7 +124,9 @@ def assemble(problem: Problem, code: str, names: tuple[str, ...]) -> Program:
 def _need(problem: Problem, field: str) -> Any:
     reference: Mapping[str, Any] = problem.reference
     if field not in reference:
-        raise UserError(f"problem {problem.id!r} has no {field!r} in its reference; the program grader needs it")
+        raise UserError(
+            f"problem {problem.id!r} has no {field!r} in its reference; the program grader needs it"
+        )
     return reference[field]
 
 

@@ -120,7 +120,9 @@ def _interpreter() -> Path:
 
 
 def _python(executable: str, folder: str, readable: list[str] | None) -> list[str]:
-    start = f"import sys; sys.path.insert(0, {folder!r}); from sandboxed.server import main; main({readable!r})"
+    start = (
+        f"import sys; sys.path.insert(0, {folder!r}); from sandboxed.server import main; main({readable!r})"
+    )
     return [executable, "-s", "-S", "-P", "-B", "-c", start]
 
 
@@ -152,7 +154,14 @@ def _bwrap() -> list[str]:
 def _landlock() -> list[str]:
     if platform.system() != "Linux":
         raise OSError("needs Linux")
-    readable = [str(Path(sys.base_prefix, "lib")), "/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache"]
+    readable = [
+        str(Path(sys.base_prefix, "lib")),
+        "/usr/lib",
+        "/usr/lib64",
+        "/lib",
+        "/lib64",
+        "/etc/ld.so.cache",
+    ]
     readable += ["/usr/share/zoneinfo", str(_HERE)]
     return _python(str(_interpreter()), str(_HERE.parent), readable)
 
@@ -163,7 +172,7 @@ _SELF_TEST = Program(
     seconds=20.0,
     names=("holes",),
     tests="found = holes()\nassert not found, f'a program can {found}'",
-    code='''
+    code="""
 import os, socket, threading
 
 def holes():
@@ -191,5 +200,5 @@ def holes():
             continue
         found.append(name)
     return ", ".join(found)
-''',
+""",
 )

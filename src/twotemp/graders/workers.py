@@ -176,7 +176,6 @@ class WorkerPool(Generic[Question, Answer]):
                 self._answers.pop(question, None)
 
     def close(self) -> None:
-        # Workers close on a pool thread's time, not after it: see the class docstring.
         self._threads.shutdown(wait=True, cancel_futures=True)
         while True:
             try:

@@ -178,7 +178,10 @@ def drop_privileges(readable: list[str] | None) -> None:
     for kind, limit in _LIMITS.items():
         _limit(kind, limit)
     _prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
-    header, data = struct.pack("<Ii", 0x20080522, 0), bytes(24)  # _LINUX_CAPABILITY_VERSION_3; nothing allowed
+    header, data = (
+        struct.pack("<Ii", 0x20080522, 0),
+        bytes(24),
+    )  # _LINUX_CAPABILITY_VERSION_3; nothing allowed
     _check(_libc.capset(header, data), "capset")
     if readable is not None:
         _landlock(readable)
@@ -201,7 +204,11 @@ def _landlock(readable: list[str]) -> None:
     handled = struct.pack("<Q", (1 << rights) - 1)
     ruleset = _syscall("Landlock", _CREATE_RULESET, handled, len(handled), 0)
     allowed = [(path, _READ_FILE | _READ_DIR) for path in readable]
-    allowed += [("/dev/null", _READ_FILE | _WRITE_FILE), ("/dev/urandom", _READ_FILE), ("/dev/random", _READ_FILE)]
+    allowed += [
+        ("/dev/null", _READ_FILE | _WRITE_FILE),
+        ("/dev/urandom", _READ_FILE),
+        ("/dev/random", _READ_FILE),
+    ]
     for path, access in allowed:
         try:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)

@@ -91,6 +91,8 @@ def judge(program: Program, prelude: str, names: list[str], tests: str) -> dict[
 
 
 def _reason(error: Exception, tests: str) -> str:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<tests>"]
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<tests>"
+    ]
     where = f" in `{tests.splitlines()[lines[-1] - 1].strip()[:200]}`" if lines and lines[-1] else ""
     return f"{type(error).__name__}{': ' if str(error) else ''}{str(error)[:200]}{where}"

@@ -1,9 +1,9 @@
 """A warm fork server: forks a process for each program, keeps one for the tests, and holds the clock.
 
-    request   header, code, tests (see `_HEADER`); the code is read by the program's process and the tests by
-              the judge's, each straight from our standard input, so that this process, which every program
-              is forked from, never holds either
-    reply     one JSON line: {"outcome": "passed" | "failed" | "timeout", "detail": ...}
+request   header, code, tests (see `_HEADER`); the code is read by the program's process and the tests by
+          the judge's, each straight from our standard input, so that this process, which every program
+          is forked from, never holds either
+reply     one JSON line: {"outcome": "passed" | "failed" | "timeout", "detail": ...}
 """
 
 from __future__ import annotations

@@ -1,0 +1,85 @@
+"""Grade a file of text made elsewhere: one JSON row a generation in, one verdict a row out, in the same order."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, cast
+
+from twotemp.errors import UserError
+from twotemp.graders.base import Grader
+from twotemp.records import Outcome, Problem
+
+
+def grade_file(problems: Sequence[Problem], generations: Path, out: Path, grader: Grader) -> Counter[Outcome]:
+    """Grade `generations` into `out` (either may end in .gz) and count the verdicts.
+
+    A row has `generation`, and `id` (a problem's) or `index` (its place in `problems`, which must then be the
+    whole set); where both are given the id decides, if there is such a problem. `out` appears when it is complete.
+    """
+    rows = _read(generations)
+    by_id = {problem.id: problem for problem in problems}
+    items = [(_problem(row, problems, by_id, f"{generations}:{at}"), row["generation"]) for at, row in rows]
+    counts: Counter[Outcome] = Counter()
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        with _open(partial, "wt", zipped=out.suffix == ".gz") as file:
+            for (_, row), grade in zip(rows, grader.grade(items)):
+                counts[grade.outcome] += 1
+                verdict = {key: row[key] for key in ("id", "index") if key in row}
+                verdict |= {"verdict": grade.outcome, "answer": grade.answer, "rule": grade.rule}
+                file.write(json.dumps(verdict | {"detail": grade.detail}) + "\n")
+        os.replace(partial, out)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}; name another file with --out") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return counts
+
+
+def _open(path: Path, mode: str, zipped: bool) -> IO[str]:
+    # A byte that is no UTF-8 came from a model; it must not stop the grading of all the others.
+    opened = (gzip.open if zipped else open)(path, mode, encoding="utf-8", errors="replace")
+    return cast(IO[str], opened)
+
+
+def _read(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Rows with their line numbers."""
+    rows = []
+    try:
+        with _open(path, "rt", zipped=path.suffix == ".gz") as file:
+            for at, line in enumerate(file, 1):
+                if line.strip():
+                    rows.append((at, _row(line, f"{path}:{at}")))
+    except (OSError, EOFError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    return rows
+
+
+def _row(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not JSON ({error}); every line must be one JSON object") from error
+    if not isinstance(row, dict) or not isinstance(row.get("generation"), str):
+        raise UserError(f"{where}: a row needs the text to grade as a string in `generation`")
+    return row
+
+
+def _problem(
+    row: dict[str, Any], problems: Sequence[Problem], by_id: dict[str, Problem], where: str
+) -> Problem:
+    name, index = row.get("id"), row.get("index")
+    if name is not None and (found := by_id.get(str(name))) is not None:
+        return found
+    if isinstance(index, int) and not isinstance(index, bool):
+        if 0 <= index < len(problems):
+            return problems[index]
+        raise UserError(f"{where}: index {index} is not one of the {len(problems)} problems (from 0)")
+    if name is None:
+        raise UserError(f"{where}: a row needs an `id` or an `index` that says which problem it answers")
+    raise UserError(f"{where}: no problem has the id {name!r}; check --task, or give an `index` instead")
