@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twotemp.errors import unknown
-from twotemp.tasks import countdown, programs, words
+from twotemp.tasks import countdown, gsm8k, humaneval, math500, mbpp, programs, words
 from twotemp.tasks.base import ProblemSet, Task
 from twotemp.tasks.generated import Source
 
@@ -13,7 +13,10 @@ SOURCES: dict[str, Source] = {
     source.name: source for source in (*countdown.SOURCES, *words.SOURCES, *programs.SOURCES)
 }
 
-TASKS: dict[str, Task] = {name: source.task() for name, source in SOURCES.items()}
+TASKS: dict[str, Task] = {
+    **{task.name: task for task in (gsm8k.TASK, math500.TASK, humaneval.TASK, mbpp.TASK)},
+    **{name: source.task() for name, source in SOURCES.items()},
+}
 
 
 def get(name: str) -> Task:

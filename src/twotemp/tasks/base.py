@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from twotemp.errors import UserError
 from twotemp.records import Problem
 
 
@@ -26,11 +27,21 @@ class Task:
     description: str
     grader: str  # a name in twotemp.graders
     length: int  # tokens of answer, by default
-    load: Callable[..., ProblemSet]  # load(data: Path | None, prompt: str | None, subset: str | None)
+    load: Callable[..., ProblemSet]  # load(data, prompt, subset[, allow_altered]), see `problems`
     prompts: tuple[str, ...] = ()  # named prompt templates, the default first
     subsets: tuple[str, ...] = ()
 
     def problems(
-        self, *, data: Path | None = None, prompt: str | None = None, subset: str | None = None
+        self,
+        *,
+        data: Path | None = None,
+        prompt: str | None = None,
+        subset: str | None = None,
+        allow_altered: bool = False,
     ) -> ProblemSet:
-        return self.load(data=data, prompt=prompt, subset=subset)
+        """`allow_altered`: take a data file whose rows are not those of the published benchmark."""
+        if not allow_altered:
+            return self.load(data=data, prompt=prompt, subset=subset)
+        if data is None:
+            raise UserError("--allow-altered-data is for a file of your own; give it with --data")
+        return self.load(data=data, prompt=prompt, subset=subset, allow_altered=True)

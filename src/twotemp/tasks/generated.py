@@ -57,7 +57,11 @@ class Source:
         return Task(self.name, self.description, self.grader, self.length, self._load, subsets=HELD_OUT)
 
     def _load(
-        self, data: Path | None = None, prompt: str | None = None, subset: str | None = None
+        self,
+        data: Path | None = None,
+        prompt: str | None = None,
+        subset: str | None = None,
+        allow_altered: bool = False,
     ) -> ProblemSet:
         if data is not None:
             raise UserError(f"{self.name} generates its problems; leave the data path out")

@@ -1,0 +1,141 @@
+"""Rows of the published benchmarks: from the hub or a file with the same fields, and proof that they are the ones.
+
+What is compared with the published file is the rows, not the bytes: the hub serves parquet where others keep jsonl,
+zipped or not, and the questions are the same.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from twotemp.errors import UserError, unknown
+
+Row = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Published:
+    """One file of a benchmark as its authors published it."""
+
+    hub: str  # dataset id
+    file: str  # its path there
+    fields: tuple[str, ...]
+    rows: int
+    sha256: str  # of the published jsonl file
+    rows_sha256: str  # of its rows, `digest_rows`
+    key: str | None = None  # the field that names a row; None: its place in the file
+    keys: range | None = None  # the keys of this split, where files with all splits are about
+
+
+@dataclass(frozen=True)
+class Rows:
+    rows: list[Row]
+    digest: str  # the published sha256 for rows equal to the published ones, else that of the file read
+    source: str
+
+
+def load_rows(published: Published, data: Path | None, allow_altered: bool = False) -> Rows:
+    """The rows, in the order of the file. Rows that differ from the published ones are an error unless allowed."""
+    path = _download(published) if data is None else Path(data)
+    source = published.hub if data is None else path.name
+    rows = _read(path)
+    _check_fields(published, path, rows)
+    rows = [
+        {name: row[name] for name in published.fields}
+        for row in rows
+        if published.key is None or published.keys is None or row[published.key] in published.keys
+    ]
+    found = digest_rows(rows)
+    if found == published.rows_sha256:
+        return Rows(rows, published.sha256, source)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if not allow_altered:
+        raise UserError(
+            f"{path} is not {published.hub} as published: {len(rows)} rows (published: {published.rows}) with sha256 "
+            f"{found}, expected {published.rows_sha256}. Take the published file, or accept these rows with "
+            f"--allow-altered-data (allow_altered=True)"
+        )
+    return Rows(rows, digest, f"{source} (altered)")
+
+
+def pick(kind: str, name: str | None, choices: Mapping[str, T]) -> T:
+    """A choice by name; the first one where no name is given."""
+    if name is None:
+        return next(iter(choices.values()))
+    if name not in choices:
+        raise unknown(kind, name, choices)
+    return choices[name]
+
+
+def digest_rows(rows: Sequence[Row]) -> str:
+    """sha256 of the rows as JSON lines with sorted keys: the same for every container they come in."""
+    lines = (json.dumps(row, sort_keys=True, ensure_ascii=True, separators=(",", ":")) for row in rows)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _download(published: Published) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(published.hub, published.file, repo_type="dataset"))
+    except Exception as error:  # no network, no cache, a proxy: the hub's client has an exception for each
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"cannot get {published.file} of the dataset {published.hub} from the hub ({reason}); connect, or give a "
+            f"file with the fields {', '.join(published.fields)}: --data FILE (.jsonl, .json, .parquet, also .gz)"
+        ) from error
+
+
+def _read(path: Path) -> list[Row]:
+    if not path.is_file():
+        raise UserError(f"there is no data file {path}; correct --data, or leave it out to use the hub")
+    try:
+        if path.suffix == ".parquet":
+            return _read_parquet(path)
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+        if text.lstrip().startswith("["):
+            return json.loads(text)
+        # Not splitlines: it also breaks at characters that may stand inside a JSON string.
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
+    except (OSError, EOFError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{path} cannot be read ({error}); it must be .jsonl, .json, .parquet, or the first two as .gz"
+        ) from error
+
+
+def _read_parquet(path: Path) -> list[Row]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise UserError(
+            "reading parquet needs pyarrow: pip install 'twotemp[analysis]', or give a .jsonl file with --data"
+        ) from error
+    return parquet.read_table(path).to_pylist()
+
+
+def _check_fields(published: Published, path: Path, rows: list[Row]) -> None:
+    if not rows:
+        raise UserError(f"{path} is empty; give the complete file, or leave --data out to use the hub")
+    seen: dict[Any, int] = {}
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, row {number}: not a JSON object; {published.hub} has one a question")
+        if missing := [name for name in published.fields if name not in row]:
+            raise UserError(
+                f"{path}, row {number}: no field {', '.join(missing)} (there are {', '.join(row)}); "
+                f"use the field names of {published.hub}: {', '.join(published.fields)}"
+            )
+        if published.key is not None and (first := seen.setdefault(row[published.key], number)) != number:
+            raise UserError(
+                f"{path}: rows {first} and {number} have the same {published.key} {row[published.key]!r}; remove one"
+            )
