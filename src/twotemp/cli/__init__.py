@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from twotemp.cli import doctor, sample
+from twotemp.cli import demo, doctor, evaluate, report, sample
 from twotemp.errors import UserError
 
 app = typer.Typer(
@@ -19,6 +19,13 @@ app = typer.Typer(
 )
 app.command("sample")(sample.sample)
 app.command("policies")(sample.policies)
+app.command("eval")(evaluate.evaluate)
+app.command("run")(evaluate.run)
+app.command("regrade")(evaluate.regrade)
+app.command("grade")(evaluate.grade)
+app.command("report")(report.report)
+app.command("export")(report.export)
+app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 
 

@@ -1,0 +1,81 @@
+"""Experiments as files: one YAML file is one figure or table, runnable as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from twotemp.errors import UserError, unknown
+from twotemp.evaluation import Plan, TaskChoice
+from twotemp.policies import parse
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Which models, tasks and policies, and how many samples. Runs on the embedded model unless told otherwise."""
+
+    title: str
+    shows: str  # the figure or table of the paper it makes
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    policies: tuple[str, ...]
+    n: int = 64
+    questions: int | None = None
+    length: int | None = None
+    block: int | None = None
+    seed: int = 0
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("models", "tasks", "policies"):
+            value = getattr(self, name)
+            if not value or not all(isinstance(item, str) for item in value):
+                raise UserError(f"experiment {self.title!r}: {name} must be a list of names, not {value!r}")
+        self.plan()  # a mistake in a policy or a number is an error when the file is read
+
+    def plan(self, tasks: Sequence[TaskChoice] | None = None) -> Plan:
+        return Plan(
+            tasks=tuple(tasks or (TaskChoice(name) for name in self.tasks)),
+            policies=tuple(parse(spec) for spec in self.policies),
+            n=self.n,
+            questions=self.questions,
+            length=self.length,
+            block=self.block,
+            seed=self.seed,
+            trace=self.trace,
+        )
+
+
+def read(path: Path | str) -> Experiment:
+    """An experiment from its file; an unknown or missing key is an error."""
+    path = Path(path)
+    try:
+        data = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        beside = sorted(file.name for file in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        hint = f"; there are {', '.join(beside)}" if beside else ""
+        raise UserError(f"no experiment file {path}{hint}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read as YAML ({error}); mend it") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path} must hold `key: value` lines, not {type(data).__name__}")
+    known = {field.name for field in fields(Experiment)}
+    for key in data:
+        if key not in known:
+            raise unknown(f"key in {path}", str(key), known)
+    if missing := {"title", "shows", "models", "tasks", "policies"} - set(data):
+        raise UserError(f"{path} lacks {', '.join(sorted(missing))}")
+    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
+    try:
+        return Experiment(**values)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def smaller(experiment: Experiment, n: int | None, questions: int | None) -> Experiment:
+    """The same experiment with other counts, for a quick look."""
+    return replace(experiment, n=n or experiment.n, questions=questions or experiment.questions)

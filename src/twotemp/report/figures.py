@@ -1,0 +1,317 @@
+"""The paper's figures, from whatever a run has data for. Matplotlib is imported when something is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from twotemp import metrics
+from twotemp.errors import UserError
+from twotemp.policies import PRESETS
+from twotemp.records import Policy
+from twotemp.report import style
+from twotemp.report.series import Series, k_grid, unique
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Axis = Literal["k", "nfe", "seconds"]
+AXES: dict[Axis, str] = {
+    "k": "samples k",
+    "nfe": "NFE (k × mean per sample)",
+    "seconds": "seconds (k × mean per row)",
+}
+METRICS: dict[Axis, str] = {"k": "pass@k (%)", "nfe": "pass@NFE (%)", "seconds": "pass@wall-clock (%)"}
+FORMATS = ("png", "pdf")
+BAND = 0.13  # opacity
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure on disk: `path` is the PNG, the PDF lies beside it."""
+
+    name: str
+    path: Path
+    caption: str
+
+
+def draw(series: Sequence[Series], folder: Path) -> list[Drawn]:
+    """Draw every figure there is data for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    with _look():
+        for name, figure_of in FIGURES.items():
+            found = figure_of(series)
+            if found is None:
+                continue
+            figure, caption = found
+            for kind in FORMATS:
+                figure.savefig(folder / f"{name}.{kind}", bbox_inches="tight", pad_inches=0.05)
+            drawn.append(Drawn(name, folder / f"{name}.png", caption))
+    return drawn
+
+
+Made: TypeAlias = "tuple[Figure, str] | None"
+
+
+def pass_at_k(series: Sequence[Series]) -> Made:
+    """Fixed-budget policies: a row a model, a column a task (the paper's TLC figure)."""
+    chosen = [s for s in _plain(series) if s.policy.rule == "budget"]
+    if not _comparable(chosen):
+        return None
+    models, tasks = unique(s.model for s in chosen), unique(s.task for s in chosen)
+    figure, axes = _grid(len(models), len(tasks))
+    for row, model in enumerate(models):
+        for column, task in enumerate(tasks):
+            here = [s for s in chosen if s.model == model and s.task == task]
+            _panel(axes[row, column], here, "k")
+            if row == 0:
+                axes[row, column].set_title(style.task_name(task))
+        _row_label(axes[row, 0], METRICS["k"], style.model_name(model) if len(models) > 1 else None)
+    for axis in axes[-1]:
+        axis.set_xlabel(AXES["k"])
+    _legend(figure)
+    return figure, f"Pass@k of policies that commit K tokens a step. {_BANDS}"
+
+
+def pass_at_nfe(series: Sequence[Series]) -> Made:
+    """Adaptive policies beside AR: pass@k above pass@NFE, a column a task (the paper's TCT figure)."""
+    return _adaptive(
+        series,
+        ("k", "nfe"),
+        "Pass@k (top) and pass@NFE (bottom): the same data, only the x axis changes. AR's NFE counts tokens before "
+        f"EOS, the others' the steps until every position is written. {_BANDS}",
+    )
+
+
+def wall_clock(series: Sequence[Series]) -> Made:
+    """Pass@k, pass@NFE and pass@wall-clock of adaptive policies beside AR."""
+    return _adaptive(
+        series,
+        ("k", "nfe", "seconds"),
+        "Pass@k, pass@NFE and pass@wall-clock. Seconds are those a row spent in its batch, so they compare "
+        f"policies of one run on one machine. {_BANDS}",
+        across=True,
+    )
+
+
+def _adaptive(series: Sequence[Series], kinds: Sequence[Axis], caption: str, across: bool = False) -> Made:
+    """One panel a task and x axis; `across`: the axes run from left to right instead of downwards."""
+    every = _plain(series)
+    adaptive = [s for s in every if s.policy.rule != "budget"]
+    # The figure is about the adaptive ones; AR is the yardstick where the run has it.
+    chosen = [s for s in every if s.policy.name == "ar"] + adaptive
+    if not adaptive or not _comparable(chosen):
+        return None
+    cells = unique((s.model, s.task) for s in chosen)
+    figure, axes = _grid(len(cells), len(kinds)) if across else _grid(len(kinds), len(cells))
+    for panels, (model, task) in zip(axes if across else axes.T, cells):
+        here = [s for s in chosen if s.model == model and s.task == task]
+        for axis, kind in zip(panels, kinds):
+            _panel(axis, here, kind)
+            axis.set_xlabel(AXES[kind])
+            axis.set_ylabel(METRICS[kind] if across or (model, task) == cells[0] else "")
+        if across:
+            _row_label(panels[0], METRICS[kinds[0]], _cell_name(model, task, cells))
+        else:
+            panels[0].set_title(_cell_name(model, task, cells))
+    _legend(figure)
+    return figure, caption
+
+
+_ENDS = {"budget": ("ar", "lc", "random"), "threshold": ("ar", "ct")}  # what a sweep of T_pos lies between
+
+
+def t_pos(series: Sequence[Series]) -> Made:
+    """A tempered family at several T_pos, with its two ends and AR; a column a task."""
+    varied = _varied(series, "t_pos")
+    if not varied:
+        return None
+    cells = unique((s.model, s.task, s.policy.name) for s in varied)
+    figure, axes = _grid(1, len(cells))
+    for axis, (model, task, name) in zip(axes[0], cells):
+        here = [s for s in series if s.model == model and s.task == task]
+        family = sorted((s for s in here if s.policy.name == name), key=lambda s: s.policy.t_pos)
+        ends = [s for s in here if s.policy.name in _ENDS.get(family[0].policy.rule, ("ar",))]
+        for one in ends:
+            _curve(axis, one, "k", style.line(one.policy), style.label(one.policy))
+        for place, one in enumerate(family):
+            _curve(axis, one, "k", style.ramp(one.policy, place, len(family)), style.label(one.policy))
+        _finish_k(axis, family)
+        axis.set_title(_cell_name(model, task, cells))
+        axis.set_xlabel(AXES["k"])
+    axes[0, 0].set_ylabel(METRICS["k"])
+    _legend(figure)
+    return figure, f"Pass@k as the position temperature varies. {_BANDS}"
+
+
+def t_token(series: Sequence[Series]) -> Made:
+    """A column a token temperature with every policy in it; the last has the largest k against the temperature."""
+    varied = _varied(series, "t_token")
+    if not varied:
+        return None
+    temperatures = sorted({s.policy.t_token for s in varied})
+    cells = unique((s.model, s.task) for s in varied)
+    figure, axes = _grid(len(cells), len(temperatures) + 1, share_y="row")
+    most = min(s.samples for s in varied)
+    for row, (model, task) in zip(axes, cells):
+        here = [s for s in varied if s.model == model and s.task == task]
+        for axis, temperature in zip(row, temperatures):
+            _panel(axis, [s for s in here if s.policy.t_token == temperature], "k", hide=("t_token",))
+        _against_t_token(row[-1], here, most)
+        _row_label(row[0], METRICS["k"], _cell_name(model, task, cells))
+    for column, temperature in enumerate(temperatures):
+        axes[0, column].set_title(rf"$T_\mathrm{{token}}={temperature:g}$")
+        axes[-1, column].set_xlabel(AXES["k"])
+    axes[0, -1].set_title(f"pass@{most}")
+    axes[-1, -1].set_xlabel(r"$T_\mathrm{token}$")
+    _legend(figure)
+    return figure, f"Pass@k as the token temperature varies; on the right the largest k. {_BANDS}"
+
+
+def _against_t_token(axis: Axes, series: Sequence[Series], k: int) -> None:
+    families: dict[Policy, list[Series]] = {}
+    for one in sorted(series, key=lambda s: s.policy.t_token):
+        families.setdefault(replace(one.policy, t_token=0.0), []).append(one)
+    for policy, family in families.items():
+        look, x = style.line(policy), [s.policy.t_token for s in family]
+        mean, low, high = (
+            [100 * getattr(s.curve, field)[k - 1] for s in family] for field in ("mean", "low", "high")
+        )
+        axis.plot(x, mean, **look)
+        axis.fill_between(x, low, high, color=look["color"], alpha=BAND, linewidth=0)
+    axis.set_xticks(sorted({s.policy.t_token for s in series}))
+
+
+def models(series: Sequence[Series]) -> Made:
+    """The same policies on several models: a column a model, a row a task (amounts of diffusion training)."""
+    chosen = [s for s in _plain(series) if s.policy.rule == "budget"]
+    names = unique(s.model for s in chosen)
+    tasks = [t for t in unique(s.task for s in chosen) if len({s.model for s in chosen if s.task == t}) > 1]
+    if len(names) < 2 or not tasks:
+        return None
+    figure, axes = _grid(len(tasks), len(names), share_y="row")
+    for row, task in enumerate(tasks):
+        for column, model in enumerate(names):
+            _panel(axes[row, column], [s for s in chosen if s.model == model and s.task == task], "k")
+            if row == 0:
+                axes[row, column].set_title(style.model_name(model))
+        _row_label(axes[row, 0], METRICS["k"], style.task_name(task))
+    for axis in axes[-1]:
+        axis.set_xlabel(AXES["k"])
+    _legend(figure)
+    return figure, f"Pass@k of the same policies on different models. {_BANDS}"
+
+
+FIGURES: dict[str, Callable[[Sequence[Series]], Any]] = {
+    "pass_at_k": pass_at_k,
+    "pass_at_nfe": pass_at_nfe,
+    "wall_clock": wall_clock,
+    "t_pos": t_pos,
+    "t_token": t_token,
+    "models": models,
+}
+_BANDS = "Bands: 95 % bootstrap intervals over questions."
+
+
+def _plain(series: Sequence[Series]) -> list[Series]:
+    """One series a policy name and cell: in a sweep the one nearest to the preset stands for its family."""
+    chosen: dict[tuple[str, str, str], Series] = {}
+    for one in series:
+        key = (one.model, one.task, one.policy.name)
+        preset = PRESETS[one.policy.name].policy
+        if key not in chosen or one.policy == preset:
+            chosen[key] = one
+    return list(chosen.values())
+
+
+def _varied(series: Sequence[Series], key: str) -> list[Series]:
+    """Series of policies that the run has at two or more values of one number."""
+    values: dict[tuple[str, str, str], set[float]] = {}
+    for one in series:
+        values.setdefault((one.model, one.task, one.policy.name), set()).add(getattr(one.policy, key))
+    return [s for s in series if len(values[s.model, s.task, s.policy.name]) > 1]
+
+
+def _comparable(series: Sequence[Series]) -> bool:
+    return len({s.policy.name for s in series}) > 1
+
+
+def _panel(axis: Axes, series: Sequence[Series], kind: Axis, hide: Sequence[str] = ()) -> None:
+    for one in series:
+        _curve(axis, one, kind, style.line(one.policy), style.label(one.policy, hide=hide))
+    if kind == "k":
+        _finish_k(axis, series)
+    else:
+        axis.set_xscale("log")
+
+
+def _curve(axis: Axes, one: Series, kind: Axis, look: dict[str, Any], label: str) -> None:
+    """Mean and band at every k; markers at the powers of two only, where the tables have numbers."""
+    estimate, ks = one.curve, range(1, one.samples + 1)
+    x = np.asarray(ks, dtype=float) if kind == "k" else metrics.cost_axis(getattr(one, kind), ks)
+    marked = [k - 1 for k in k_grid([one])]
+    axis.plot(x, 100 * estimate.mean, label=label, markevery=marked, **look)
+    axis.fill_between(
+        x, 100 * estimate.low, 100 * estimate.high, color=look["color"], alpha=BAND, linewidth=0, zorder=2
+    )
+
+
+def _finish_k(axis: Axes, series: Sequence[Series]) -> None:
+    ticks = k_grid(series)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, [str(k) for k in ticks])
+    axis.minorticks_off()
+
+
+def _grid(rows: int, columns: int, share_y: Any = False) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure
+
+    # A single panel has the width of a journal's column, three that of its page.
+    figure = Figure(figsize=(max(3.4, 2.35 * columns), 1.95 * rows + 0.15), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, sharey=share_y)
+
+
+def _row_label(axis: Axes, metric: str, name: str | None) -> None:
+    """What the row shows, in bold beside the label of its y axis."""
+    axis.set_ylabel(metric)
+    if name is not None:
+        axis.annotate(
+            name, (0, 0.5), (-36, 0), xycoords="axes fraction", textcoords="offset points",
+            rotation=90, ha="right", va="center", weight="bold", size=9,
+        )  # fmt: skip
+
+
+def _cell_name(model: str, task: str, cells: Sequence[tuple[str, ...]]) -> str:
+    """The task; with the model where the figure has several."""
+    several = len({cell[0] for cell in cells}) > 1
+    return f"{style.model_name(model)}, {style.task_name(task)}" if several else style.task_name(task)
+
+
+def _legend(figure: Figure) -> None:
+    """One legend above the panels: colours mean the same in all of them."""
+    entries: dict[str, Any] = {}
+    for axis in figure.axes:
+        for handle, text in zip(*axis.get_legend_handles_labels()):
+            entries.setdefault(text, handle)
+    width, height = figure.get_size_inches()
+    columns = max(1, min(len(entries), int(width / 1.6)))
+    figure.set_size_inches(width, height + 0.18 * -(-len(entries) // columns))  # the panels keep their height
+    figure.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=columns)
+
+
+@contextmanager
+def _look() -> Iterator[None]:
+    """Our settings, without touching the caller's."""
+    try:
+        from matplotlib import rc_context
+    except ImportError:
+        raise UserError("figures need matplotlib: pip install 'twotemp[plots]'") from None
+    with rc_context(style.RC):
+        yield

@@ -1,0 +1,141 @@
+"""One look for all figures: a colour, a marker and a name for each policy, the same everywhere.
+
+Colours are Okabe and Ito's, which stay apart for colour-blind readers; markers carry the same information in print.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+from twotemp.policies import PRESETS
+from twotemp.records import Policy
+
+INK = "#262626"
+GRID = "#e4e4e4"
+
+NAMES = {
+    "ar": "Autoregressive",
+    "lc": "Low confidence",
+    "random": "Random",
+    "tlc": "TLC",
+    "ct": "Fast-dLLM (CT)",
+    "tct": "TCT",
+}
+_MARKS = {  # colour, marker
+    "ar": ("#0072B2", "o"),
+    "lc": ("#E69F00", "s"),
+    "random": ("#7F7F7F", "^"),
+    "tlc": ("#D55E00", "D"),
+    "ct": ("#CC79A7", "s"),
+    "tct": ("#009E73", "D"),
+}
+# For the field's other heuristics: dashed, so that a colour used twice is still two lines.
+_OTHER = ("#56B4E9", "#332288", "#882255", "#117733", "#AA4499", "#999933", "#44AA99", "#661100")
+TASKS = {"gsm8k": "GSM8K", "math500": "MATH-500", "humaneval": "HumanEval", "mbpp": "MBPP"}
+
+# What the two families of the paper are about: drawn last and heavier, with the tempered parameter in the name.
+TEMPERED = ("tlc", "tct")
+_SYMBOLS = {"t_pos": r"T_\mathrm{pos}", "t_token": r"T_\mathrm{token}", "threshold": r"\lambda", "k": "K"}
+
+
+def task_name(task: str) -> str:
+    return TASKS.get(task, task)
+
+
+def model_name(model: str) -> str:
+    """`GSAI-ML/LLaDA-8B-Instruct` -> `LLaDA-8B-Instruct`; a folder by its own name."""
+    return model.rstrip("/").rsplit("/", 1)[-1]
+
+
+def parameters(policy: Policy, hide: Collection[str] = ()) -> dict[str, Any]:
+    """What a name must say: T_pos of a tempered family, and whatever differs from the preset."""
+    preset = PRESETS[policy.name]
+    return {
+        key: getattr(policy, key)
+        for key in preset.settable
+        if key not in hide
+        and (getattr(policy, key) != getattr(preset.policy, key) or (key == "t_pos" and policy.t_pos))
+    }
+
+
+def label(policy: Policy, *, plain: bool = False, hide: Collection[str] = ()) -> str:
+    """`TCT ($T_pos=0.1$)` for figures and LaTeX; plain: `TCT (t_pos=0.1)`, for terminals and Markdown."""
+    name = NAMES.get(policy.name, policy.name)
+    said = parameters(policy, hide)
+    if not said:
+        return name
+    write = _plain if plain else _mathematical
+    return f"{name} ({', '.join(write(key, value) for key, value in said.items())})"
+
+
+def _plain(key: str, value: Any) -> str:
+    return f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+
+
+def _mathematical(key: str, value: Any) -> str:
+    if key not in _SYMBOLS:
+        return _plain(key, value).replace("_", " ")
+    number = r"\infty" if math.isinf(value) else f"{value:g}"
+    return f"${_SYMBOLS[key]}={number}$"
+
+
+def line(policy: Policy) -> dict[str, Any]:
+    """How matplotlib draws a policy."""
+    if policy.name in _MARKS:
+        colour, marker = _MARKS[policy.name]
+        dashes = "-"
+    else:
+        place = [name for name in PRESETS if name not in _MARKS].index(policy.name)
+        colour, marker, dashes = _OTHER[place % len(_OTHER)], "vPX*<>ph"[place % 8], "--"
+    heavy = policy.name in TEMPERED
+    return {
+        "color": colour,
+        "marker": marker,
+        "linestyle": dashes,
+        "linewidth": 2.0 if heavy else 1.5,
+        "zorder": 4 if heavy else 3,
+    }
+
+
+def ramp(policy: Policy, place: int, count: int) -> dict[str, Any]:
+    """The policy's own colour from pale to full, for curves that differ in one number."""
+    look = line(policy)
+    red, green, blue = (int(look["color"][i : i + 2], 16) for i in (1, 3, 5))
+    share = 0.62 * (1 - place / max(count - 1, 1))  # of white; the last is the full colour, darkened a little
+    dark = 1.0 if count == 1 else 1.0 - 0.35 * place / (count - 1)
+    mixed = [round((c + (255 - c) * share) * dark) for c in (red, green, blue)]
+    return {**look, "color": "#{:02x}{:02x}{:02x}".format(*mixed), "marker": "oDsvP^X"[place % 7]}
+
+
+RC: Any = {
+    "font.family": "DejaVu Sans",
+    "mathtext.fontset": "dejavusans",
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.titleweight": "bold",
+    "axes.labelsize": 8,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.markersize": 3.6,
+    "figure.dpi": 100,
+    "savefig.dpi": 200,
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "twotemp",  # the same figure is the same file
+}

@@ -1,0 +1,112 @@
+"""Samples with a trace as one self-contained HTML page: what was written when, and how surely.
+
+The page is a static template; what changes is one block of JSON in it. It asks the network for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from twotemp.errors import UserError
+from twotemp.policies import PRESETS
+from twotemp.records import Policy, Sample
+from twotemp.report import style
+
+FORK_ENTROPY = math.log(2)  # as undecided as a fair coin
+_SYMBOLS = {"t_pos": ("T", "pos"), "t_token": ("T", "token"), "threshold": ("λ", ""), "k": ("K", "")}
+_CONTEXT = 4  # tokens to the left that a token's text may depend on (spaces, characters of several tokens)
+
+
+def page(
+    samples: Sequence[Sample],
+    tokenizer: Any | None = None,
+    *,
+    title: str = "twotemp trace",
+    fork_entropy: float = FORK_ENTROPY,
+) -> str:
+    """The page of some samples side by side; without a tokenizer tokens are shown as their ids.
+
+    fork_entropy: positions committed with at least this entropy (nats) are marked as forks.
+    """
+    if not samples:
+        raise UserError("no sample to show")
+    shown = [_sample(sample, tokenizer) for sample in samples]
+    entropies = [cell["entropy"] for one in shown for cell in one["cells"] if "step" in cell]
+    data = {
+        "title": title,
+        "about": f"{len(shown)} sample{'s' * (len(shown) > 1)}, {title}",
+        "fork": fork_entropy,
+        "most": max(entropies),  # the scale of the entropy bars
+        # One prompt for all, and nothing but masks after it: then it is shown once, above the samples.
+        "shared": len({s.prompt for s in samples}) == 1 and samples[0].positions[0] >= len(samples[0].prompt),
+        "samples": shown,
+    }
+    template = (files("twotemp.report") / "trace.html").read_text(encoding="utf-8")
+    return template.replace("/*DATA*/", _inside_script(data))
+
+
+def _inside_script(data: Any) -> str:
+    """JSON that cannot end the script element it stands in, whatever the tokens are."""
+    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _sample(sample: Sample, tokenizer: Any | None) -> dict[str, Any]:
+    if sample.trace is None:
+        raise UserError(
+            f"sample {sample.index} of request {sample.request!r} has no trace; draw it again with --trace"
+        )
+    row = dict(enumerate(sample.prompt)) | dict(zip(sample.positions, sample.tokens))
+    ids = [row[position] for position in sorted(row)]
+    special = set(tokenizer.all_special_ids) if tokenizer is not None else set()
+    cells: list[dict[str, Any]] = [
+        {"text": text, "id": token, "position": position, "special": token in special}
+        for position, (token, text) in enumerate(zip(ids, pieces(ids, tokenizer)))
+    ]
+    for position, step, confidence, entropy in zip(
+        sample.positions, sample.trace.steps, sample.trace.confidence, sample.trace.entropy
+    ):
+        cells[position] |= {"step": step, "confidence": round(confidence, 5), "entropy": round(entropy, 5)}
+    return {
+        "name": style.NAMES.get(sample.policy.name, sample.policy.name),
+        "settings": _settings(sample.policy),
+        "index": sample.index,
+        "seed": sample.seed,
+        "nfe": sample.nfe,
+        "steps": max(sample.trace.steps) + 1,
+        "cells": cells,
+    }
+
+
+def _settings(policy: Policy) -> list[tuple[str, str, str]]:
+    """(symbol, subscript, value) of the numbers that belong to this policy."""
+    preset = PRESETS.get(policy.name)
+    names = (*(preset.parameters if preset else ()), "t_token")
+    found = []
+    for name in names:
+        value = getattr(policy, name)
+        text = "∞" if value == math.inf else f"{value:g}"
+        found.append((*_SYMBOLS.get(name, (name.replace("_", " "), "")), text))
+    return found
+
+
+def pieces(ids: Sequence[int], tokenizer: Any | None) -> list[str]:
+    """The text that each token adds. A character spread over several tokens belongs to the one that ends it."""
+    if tokenizer is None:
+        return [f" {token}" for token in ids]
+
+    def text(part: Sequence[int]) -> str:
+        return str(
+            tokenizer.decode(list(part), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
+
+    found = []
+    for end in range(len(ids)):
+        start = max(0, end - _CONTEXT)
+        before = text(ids[start:end]).rstrip("\ufffd") if start < end else ""
+        found.append(text(ids[start : end + 1])[len(before) :].rstrip("\ufffd") or "\ufffd")
+    return found
