@@ -197,7 +197,7 @@ def test_other_prompts(shared: Path):
         "** UNIT TESTS **\nYour code should pass unit tests like:\n" + row["test_list"][0] in problem.prompt
     )
     stub = problem.prompt.split("```python\n")[1].split("```")[0]
-    assert ast.parse(stub).body[0].name == "remove_Occ"  # type: ignore[attr-defined]
+    assert ast.unparse(ast.parse(stub)).startswith("def remove_Occ(input_param_1, input_param_2):")
 
 
 def test_defaults_are_the_first_names():
@@ -246,6 +246,15 @@ def test_renamed_and_missing_fields_are_named(tmp_path: Path, row: dict):
         tasks.get("gsm8k").problems(data=path)
     with pytest.raises(UserError, match="no field"):
         tasks.get("gsm8k").problems(data=path, allow_altered=True)
+
+
+def test_rows_end_at_line_breaks_only(tmp_path: Path, row: dict):
+    """Other characters that Unicode counts as line ends may stand inside a JSON string."""
+    row["question"] = "one\u2028two\x85three"
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\n")
+    (problem,) = tasks.get("gsm8k").problems(data=path, prompt="justgrpo", allow_altered=True).problems
+    assert problem.prompt == row["question"]
 
 
 def test_repeated_names_are_refused(shared: Path, tmp_path: Path):
