@@ -118,12 +118,15 @@ def test_no_mask_is_built_when_nothing_is_padded(monkeypatch: pytest.MonkeyPatch
 
 
 def test_gradients_flow(model: Transformer) -> None:
-    ids, real = left_padded([[1, 2, 3, MASK, 5], [7, MASK]], 6)
+    """To every parameter, and to the embedding of EOS, which pads but is a token to be learnt."""
+    ids, real = left_padded([[1, EOS, 3, MASK, 5], [7, MASK]], 6)
     model.module.zero_grad()
     model.logits(ids, real, ids == MASK).logsumexp(1).sum().backward()
     dead = [name for name, p in model.module.named_parameters() if p.grad is None or not p.grad.any()]
+    learnt = model.module.model.embed_tokens.weight.grad[EOS].any()
     model.module.zero_grad()
     assert not dead
+    assert learnt
 
 
 def test_training_mode_keeps_the_rows_of_padding_finite(model: Transformer) -> None:

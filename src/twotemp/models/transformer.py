@@ -245,10 +245,9 @@ def rename(weights: Weights, names: Mapping[str, str]) -> Weights:
 def bidirectional(config: PreTrainedConfig) -> PreTrainedConfig:
     """Turn a native decoder's causal default off; every mask is then ours, passed explicitly.
 
-    `pad_token_id` is cleared because it would freeze that row of the embedding in training, and pad = EOS.
+    No family passes its `pad_token_id` on: it would freeze that row of the embedding in training, and pad = EOS.
     """
     config.is_causal = False
-    config.pad_token_id = None
     config._attn_implementation = "sdpa"  # the one that takes boolean masks
     return config
 
