@@ -14,7 +14,7 @@ from tests.forks_cases import SEARCH, T_POS, UNIT, model_of, models
 from twotemp.forks import beyond
 from twotemp.forks.beyond import pairwise_budget, pairwise_threshold, printed_share, tct, worst_t_pos
 from twotemp.forks.exact import fork_law, printed_tct, sigmoid
-from twotemp.forks.statements import fork_entropies, least_entropy, tlc
+from twotemp.forks.statements import fork_entropies, gap_ratio_by_anchor, least_entropy, tlc
 from twotemp.forks.theory import AnchorFork, has
 
 # --- past the paper: K > 1 --------------------------------------------------------------------------------------
@@ -183,8 +183,20 @@ def test_document_shows_the_study_as_computed() -> None:
 
 
 def test_study_finds_nothing_against_what_is_proved() -> None:
-    found = {f.claim: f for f in beyond.study(models=12, length=4)}
+    found = {f.claim: f for f in beyond.study(models=6, length=4)}
     assert found["TLC K=1, constant c: rises with T_pos"].violated == 0
     assert found["random: rises with K"].violated == 0
-    assert found["TCT lambda < c_l, constant c: rises with T_pos"].violated == 12
+    assert found["TCT lambda < c_l, constant c: rises with T_pos"].violated == 6
     assert found["LC, constant c: rises with K"].violated > 0
+
+
+def test_a_search_finds_falls_where_proposition_1_does_not_apply() -> None:
+    rng = np.random.default_rng(0)
+    falls = 0
+    for _ in range(60):
+        model = beyond.random_model(rng, length=4, drift=3.0)
+        assert model.violations() == []
+        cold, warm = fork_entropies(model, tlc(0.1), tlc(0.2))
+        falls += warm < cold - 1e-9
+        assert cold < warm or gap_ratio_by_anchor(model) >= 0.2 / 0.1
+    assert falls > 0

@@ -179,10 +179,15 @@ def dominates(anchor: Sequence[float], fork: Sequence[float]) -> bool:
     return bool((a >= l).all() and (a > l).any())
 
 
-def log_odds(logits: Sequence[float], t_token: float) -> float:
-    """ln c(T) / (1 - c(T)) for c(T) = max softmax(z / T), = -ln sum_{i >= 2} exp((z_(i) - z_(1)) / T).
+def top_probability(logits: Sequence[float], t_token: float) -> float:
+    """c(T) = max softmax(z / T) = 1 / (1 + sum_{i >= 2} exp((z_(i) - z_(1)) / T))."""
+    return float(1 / (1 + np.exp(-logit_gaps(logits) / t_token).sum()))
 
-    In odds because c itself rounds to 1 at small T_token, where its order would be lost.
+
+def lead(anchor: Sequence[float], fork: Sequence[float], t_token: float) -> float:
+    """1 / c^l(T) - 1 / c^a(T): above 0 where the anchor is surer.
+
+    Summed without rounding, because at small T_token both confidences round to the same number.
     """
-    scaled = -logit_gaps(logits) / t_token
-    return float(-(scaled.max() + np.log(np.exp(scaled - scaled.max()).sum())))
+    more, less = (np.exp(-logit_gaps(z) / t_token) for z in (fork, anchor))
+    return math.fsum([*more, *-less])
