@@ -401,11 +401,11 @@ def test_nan_logits_name_row_step_and_position():
     def broken(ids, attention_mask, want):
         logits = honest(ids, attention_mask, want)
         if model.calls == 3:
-            logits[1, 0] = torch.nan
+            logits[0, 0] = torch.nan
         return logits
 
     model.logits = broken
-    with pytest.raises(UserError, match="'q', sample 0, row 0, step 2, position 5"):
+    with pytest.raises(UserError, match="'q', sample 0, row 0, step 2, position 4"):
         list(run(model, [Request("q", (2, 3), policy("ar"), 8, 8)]))
 
 
@@ -455,3 +455,37 @@ def test_zero_temperatures_are_greedy(name):
     chosen = policy(name, t_token=0.0)
     tokens = {twotemp.sample(ToyModel(), [2, 3], chosen, length=8, seed=s)[0].tokens for s in range(5)}
     assert len(tokens) == 1
+
+
+# --- where time goes
+
+
+def test_left_to_right_predicts_only_what_it_can_commit():
+    model = ToyModel()
+    seen: list[int] = []
+    honest = model.logits
+
+    def counting(ids, attention_mask, want):
+        seen.append(int(want.sum()))
+        return honest(ids, attention_mask, want)
+
+    model.logits = counting
+    twotemp.sample(model, [2, 3], policy("ar", k=2), length=8, block=8)
+    assert seen == [2] * 4
+
+
+def test_ledger_accounts_for_the_whole_run():
+    from time import perf_counter
+
+    from twotemp.engine import Ledger
+
+    model, ledger = ToyModel(vocab=5000), Ledger()
+    before = perf_counter()
+    list(run(model, requests_of(model, policy("tlc"), count=16, length=16), ledger=ledger))
+    elapsed = perf_counter() - before
+    assert sum(ledger.seconds.values()) == pytest.approx(elapsed, rel=0.2)
+    assert ledger.steps == 16
+    assert ledger.row_steps == 16 * 16
+    assert ledger.seconds["draw"] > 0
+    assert ledger.seconds["forward"] > 0
+    assert "16 steps" in ledger.report()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from time import perf_counter
 
 import torch
 
+from twotemp.engine.ledger import Ledger
 from twotemp.engine.rows import Rows, block_of, check
 from twotemp.engine.runner import BlockCached, Runner, Uncached
 from twotemp.engine.scheduler import Scheduler
@@ -25,12 +27,13 @@ def run(
     *,
     batch_size: int = DEFAULT_BATCH,
     on_step: Callable[[int], None] | None = None,
+    ledger: Ledger | None = None,
 ) -> Iterator[Sample]:
     """Sample every request. A sample depends on its request alone, not on the batch it was drawn in.
 
     Requests whose policies differ in structure (say LC and an entropy bound) are batched apart; numbers such as
     T_pos may differ from row to row. Long rows go first, so that a batch holds rows of similar length.
-    `on_step(rows)` is called after every step with the number of rows in the batch.
+    `on_step(rows)` is called after every step with the number of rows in the batch; a `ledger` keeps time.
     """
     if batch_size < 1:
         raise UserError(f"batch_size must be >= 1, not {batch_size}")
@@ -38,16 +41,18 @@ def run(
     for request in waiting:
         check(request, model)
     waiting.sort(key=lambda r: (r.policy.structure, -len(r.prompt) - r.length))
-    return _run_checked(model, waiting, batch_size, on_step)
+    return _run_checked(model, waiting, batch_size, on_step, ledger or Ledger())
 
 
-def _run_checked(model, waiting: list[Request], batch_size: int, on_step) -> Iterator[Sample]:
+def _run_checked(model, waiting: list[Request], batch_size: int, on_step, ledger: Ledger) -> Iterator[Sample]:
     for _, group in groupby(waiting, key=lambda r: r.policy.structure):
-        yield from _decode(model, list(group), batch_size, on_step)
+        yield from _decode(model, list(group), batch_size, on_step, ledger)
 
 
 @torch.inference_mode()
-def _decode(model: Denoiser, waiting: list[Request], batch_size: int, on_step) -> Iterator[Sample]:
+def _decode(
+    model: Denoiser, waiting: list[Request], batch_size: int, on_step, ledger: Ledger
+) -> Iterator[Sample]:
     scheduler = Scheduler(waiting, min(batch_size, len(waiting)))
     columns = max(len(r.prompt) + r.length for r in waiting)
     block_width = min(columns, max(block_of(r, model) for r in waiting))
@@ -57,13 +62,22 @@ def _decode(model: Denoiser, waiting: list[Request], batch_size: int, on_step) -
     forbidden = torch.tensor(model.forbidden_ids, dtype=torch.int64, device=model.device)
     memory: Memory | None = None
 
+    ledger.start()
     while scheduler.running:
         window = rows.window()
+        window = replace(window, masked=policies.candidates(window.masked))
+        ledger.lap("bookkeeping")
         logits = runner.logits(rows, window)
         logits[:, forbidden] = -torch.inf
-        noise = Noise(rows.key, rows.step, window.positions)
+        ledger.lap("forward")
         decision = policies.step(
-            noise, logits, window.masked, eos_ids=rows.eos_ids, memory=memory, want_entropy=rows.traced
+            Noise(rows.key, rows.step, window.positions),
+            logits,
+            window.masked,
+            eos_ids=rows.eos_ids,
+            memory=memory,
+            want_entropy=rows.traced,
+            lap=ledger.lap,
         )
         memory = decision.memory
         rows.commit(window, decision.tokens, decision.commit, decision.confidence, decision.entropy)
@@ -73,12 +87,15 @@ def _decode(model: Denoiser, waiting: list[Request], batch_size: int, on_step) -
         *flags, sane = torch.cat([done, healthy[None]]).tolist()
         if not sane:
             raise _not_a_number(rows, window, decision.log_norm)
+        ledger.step(len(flags))
         if on_step is not None:
             on_step(len(flags))
         finished = [slot for slot, flag in enumerate(flags) if flag]
         if not finished:
             continue
+        ledger.lap("bookkeeping")
         yield from _collect(rows, finished)
+        ledger.start()
         _, refilled, dropped = scheduler.finish(finished)
         if refilled:
             rows.replace(refilled)

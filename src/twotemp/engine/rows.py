@@ -156,11 +156,6 @@ class Rows:
         }
         return {name: value.to(self.ids.device) for name, value in values.items()}
 
-    def attention_mask(self) -> Tensor | None:
-        if not self.padded:
-            return None
-        return torch.arange(self.width, device=self.ids.device) < self.length[:, None]
-
     def masked(self) -> Tensor:
         """[B, C]: what is still to be written."""
         return (self.ids == self.model.mask_id) & self.generated

@@ -38,26 +38,26 @@ class Uncached:
         rows.forwards += 1
         rows.processed += rows.length
         ids = rows.ids[:, : rows.width]
-        state = torch.cat([ids, rows.length[:, None], window.start[:, None], window.end[:, None]], dim=1)
+        want = torch.zeros_like(ids, dtype=torch.bool)
+        row, column = window.masked.nonzero(as_tuple=True)
+        want[row, window.positions[row, column]] = True
+        # All that the call depends on, in one matrix: ids, which of them are wanted, which are padding.
+        state = ids + self.model.vocab_size * want
+        if rows.padded:
+            state = state.masked_fill(torch.arange(rows.width, device=ids.device) >= rows.length[:, None], -1)
         states, which = torch.unique(state, dim=0, return_inverse=True)
         if len(states) == len(state):
-            return self.model.logits(ids, rows.attention_mask(), self._want(ids, window.start, window.end))
-        ids, length, start, end = states[:, :-3], states[:, -3], states[:, -2], states[:, -1]
-        mask = torch.arange(rows.width, device=ids.device) < length[:, None] if rows.padded else None
-        want = self._want(ids, start, end)
-        logits = self.model.logits(ids, mask, want)
+            return self.model.logits(ids, state >= 0 if rows.padded else None, want)
+        want = states >= self.model.vocab_size
+        ids = states.clamp_min(0) - self.model.vocab_size * want
+        logits = self.model.logits(ids, states >= 0 if rows.padded else None, want)
         # Every row takes its state's stretch of the logits.
         count = want.sum(1)
-        first = (count.cumsum(0) - count)[which]
-        count = count[which]
-        inside = torch.arange(int(count.sum()), device=ids.device) - (
-            count.cumsum(0) - count
-        ).repeat_interleave(count)
-        return logits[first.repeat_interleave(count) + inside]
-
-    def _want(self, ids: Tensor, start: Tensor, end: Tensor) -> Tensor:
-        at = torch.arange(ids.shape[1], device=ids.device)
-        return (ids == self.model.mask_id) & (at >= start[:, None]) & (at < end[:, None])
+        first, count = (count.cumsum(0) - count)[which], count[which]
+        stretch = torch.arange(len(row), device=ids.device) - (count.cumsum(0) - count).repeat_interleave(
+            count
+        )
+        return logits[first.repeat_interleave(count) + stretch]
 
     def keep(self, slots: Sequence[int]) -> None:
         pass
@@ -82,7 +82,9 @@ class BlockCached:
         inside = at < window.end[:, None]
         at = torch.where(inside, at, rows.columns)
         ids = rows.ids.gather(1, at.clamp_max(rows.columns - 1))
-        want = inside & (at >= window.start[:, None]) & (ids == self.model.mask_id)
+        row, column = window.masked.nonzero(as_tuple=True)
+        want = torch.zeros_like(inside)
+        want[row, window.positions[row, column] - rows.cached[row]] = True
         visible = torch.arange(rows.columns, device=rows.ids.device) < window.end[:, None]
         rows.forwards += 1
         rows.processed += span

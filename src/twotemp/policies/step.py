@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -101,6 +101,19 @@ class PolicyBatch:
     top_k: Tensor
     top_p: Tensor
 
+    def candidates(self, masked: Tensor) -> Tensor:
+        """Which masked positions could be committed now; the others need no prediction.
+
+        Strictly left to right, that is the K leftmost; under every other rule it is all of them.
+        """
+        if (
+            self.score == "position"
+            and self.rule == "budget"
+            and not (self.any_tempered or self.any_eos_last)
+        ):
+            return masked & (masked.cumsum(1) <= self.k[:, None])
+        return masked
+
     def step(
         self,
         noise: Noise,
@@ -110,13 +123,19 @@ class PolicyBatch:
         eos_ids: Tensor,
         memory: Memory | None = None,
         want_entropy: bool = False,
+        lap: Callable[[str], None] = lambda part: None,
     ) -> Decision:
-        """Choose tokens and positions. logits: [masked.sum(), V], row-major over `masked` [B, W]."""
+        """Choose tokens and positions. logits: [masked.sum(), V], row-major over `masked` [B, W].
+
+        `lap(part)` is called when a part of the step ("draw", "select") is over, for whoever keeps time.
+        """
         row = masked.nonzero()[:, 0]
         if self.any_eos_never:
             logits = logits.clone()
             logits[:, eos_ids] = logits[:, eos_ids].masked_fill(self.eos_never[row, None], -torch.inf)
-        found = tokens.predict(logits, noise.uniform(rng.Stream.TOKEN)[masked], self._token_rules(row))
+        rules = self._token_rules(row, want_entropy)
+        found = tokens.predict(logits, noise.uniform(rng.Stream.TOKEN)[masked], rules)
+        lap("draw")
 
         def spread(values: Tensor) -> Tensor:
             grid = torch.zeros(masked.shape, dtype=values.dtype, device=values.device)
@@ -126,7 +145,7 @@ class PolicyBatch:
         written = spread(found.tokens)
         log_confidence = spread(found.log_confidence)
         confidence = log_confidence.exp()
-        entropy = spread(found.entropy()) if want_entropy or self.score == "neg_entropy" else None
+        entropy = None if found.entropy is None else spread(found.entropy)
 
         score = self._score(found, spread, log_confidence, confidence, entropy, noise.positions)
         if self.any_tempered:
@@ -145,6 +164,7 @@ class PolicyBatch:
                 memory = self._remember(memory, found, masked, noise.positions)
                 score = positions.demote(score, memory.stable < self.kl_steps[:, None])
             commit = positions.select(score, masked, k, self._cut())
+        lap("select")
         return Decision(
             written,
             commit,
@@ -154,7 +174,7 @@ class PolicyBatch:
             memory if self.rule == "stable" else None,
         )
 
-    def _token_rules(self, row: Tensor) -> tokens.TokenRules:
+    def _token_rules(self, row: Tensor, want_entropy: bool) -> tokens.TokenRules:
         return tokens.TokenRules(
             self.t_token[row],
             self.top_k[row],
@@ -164,6 +184,9 @@ class PolicyBatch:
             self.most_top_k,
             self.any_top_p,
             self.of_drawn,
+            entropy=want_entropy or self.score == "neg_entropy",
+            margin=self.score == "log_margin",
+            probabilities=self.rule == "stable",
         )
 
     def _score(self, found, spread, log_confidence, confidence, entropy: Tensor | None, at: Tensor) -> Tensor:
@@ -174,7 +197,7 @@ class PolicyBatch:
             case "confidence":  # above the threshold is above 0; a fixed budget does not see the shift
                 return confidence.double() - self.threshold[:, None]
             case "log_margin":
-                return spread(found.log_margin()).double()
+                return spread(found.log_margin).double()
             case "neg_entropy":
                 assert entropy is not None
                 return -entropy.double()
@@ -206,8 +229,8 @@ class PolicyBatch:
 
     def _remember(self, memory: Memory | None, found, masked: Tensor, at: Tensor) -> Memory:
         """Compare predictions with the step before: stable where KL(q_now || q_before) < epsilon."""
-        now = torch.zeros(*masked.shape, found.weights.shape[1], device=masked.device)
-        now[masked] = found.weights / found.total[:, None]
+        now = torch.zeros(*masked.shape, found.probabilities.shape[1], device=masked.device)
+        now[masked] = found.probabilities
         if memory is None:
             return Memory(at, now, torch.zeros_like(at))
         kl = (torch.special.xlogy(now, now) - torch.special.xlogy(now, memory.weights)).sum(-1)

@@ -5,12 +5,13 @@ Shapes: N positions, V vocabulary entries. Parameters are [N] tensors, so rows o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 _CHUNK = 512  # entries summed in float32 before float64 takes over; divides LLaDA's 126,464
+_TILE = 1 << 19  # logits worked on at once on a CPU: several passes over what stays in its cache
 
 
 @dataclass(frozen=True)
@@ -25,28 +26,25 @@ class TokenRules:
     most_top_k: int  # the largest top_k of any row; 0: no row filters
     any_top_p: bool
     of_drawn: bool  # confidence, margin and entropy of the tempered and filtered distribution
+    # Extras that not every score needs.
+    entropy: bool = False
+    margin: bool = False
+    probabilities: bool = False
+
+    def part(self, rows: slice) -> TokenRules:
+        return replace(self, t_token=self.t_token[rows], top_k=self.top_k[rows], top_p=self.top_p[rows])
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The drawn tokens and what the scores need to know of the distribution behind them."""
+    """The drawn tokens and what the scores need to know of the distribution q behind them."""
 
     tokens: Tensor  # [N] int64
     log_confidence: Tensor  # [N] float32: log q(token)
     log_norm: Tensor  # [N] float32: log sum exp z; not finite where the logits are not
-    weights: Tensor  # [N, V] float32: unnormalised probabilities
-    total: Tensor  # [N] float32: their sum
-
-    def entropy(self) -> Tensor:
-        """H(q) = -sum_v q_v log q_v in nats, [N]."""
-        p = self.weights / self.total[:, None]
-        return torch.special.entr(p).sum(-1)
-
-    def log_margin(self) -> Tensor:
-        """log(q_(1) - q_(2)) of the two likeliest tokens, [N]."""
-        best = self.weights.topk(2, dim=-1).values
-        gap = (best[:, 0] - best[:, 1]) / self.total
-        return gap.clamp_min(torch.finfo(gap.dtype).tiny).log()
+    entropy: Tensor | None  # [N]: H(q) = -sum_v q_v log q_v, in nats
+    log_margin: Tensor | None  # [N]: log(q_(1) - q_(2)) of the two likeliest tokens
+    probabilities: Tensor | None  # [N, V]: q itself
 
 
 def predict(logits: Tensor, u: Tensor, rules: TokenRules) -> Prediction:
@@ -55,33 +53,56 @@ def predict(logits: Tensor, u: Tensor, rules: TokenRules) -> Prediction:
     At T_token = 0 the token is the argmax and c its probability. With `of_drawn`, c is taken from the
     tempered and filtered distribution instead, as Dream and LLaDA-2 do.
     """
+    tile = max(1, _TILE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    if len(logits) <= tile:
+        return _predict(logits, u, rules)
+    tiles = [slice(at, at + tile) for at in range(0, len(logits), tile)]
+    parts = [_predict(logits[rows], u[rows], rules.part(rows)) for rows in tiles]
+    columns = zip(*((getattr(part, f.name) for f in fields(Prediction)) for part in parts))
+    return Prediction(*(None if c[0] is None else torch.cat(c) for c in columns))  # type: ignore[arg-type]
+
+
+def _predict(logits: Tensor, u: Tensor, rules: TokenRules) -> Prediction:
     peak = logits.amax(-1, keepdim=True)
-    weights = torch.exp(logits - peak)
+    shifted = logits - peak
+    weights = torch.exp(shifted)
     total = weights.sum(-1)
     log_norm = total.log() + peak[:, 0]
 
-    drawn_weights = weights
+    drawn = weights
     if rules.any_drawn:
         temperature = torch.where(rules.t_token > 0, rules.t_token, 1.0)
-        drawn_weights = torch.exp((logits - peak) / temperature[:, None])
+        drawn = shifted.div_(temperature[:, None]).exp_()
     if rules.most_top_k:
-        drawn_weights = keep_top_k(drawn_weights, rules.top_k, rules.most_top_k)
+        drawn = keep_top_k(drawn, rules.top_k, rules.most_top_k)
     if rules.any_top_p:
-        drawn_weights = keep_top_p(drawn_weights, rules.top_p)
+        drawn = keep_top_p(drawn, rules.top_p)
 
-    if rules.any_drawn:
-        tokens = draw(drawn_weights, u)
-        if rules.any_greedy:
-            tokens = torch.where(rules.t_token > 0, tokens, logits.argmax(-1))
-    else:
-        tokens = logits.argmax(-1)
+    tokens = draw(drawn, u) if rules.any_drawn else logits.argmax(-1)
+    if rules.any_drawn and rules.any_greedy:
+        tokens = torch.where(rules.t_token > 0, tokens, logits.argmax(-1))
 
     if rules.of_drawn:
-        weights, total = drawn_weights, drawn_weights.sum(-1)
+        weights, total = drawn, drawn.sum(-1)
         log_confidence = weights.gather(1, tokens[:, None])[:, 0].log() - total.log()
     else:
         log_confidence = logits.gather(1, tokens[:, None])[:, 0] - log_norm
-    return Prediction(tokens, log_confidence, log_norm, weights, total)
+
+    q = weights / total[:, None] if rules.entropy or rules.probabilities else None
+    return Prediction(
+        tokens,
+        log_confidence,
+        log_norm,
+        torch.special.entr(q).sum(-1) if rules.entropy and q is not None else None,
+        _log_margin(weights, total) if rules.margin else None,
+        q if rules.probabilities else None,
+    )
+
+
+def _log_margin(weights: Tensor, total: Tensor) -> Tensor:
+    best = weights.topk(2, dim=-1).values
+    gap = (best[:, 0] - best[:, 1]) / total
+    return gap.clamp_min(torch.finfo(gap.dtype).tiny).log()
 
 
 def draw(weights: Tensor, u: Tensor) -> Tensor:
