@@ -19,9 +19,10 @@ _END_OF_TEXT = re.compile(r"<\|(?:eot_id|endoftext|im_end)\|>")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BROKEN_BOX = re.compile(r"\\?\.?\bboxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is text, not structure
-_LINE = re.compile(r"\s*(.*?)(?=\n|</|\Z)")
+_LINE = re.compile(r"\s*([^\n<]*(?:<(?!/)[^\n<]*)*)")
 _PLACEHOLDER = re.compile(r"(?:[\s.$]|\\[lc]?dots|\\text\{\s*\}|…)*")
 _ANY_BOX = re.compile(r"\\?(?:boxed|fbox)\s*(?:\{[^{}\n]*\}?)?")
+_REPAIR_LIMIT = 400  # characters looked at after a broken box, or many on one line would take quadratic time
 _TAGGED_LIMIT = 60  # characters; longer contents of <answer> are prose
 
 
@@ -89,7 +90,7 @@ def _matching_braces(text: str) -> dict[int, int]:
 
 def _last_broken_box(text: str) -> str | None:
     for box in reversed(list(_BROKEN_BOX.finditer(text))):
-        line = _LINE.match(text, box.end())
+        line = _LINE.match(text, box.end(), box.end() + _REPAIR_LIMIT)
         content = _balanced(line[1]).strip().rstrip(">$").rstrip() if line else ""
         if not _placeholder(content):
             return content

@@ -20,7 +20,7 @@ KINDS = ("number", "latex")
 LONGEST = 300  # characters of an answer worth parsing; a longer one is a bomb or no answer
 SECONDS = 5.0  # to parse and compare one pair; the slowest of 4,890 real ones took 0.4 s
 START_SECONDS = 120.0  # importing sympy on a busy machine
-MEMORY = 2 << 30  # bytes of address space of one worker
+MEMORY = 1 << 30  # bytes of address space of one worker
 RECYCLE = 2000  # questions a worker answers before a fresh one replaces it: sympy's caches only grow
 
 _PLAIN = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")

@@ -1,0 +1,190 @@
+"""Finding code in text, putting programs together, one run for identical ones, and all reference solutions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twotemp.errors import UserError
+from twotemp.graders import programs as module
+from twotemp.graders.programs import ProgramGrader, assemble, entry_points, find_code
+from twotemp.graders.sandbox import Program, Sandbox, why_not
+from twotemp.graders.workers import Verdict
+from twotemp.records import Problem
+
+DOUBLE = Problem("p", "t", "", {"entry_point": "f", "tests": ["assert f(1) == 2", "assert f(4) == 8"]})
+RIGHT = "def f(x): return 2 * x"
+WRONG = "def f(x): return x"
+
+
+def working(way: str) -> str:
+    if (reason := why_not(way)) is not None:
+        pytest.skip(f"{way} does not work on this machine: {reason}")
+    return way
+
+
+@pytest.fixture(scope="module", params=("bwrap", "landlock"))
+def grader(request: pytest.FixtureRequest) -> Iterator[ProgramGrader]:
+    grader = ProgramGrader(workers=2, sandbox=working(request.param))
+    yield grader
+    grader.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "rule"),
+    [
+        (f"Sure:\n```python\n{RIGHT}\n```\nDone.", RIGHT, "entry"),
+        (f"```\n{RIGHT}\n```", RIGHT, "entry"),
+        (f"```python\nf(3)\n```\nwhere\n```python\n{RIGHT}\n```", RIGHT, "entry"),
+        (f"```python\n{RIGHT}\n```\n```python\n{WRONG}\n```", RIGHT, "entry"),
+        (f"```python\n{RIGHT}\n", RIGHT, "entry"),
+        ("```python\ng = 1\n```\n```\nh = 2\n```", "g = 1", "fence"),
+        ("```py\ndef ff(x): pass", "def ff(x): pass", "open fence"),
+        (f"\n{RIGHT}\n", RIGHT, "raw"),
+        ("\n    return 2 * x\n", "    return 2 * x", "raw"),
+        (f"{RIGHT}<|endoftext|>def f(x): pass", RIGHT, "raw"),
+        (f"```python\n{RIGHT}<|eot_id|>```\n", RIGHT, "entry"),
+        ("", "", "raw"),
+    ],
+)
+def test_find_code(text: str, code: str, rule: str) -> None:
+    assert find_code(text, ("f",)) == (code, rule)
+
+
+def test_entry_points_of_mbpp() -> None:
+    def names(*tests: str, setup: str = "") -> tuple[str, ...]:
+        return entry_points(Problem("p", "mbpp", "", {"kind": "mbpp", "tests": tests, "setup": setup}))
+
+    assert names("assert set(g(1)) == set([2])") == ("g",)
+    assert names("assert sum(10, 15) == 6") == ("sum",)
+    assert names("assert ok(root) == True", setup="root = Node(1)\nroot.left = Node(2)") == ("Node", "ok")
+
+
+def test_outcomes(grader: ProgramGrader) -> None:
+    slow = Problem("s", "t", "", {**DOUBLE.reference, "timeout": 0.3})
+    texts = [(DOUBLE, RIGHT), (DOUBLE, WRONG), (slow, "def f(x):\n    while True: pass"), (DOUBLE, "")]
+    grades = list(grader.grade(texts))
+    assert [grade.outcome for grade in grades] == ["passed", "failed", "timeout", "failed"]
+    assert grades[0].answer == RIGHT
+    assert grades[1].rule == "raw"
+    assert "assert f(1) == 2" in grades[1].detail
+
+
+def test_order_of_many(grader: ProgramGrader) -> None:
+    texts = [f"# {i}\n{RIGHT if i % 3 else WRONG}" for i in range(30)]
+    grades = grader.grade((DOUBLE, text) for text in texts)
+    assert [grade.passed for grade in grades] == [bool(i % 3) for i in range(30)]
+
+
+def test_humaneval_and_mbpp_orders(grader: ProgramGrader) -> None:
+    prompt = (
+        'import math\n\ndef helper(x):\n    return x + 1\n\ndef f(x):\n    """ Twice the next number. """\n'
+    )
+    test = "def check(candidate):\n    assert candidate(1) == 4 == f(1)\n    assert helper(1) == 2\n"
+    human = Problem("h", "t", "", {"kind": "humaneval", "prompt": prompt, "test": test, "entry_point": "f"})
+    tree = {
+        "kind": "mbpp",
+        "tests": ["assert depth(root) == 2"],
+        "setup": "root = Node(1)\nroot.left = Node(2)",
+    }
+    node = "class Node:\n    def __init__(self, value):\n        self.value, self.left = value, None\n"
+    depth = "def depth(node):\n    return 1 + depth(node.left) if node else 0\n"
+    items = [
+        (human, "    return 2 * helper(x)"),  # the body alone
+        (human, f"```python\n{prompt}    return 2 * math.ceil(helper(x))\n```"),  # all of it again
+        (human, "def f(x):\n    return 2 * helper(x)"),  # the function alone
+        (human, "def f(x):\n    return x"),
+        # A helper that the tests use is the prompt's, whatever the program makes of it.
+        (human, "def helper(x): return 2\ndef f(x): return 4"),
+        (Problem("m", "t", "", tree), f"```python\n{node}{depth}```"),
+        (Problem("m", "t", "", tree), f"```python\n{depth}```"),
+    ]
+    assert [g.passed for g in grader.grade(items)] == [True, True, True, False, True, True, False]
+
+
+def test_prefix_and_setup(grader: ProgramGrader) -> None:
+    reference = {"entry_point": "f", "prefix": "def f(x):", "setup": "n = 3", "tests": ["assert f(n) == 6"]}
+    (grade,) = grader.grade([(Problem("p", "t", "", reference), " return 2 * x")])
+    assert grade.passed
+
+
+def test_identical_programs_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Program] = []
+
+    class Counting(Sandbox):
+        def ask(self, program: Program) -> Verdict:
+            asked.append(program)
+            broken = "broken" in program.code
+            return Verdict("ungraded" if broken else "passed", "")
+
+    monkeypatch.setattr(module, "Sandbox", Counting)
+    grader = ProgramGrader(workers=2, sandbox="landlock")
+    grades = list(grader.grade([(DOUBLE, RIGHT)] * 50 + [(DOUBLE, WRONG)] * 50))
+    assert all(grade.passed for grade in grades)
+    assert len(asked) == 2
+    # Our own failures are not remembered: the next run may do better.
+    for _ in range(2):
+        assert next(grader.grade([(DOUBLE, "broken")])).outcome == "ungraded"
+    assert len(asked) == 4
+    grader.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x" * 200_000, "```" * 100_000, "```\n" * 100_000, "\0", "\ud800", "(" * 50_000, "def f(x):" * 9_000],
+)
+def test_hostile_text(grader: ProgramGrader, text: str) -> None:
+    assert next(grader.grade([(DOUBLE, text)])).outcome == "failed"
+
+
+def test_same() -> None:
+    grader = ProgramGrader(workers=1, sandbox="landlock")
+    assert grader.same(DOUBLE, RIGHT, f"# doubles\n\n{RIGHT}   \n")
+    assert not grader.same(DOUBLE, RIGHT, WRONG)
+    grader.close()
+
+
+def test_bad_references() -> None:
+    with pytest.raises(UserError, match="did you mean 'mbpp'"):
+        assemble(Problem("p", "t", "", {"kind": "mbp", "entry_point": "f", "tests": []}), "", ("f",))
+    with pytest.raises(UserError, match="no 'entry_point'"):
+        entry_points(Problem("p", "t", "", {"tests": []}))
+
+
+def rows(shared: Path, name: str) -> list[dict[str, Any]]:
+    path = shared / "data" / f"{name}.jsonl"
+    if not path.exists():
+        pytest.skip(f"needs {path.name} in the shared folder")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_humaneval_references_pass(shared: Path, grader: ProgramGrader) -> None:
+    items = []
+    for row in rows(shared, "humaneval"):
+        reference = {"kind": "humaneval", **{key: row[key] for key in ("prompt", "test", "entry_point")}}
+        solution = f"```python\n{row['prompt']}{row['canonical_solution']}\n```"
+        items.append((Problem(row["task_id"], "humaneval", "", reference | {"timeout": 20}), solution))
+    grades = list(grader.grade(items))
+    assert len(grades) == 164
+    assert [(p.id, g.detail) for (p, _), g in zip(items, grades) if not g.passed] == []
+
+
+def test_mbpp_references_pass(shared: Path, grader: ProgramGrader) -> None:
+    items = []
+    for row in rows(shared, "mbpp"):
+        reference = {
+            "kind": "mbpp",
+            "tests": row["test_list"],
+            "setup": row["test_setup_code"],
+            "timeout": 20,
+        }
+        if row["task_id"] == 123:
+            reference["timeout"] = 120  # four seconds on an idle machine
+        items.append((Problem(str(row["task_id"]), "mbpp", "", reference), f"```python\n{row['code']}\n```"))
+    grades = list(grader.grade(items))
+    assert len(grades) == 500
+    assert [(p.id, g.detail) for (p, _), g in zip(items, grades) if not g.passed] == []
