@@ -26,7 +26,7 @@ POLICIES = (
     "tct:t_pos=0.1",
     "tct:t_pos=0.3",
 )
-N = 8000
+N = 4000
 SIGMAS = 5.0  # some sixty comparisons: by chance one exceeds this once in a hundred thousand runs
 
 

@@ -129,12 +129,11 @@ def degradation(study: Study) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     """For each number of revealed anchors: it, mean and standard deviation of the entropy, and how many forks."""
     points: dict[int, list[float]] = {}
     for fork in study.forks:
-        for x, y in zip(fork.revealed, fork.path):
-            points.setdefault(x, []).append(y)
-    x = np.array(sorted(points), dtype=np.int64)
-    columns = [points[k] for k in x]
+        for revealed, entropy in zip(fork.revealed, fork.path):
+            points.setdefault(revealed, []).append(entropy)
+    columns = [points[revealed] for revealed in sorted(points)]
     return (
-        x,
+        np.array(sorted(points), dtype=np.int64),
         np.array([np.mean(c) for c in columns]),
         np.array([np.std(c) for c in columns]),
         np.array([len(c) for c in columns], dtype=np.int64),

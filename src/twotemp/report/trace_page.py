@@ -38,7 +38,6 @@ def page(
     entropies = [cell["entropy"] for one in shown for cell in one["cells"] if "step" in cell]
     data = {
         "title": title,
-        "about": f"{len(shown)} sample{'s' * (len(shown) > 1)}, {title}",
         "fork": fork_entropy,
         "most": max(entropies),  # the scale of the entropy bars
         # One prompt for all, and nothing but masks after it: then it is shown once, above the samples.
@@ -75,7 +74,6 @@ def _sample(sample: Sample, tokenizer: Any | None) -> dict[str, Any]:
         "name": style.NAMES.get(sample.policy.name, sample.policy.name),
         "settings": _settings(sample.policy),
         "index": sample.index,
-        "seed": sample.seed,
         "nfe": sample.nfe,
         "steps": max(sample.trace.steps) + 1,
         "cells": cells,
