@@ -58,7 +58,7 @@ def predict(logits: Tensor, u: Tensor, rules: TokenRules) -> Prediction:
         return _predict(logits, u, rules)
     tiles = [slice(at, at + tile) for at in range(0, len(logits), tile)]
     parts = [_predict(logits[rows], u[rows], rules.part(rows)) for rows in tiles]
-    columns = zip(*((getattr(part, f.name) for f in fields(Prediction)) for part in parts))
+    columns = zip(*([getattr(part, f.name) for f in fields(Prediction)] for part in parts))
     return Prediction(*(None if c[0] is None else torch.cat(c) for c in columns))  # type: ignore[arg-type]
 
 
