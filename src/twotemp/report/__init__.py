@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twotemp.report import style, tables
 from twotemp.report.figures import Drawn, draw
-from twotemp.report.findings import Finding, findings
+from twotemp.report.findings import Finding, compare
 from twotemp.report.series import Series, check_grid, k_grid, read, unique
 
 __all__ = ["Report", "Series", "read", "write"]
@@ -27,7 +27,7 @@ def write(series: Sequence[Series], folder: Path | str, ks: Sequence[int] | None
     grid = list(ks) if ks else k_grid(series)
     check_grid(grid, series)
     folder.mkdir(parents=True, exist_ok=True)
-    drawn, found = draw(series, folder), findings(series)
+    drawn, found = draw(series, folder), compare(series)
     markdown = tables.markdown(series, grid)
     (folder / "passk.md").write_text(markdown)
     (folder / "passk.csv").write_text(tables.as_csv(series, grid))

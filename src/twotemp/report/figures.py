@@ -51,8 +51,10 @@ def draw(series: Sequence[Series], folder: Path) -> list[Drawn]:
             if found is None:
                 continue
             figure, caption = found
+            figure.draw_without_rendering()  # lays the panels out, once for all formats
+            figure.set_layout_engine("none")
             for kind in FORMATS:
-                figure.savefig(folder / f"{name}.{kind}", bbox_inches="tight", pad_inches=0.05)
+                figure.savefig(folder / f"{name}.{kind}")
             drawn.append(Drawn(name, folder / f"{name}.png", caption))
     return drawn
 

@@ -42,7 +42,7 @@ class Finding:
         return f"{where}, {verdict} ({span})."
 
 
-def findings(series: Sequence[Series]) -> list[Finding]:
+def compare(series: Sequence[Series]) -> list[Finding]:
     """The paper's comparisons that the run has data for, model by model."""
     found = []
     models = unique(s.model for s in series)
@@ -54,16 +54,16 @@ def findings(series: Sequence[Series]) -> list[Finding]:
                 by_name.setdefault(one.policy.name, {}).setdefault(one.task, one)
         suffix = f" ({style.model_name(model)})" if len(models) > 1 else ""
         for first, second in AT_EQUAL_SAMPLES:
-            found += _compare(by_name, first, second, suffix, _equal_samples)
+            found += _difference(by_name, first, second, suffix, _equal_samples)
         for first, second in AT_EQUAL_COST:
-            found += _compare(by_name, first, second, suffix, _equal_cost)
+            found += _difference(by_name, first, second, suffix, _equal_cost)
     return found
 
 
 Pairs = list[tuple[str, Series, Series]]
 
 
-def _compare(
+def _difference(
     by_name: dict[str, dict[str, Series]],
     first: str,
     second: str,

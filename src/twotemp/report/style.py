@@ -31,7 +31,7 @@ _MARKS = {  # colour, marker
     "ct": ("#CC79A7", "s"),
     "tct": ("#009E73", "D"),
 }
-# For the field's other heuristics: dashed, so that a colour used twice is still two lines.
+# For the field's other heuristics: dashed. With 8 colours and 7 markers no two look the same.
 _OTHER = ("#56B4E9", "#332288", "#882255", "#117733", "#AA4499", "#999933", "#44AA99", "#661100")
 TASKS = {"gsm8k": "GSM8K", "math500": "MATH-500", "humaneval": "HumanEval", "mbpp": "MBPP"}
 
@@ -88,7 +88,7 @@ def line(policy: Policy) -> dict[str, Any]:
         dashes = "-"
     else:
         place = [name for name in PRESETS if name not in _MARKS].index(policy.name)
-        colour, marker, dashes = _OTHER[place % len(_OTHER)], "vPX*<>ph"[place % 8], "--"
+        colour, marker, dashes = _OTHER[place % len(_OTHER)], "vPX*<>p"[place % 7], "--"
     heavy = policy.name in TEMPERED
     return {
         "color": colour,

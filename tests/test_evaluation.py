@@ -1,0 +1,394 @@
+"""The runner: nothing is drawn twice, nothing finished is lost, and how a run was stopped leaves no mark on it."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import toy_task
+from twotemp import evaluation, sampling
+from twotemp.engine import run as engine_run
+from twotemp.errors import UserError
+from twotemp.evaluation import Evaluation, Plan, Progress, TaskChoice, regrade
+from twotemp.graders import sandbox
+from twotemp.models.text import encode
+from twotemp.policies import parse
+from twotemp.records import Grade, Request, Sample
+from twotemp.report import read
+from twotemp.store import Key, Store
+
+POLICIES = tuple(parse(spec) for spec in ("ar", "tlc", "tct:threshold=0.3"))
+PLAN = Plan((TaskChoice("toy"), TaskChoice("toy-b")), POLICIES, n=3, questions=4)
+
+
+@pytest.fixture(autouse=True)
+def _toy(monkeypatch):
+    toy_task.install(monkeypatch)
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return toy_task.micro_model()
+
+
+def evaluate(model, plan: Plan, out: Path, **options) -> Store:
+    with Evaluation(plan, out, shard=options.pop("shard", (1, 1))) as prepared:
+        return prepared.run(model, **options)
+
+
+Rows = dict[tuple[str, Key], tuple[Sample, Grade | None]]
+
+
+def rows(run: Path | Store) -> Rows:
+    """Everything a run holds, times aside."""
+    store = run if isinstance(run, Store) else Store.open(run)
+    return {
+        (cell.name, Key.of(sample)): (replace(sample, seconds=0.0), cell.grades("toy 1").get(Key.of(sample)))
+        for cell in store.cells()
+        for sample in cell.samples()
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(model, tmp_path_factory) -> Rows:
+    """PLAN run without interruption."""
+    with pytest.MonkeyPatch.context() as patch:
+        toy_task.install(patch)
+        return rows(evaluate(model, PLAN, tmp_path_factory.mktemp("whole") / "run"))
+
+
+def never(*args, **kwargs):
+    raise AssertionError("this was not to be called")
+
+
+# --- what is drawn --------------------------------------------------------------------------------------------
+
+
+def test_every_sample_is_there_graded_and_what_the_engine_draws(model, whole):
+    assert len(whole) == 2 * 4 * 3 * len(POLICIES)
+    assert {name for name, _ in whole} == {
+        f"{task}@{spec}" for task in ("toy", "toy-b") for spec in ("ar", "tlc", "tct:threshold=0.3")
+    }
+    problems = {p.id: p for p in toy_task.load().problems}
+    for (name, key), (sample, grade) in whole.items():
+        if name == "toy@tlc":
+            problem = problems[key.question]
+            assert grade is not None
+            assert grade.passed == toy_task.right(problem, sample.text or "")
+            ids = tuple(encode(model, problem.prompt))
+            request = Request(key.question, ids, POLICIES[1], length=toy_task.LENGTH, index=key.sample)
+            (alone,) = engine_run(model, [request])
+            assert (alone.tokens, alone.nfe) == (sample.tokens, sample.nfe)
+    assert 0 < sum(grade.passed for _, grade in whole.values() if grade) < len(whole)
+
+
+def test_started_again_it_draws_nothing(model, tmp_path, monkeypatch):
+    evaluate(model, PLAN, tmp_path / "run")
+    monkeypatch.setattr(sampling, "stream", never)
+    states: list[Progress] = []
+    evaluate(model, PLAN, tmp_path / "run", watch=states.append)
+    last = states[-1]
+    assert (last.samples, last.questions) == (last.all_samples, last.all_questions) == (72, 8)
+    assert last.passed["ar"][1] == 24
+
+
+def test_a_larger_n_adds_only_what_is_missing(model, tmp_path, monkeypatch, whole):
+    evaluate(model, replace(PLAN, n=2), tmp_path / "run")
+    drawn = []
+
+    def spy(model, requests, **options):
+        drawn.extend(requests)
+        return original(model, requests, **options)
+
+    original = sampling.stream
+    monkeypatch.setattr(sampling, "stream", spy)
+    evaluate(model, PLAN, tmp_path / "run")
+    assert {r.index for r in drawn} == {2}
+    assert len(drawn) == 2 * 4 * len(POLICIES)
+    assert rows(tmp_path / "run") == whole
+
+
+def test_more_questions_and_policies_may_be_added(model, tmp_path, whole):
+    evaluate(model, replace(PLAN, questions=2, policies=POLICIES[:1]), tmp_path / "run")
+    evaluate(model, PLAN, tmp_path / "run")
+    assert rows(tmp_path / "run") == whole
+
+
+def test_tasks_take_turns_and_a_question_keeps_its_policies_together(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluation, "CHUNK_SAMPLES", 9)
+    order = []
+    original = sampling.stream
+
+    def spy(model, requests, **options):
+        order.append(
+            ({len(r.prompt) for r in requests}, {r.id for r in requests}, {r.policy.name for r in requests})
+        )
+        return original(model, requests, **options)
+
+    monkeypatch.setattr(sampling, "stream", spy)
+    evaluate(model, PLAN, tmp_path / "run")
+    assert [ids for _, ids, _ in order] == [{f"toy/{i}"} for i in range(4) for _ in range(2)]
+    assert all(names == {"ar", "tlc", "tct"} for _, _, names in order)
+    assert order[0][0] != order[1][0], "the two tasks' prompts differ in length"
+
+
+def test_shards_are_disjoint_and_make_the_whole(model, tmp_path, whole):
+    evaluate(model, PLAN, tmp_path / "run", shard=(2, 3))
+    part = rows(tmp_path / "run")
+    assert {key.question for _, key in part} == {"toy/1"}
+    for number in (1, 3):
+        evaluate(model, PLAN, tmp_path / "run", shard=(number, 3))
+    assert rows(tmp_path / "run") == whole
+
+
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_the_batch_size_changes_nothing(model, tmp_path, whole, batch_size):
+    found = rows(evaluate(model, PLAN, tmp_path / "run", batch_size=batch_size))
+    assert {k: (s.tokens, g) for k, (s, g) in found.items()} == {
+        k: (s.tokens, g) for k, (s, g) in whole.items()
+    }
+
+
+# --- interruptions --------------------------------------------------------------------------------------------
+
+
+def stopped_after(count: int, error: BaseException):
+    original = sampling.stream
+
+    def stream(model, requests, **options):
+        for number, sample in enumerate(original(model, requests, **options)):
+            if number == count:
+                raise error
+            yield sample
+
+    return stream
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
+def test_what_is_finished_is_stored_when_something_stops_the_run(model, tmp_path, whole, error):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "stream", stopped_after(5, error))
+        with pytest.raises(type(error)):
+            evaluate(model, PLAN, tmp_path / "run")
+    part = rows(tmp_path / "run")
+    assert len(part) == 5
+    assert all(whole[key][0] == sample for key, (sample, _) in part.items())
+    evaluate(model, PLAN, tmp_path / "run")
+    assert rows(tmp_path / "run") == whole
+
+
+def test_samples_are_stored_before_they_are_graded(model, tmp_path, monkeypatch, whole):
+    with monkeypatch.context() as patch:
+        patch.setattr(toy_task.ToyGrader, "grade", never)
+        with pytest.raises(AssertionError):
+            evaluate(model, PLAN, tmp_path / "run")
+    part = rows(tmp_path / "run")
+    assert part
+    assert all(grade is None for _, grade in part.values())
+    evaluate(model, PLAN, tmp_path / "run")
+    assert rows(tmp_path / "run") == whole
+
+
+def test_ungraded_is_counted_left_out_and_tried_again(model, tmp_path, monkeypatch, whole):
+    def broken(self, items):
+        return (Grade("ungraded", detail="our fault") for _ in items)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(toy_task.ToyGrader, "grade", broken)
+        evaluate(model, PLAN, tmp_path / "run")
+    with pytest.raises(UserError, match="no graded sample"):
+        read([tmp_path / "run"])
+    monkeypatch.setattr(sampling, "stream", never)
+    evaluate(model, PLAN, tmp_path / "run")
+    assert rows(tmp_path / "run") == whole
+    assert all(series.ungraded == 0 for series in read([tmp_path / "run"]))
+
+
+def test_killed_at_twenty_random_moments_it_ends_up_the_same(model, tmp_path, monkeypatch):
+    """Children of this warm process run the evaluation and are killed; then it is finished and compared."""
+    plan = replace(PLAN, n=16)
+    monkeypatch.setattr(evaluation, "CHUNK_SAMPLES", 40)
+    monkeypatch.setattr(evaluation, "WRITE_SAMPLES", 8)
+    expected = rows(evaluate(model, plan, tmp_path / "whole"))
+    original = sampling.stream
+    forks = multiprocessing.get_context("fork")
+    rng = random.Random(1)
+    for _ in range(20):
+        hear, tell = forks.Pipe(duplex=False)
+
+        def reporting(model, requests, tell=tell, **options):
+            for sample in original(model, requests, **options):
+                tell.send(".")
+                yield sample
+
+        def child(batch_size: int, stream=reporting) -> None:
+            monkeypatch.setattr(sampling, "stream", stream)
+            evaluate(model, plan, tmp_path / "run", batch_size=batch_size)
+
+        process = forks.Process(target=child, args=(rng.choice((3, 8, 64)),))
+        process.start()
+        # A moment is a random time after a random number of samples: the machine's speed does not matter.
+        for _ in range(rng.randrange(25)):
+            hear.recv()
+        time.sleep(rng.uniform(0, 0.02))
+        os.kill(process.pid or 0, signal.SIGKILL)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, "it ended before it was killed"
+    assert 0 < len(rows(tmp_path / "run")) < len(expected), "the kills came in the middle"
+    evaluate(model, plan, tmp_path / "run")
+    assert rows(tmp_path / "run") == expected
+
+
+def test_a_full_disk_loses_nothing(model, tmp_path, monkeypatch, whole):
+    monkeypatch.setattr(evaluation, "WRITE_SAMPLES", 4)
+    room = [6]
+    write = os.write
+
+    def full(fd: int, data) -> int:
+        room[0] -= 1
+        if room[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(UserError, match=r"No space left on device.*make room"):
+            evaluate(model, PLAN, tmp_path / "run")
+    part = rows(tmp_path / "run")
+    assert part
+    assert all(whole[key][0] == sample for key, (sample, _) in part.items())
+    evaluate(model, PLAN, tmp_path / "run")
+    assert rows(tmp_path / "run") == whole
+
+
+# --- grading again --------------------------------------------------------------------------------------------
+
+
+def test_regrade_judges_only_what_its_grader_has_not(model, tmp_path, monkeypatch):
+    evaluate(model, PLAN, tmp_path / "run")
+    assert sum(regrade(tmp_path / "run").values()) == 0
+    assert sum(regrade(tmp_path / "run", again=True).values()) == 72
+
+    class Newer(toy_task.ToyGrader):
+        name = "toy 2"
+
+        def grade(self, items):
+            return (Grade("passed") for _ in items)
+
+    monkeypatch.setattr(toy_task, "ToyGrader", Newer)
+    assert sum(regrade(tmp_path / "run").values()) == 72
+    with pytest.raises(UserError, match=r"graded by 'toy 1', 'toy 2'.*--grader"):
+        read([tmp_path / "run"])
+    assert all(s.curve.mean[0] == 1 for s in read([tmp_path / "run"], grader="toy 2"))
+    assert all(s.curve.mean[0] < 1 for s in read([tmp_path / "run"], grader="toy 1"))
+
+
+def test_regrade_refuses_other_data(model, tmp_path, monkeypatch):
+    evaluate(model, PLAN, tmp_path / "run")
+    altered = replace(toy_task.load(), digest="another digest")
+    monkeypatch.setattr(toy_task, "load", lambda **options: altered)
+    toy_task.install(monkeypatch)
+    with pytest.raises(UserError, match=r"other data.*--data toy=FILE"):
+        regrade(tmp_path / "run", again=True)
+
+
+# --- bad input ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n": 0}, "n must be an integer >= 1"),
+        ({"questions": 0}, "questions must be"),
+        ({"tasks": ()}, "no task given"),
+        ({"policies": ()}, "no policy given"),
+        ({"tasks": (TaskChoice("toy"), TaskChoice("toy"))}, "task toy is given twice"),
+        ({"policies": (parse("tlc"), parse("tlc:t_pos=1"))}, "policy tlc is given twice"),
+    ],
+)
+def test_a_plan_is_checked_when_it_is_made(change, message):
+    with pytest.raises(UserError, match=message):
+        replace(PLAN, **change)
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (TaskChoice("toi"), "unknown task 'toi'; did you mean 'toy'"),
+        (TaskChoice("toy", grader="tou"), "unknown grader 'tou'; did you mean 'toy'"),
+        (TaskChoice("gsm8k", data=Path("nowhere.jsonl")), "no data file nowhere.jsonl"),
+        (TaskChoice("countdown-3", subset="tests"), "unknown subset of countdown-3 'tests'"),
+    ],
+)
+def test_what_is_wrong_is_found_before_a_folder_is_made(tmp_path, choice, message):
+    with pytest.raises(UserError, match=message):
+        Evaluation(replace(PLAN, tasks=(choice,)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_altered_data_file_is_refused_unless_allowed(tmp_path, shared):
+    lines = (shared / "data" / "gsm8k_test.jsonl").read_text().splitlines(keepends=True)
+    file = tmp_path / "altered.jsonl"
+    file.write_text("".join([lines[0].replace("duck", "goose"), *lines[1:]]))
+    with pytest.raises(UserError, match="--allow-altered-data"):
+        Evaluation(replace(PLAN, tasks=(TaskChoice("gsm8k", data=file),)), tmp_path / "run")
+    allowed = TaskChoice("gsm8k", data=file, allow_altered=True)
+    Evaluation(replace(PLAN, tasks=(allowed,)), tmp_path / "run").close()
+
+
+def test_without_a_sandbox_programs_are_refused_before_anything_is_drawn(tmp_path, monkeypatch):
+    from twotemp.graders import programs
+
+    def none() -> str:
+        raise UserError("no way to confine programs works here: install bubblewrap")
+
+    monkeypatch.setattr(sandbox, "working_way", none)
+    monkeypatch.setattr(programs, "working_way", none)
+    with pytest.raises(UserError, match="install bubblewrap"):
+        Evaluation(replace(PLAN, tasks=(TaskChoice("programs-1"),)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_configuration_or_model_never_mixes_in(model, tmp_path, whole):
+    evaluate(model, PLAN, tmp_path / "run")
+    for changed in (replace(PLAN, seed=1), replace(PLAN, length=9), replace(PLAN, trace=True)):
+        with pytest.raises(UserError, match=r"another configuration .*--out"):
+            evaluate(model, changed, tmp_path / "run")
+    with pytest.raises(UserError, match="fingerprint"):
+        evaluate(toy_task.micro_model(seed=1), PLAN, tmp_path / "run")
+    assert rows(tmp_path / "run") == whole
+
+
+def test_a_foreign_folder_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(UserError, match="holds something else than a run"):
+        Evaluation(PLAN, tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_damaged_store_says_where_and_how_to_mend_it(model, tmp_path):
+    evaluate(model, PLAN, tmp_path / "run")
+    file = next((tmp_path / "run" / "toy@ar").glob("samples-*"))
+    before = shutil.copy(file, tmp_path / "copy")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    file.write_bytes(bytes(data) + Path(before).read_bytes())
+    with pytest.raises(UserError, match=r"damaged at byte 0.*truncate"):
+        evaluate(model, PLAN, tmp_path / "run")
+
+
+def test_a_prompt_too_long_for_the_model_stores_nothing_wrong(model, tmp_path):
+    with pytest.raises(UserError, match="exceed the context"):
+        evaluate(model, replace(PLAN, length=128), tmp_path / "run")
+    assert rows(tmp_path / "run") == {}
