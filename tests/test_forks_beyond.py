@@ -94,6 +94,15 @@ def test_theorem_4_rises_beyond_its_gap(
     assert cold < warm or cold == pytest.approx(least_entropy(model), abs=1e-9)
 
 
+def test_theorem_4_needs_its_gap() -> None:
+    """As for Proposition 1: a bystander that only warm steps include, and which widens the gap once revealed."""
+    first, revealed = [0.5, 0.499, 0.2], [0.9, 0.05, 0.2]
+    model = AnchorFork(3, 1, {0: 0.5}, 1.0, lambda state, j: (revealed if has(state, 2) else first)[j])
+    cold, warm = (fork_law(model, tct(0.5, t), printed_tct).entropy for t in (0.02, 0.2))
+    assert 0.2 / 0.02 < beyond.threshold_gap_ratio(model, 0.5) < math.inf
+    assert warm < cold - 0.005
+
+
 @given(fork=st.floats(0.05, 0.9), gap=st.floats(0.01, 0.5), threshold=UNIT)
 @SEARCH
 def test_theorem_4_worst_temperature(fork: float, gap: float, threshold: float) -> None:
