@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -15,25 +16,28 @@ from twotemp.rl.budget import Budget
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.trainer import Trainer
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    out, mode, budget = Path(sys.argv[1]), sys.argv[2], Budget.parse(sys.argv[3])
-    changes = {key: ast.literal_eval(value) for key, _, value in (a.partition("=") for a in sys.argv[4:])}
+
+def work(out: Path, mode: str, budget: str, **changes: Any) -> None:
+    """Train, and write the final weights as this worker has them."""
     workers = accelerator(fsdp=mode == "fsdp", cpu=True)
     held_out = rl_toys.TASK.problems().problems[:5]
+    settings = rl_toys.settings(**changes)
     trainer = Trainer(
-        rl_toys.micro_model(),
-        rl_toys.TASK,
-        rl_toys.ManyNumbers(),
-        rl_toys.settings(**changes),
-        out,
-        workers,
-        None,
-        held_out,
-        {},
+        rl_toys.micro_model(), rl_toys.TASK, rl_toys.ManyNumbers(), settings, out, workers, None, held_out, {}
     )
-    trainer.run(budget, None, lambda: False)
+    trainer.run(Budget.parse(budget), None, lambda: False)
     sharded = any(isinstance(p, DTensor) for p in trainer.learner.network.parameters())
     assert sharded == (mode == "fsdp"), "FSDP2 shards every parameter, DDP none"
     save_file(trainer.learner.weights(), out / f"rank-{workers.process_index}.safetensors")
     workers.end_training()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    pairs = (argument.partition("=") for argument in sys.argv[4:])
+    work(
+        Path(sys.argv[1]),
+        sys.argv[2],
+        sys.argv[3],
+        **{key: ast.literal_eval(value) for key, _, value in pairs},
+    )

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 
 from twotemp import metrics
 from twotemp.engine import run
@@ -19,6 +19,9 @@ from twotemp.models.base import Denoiser
 from twotemp.models.text import decode, encode
 from twotemp.policies import policy
 from twotemp.records import Problem, Request
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 FILE = "evaluation.json"
 THRESHOLDS = (0.6, 0.8, 1.0)
@@ -98,6 +101,24 @@ def gains(before: Evaluation, after: Evaluation) -> metrics.Estimate:
         raise UserError("the two evaluations are of different questions and cannot be compared")
     first, second = (np.array([p.passed for p in e.points]).T for e in (after, before))
     return metrics.paired_bootstrap(first, second)
+
+
+COMPARED = ("lambda", "accuracy before", "after", "gain [95 %]", "NFE before → after")
+
+
+def compare(before: Evaluation, after: Evaluation) -> list[list[str]]:
+    """`COMPARED` for each threshold, as text for a table."""
+    gain = gains(before, after)
+    return [
+        [
+            f"{old.threshold:g}",
+            f"{100 * old.accuracy:.1f} [{100 * old.low:.1f}, {100 * old.high:.1f}]",
+            f"{100 * new.accuracy:.1f} [{100 * new.low:.1f}, {100 * new.high:.1f}]",
+            f"{100 * gain.mean[i]:+.1f} [{100 * gain.low[i]:+.1f}, {100 * gain.high[i]:+.1f}]",
+            f"{old.nfe:.2f} → {new.nfe:.2f}",
+        ]
+        for i, (old, new) in enumerate(zip(before.points, after.points))
+    ]
 
 
 def read(folder: Path) -> list[Evaluation]:

@@ -36,7 +36,7 @@ def training_problems(task: Task, seed: int, data: Path | None = None) -> Iterat
             )
         for number, example in enumerate(SOURCES[task.name].examples(seed, "train")):
             yield Problem(f"{task.name}/train/{number}", task.name, example.prompt, example.reference)
-    problems = task.problems(data=data).problems
+    problems = task.problems(data=data, allow_altered=True).problems
     for epoch in count():
         yield from sorted(problems, key=lambda p: hashlib.blake2b(f"{seed} {epoch} {p.id}".encode()).digest())
 

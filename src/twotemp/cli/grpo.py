@@ -1,0 +1,202 @@
+"""`twotemp grpo`: post-training with rollouts of any policy."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from twotemp.rl.evaluation import Evaluation
+
+MODEL = "model"  # the trained model, in the run's folder
+
+
+def grpo(
+    out: Annotated[Path, typer.Option(help="The run's folder; an unfinished run there is continued.")],
+    budget: Annotated[str, typer.Option(help="When to stop: 10m, 2h, 500steps, 1000000nfe, or 2h,500steps.")],
+    task: Annotated[str, typer.Option(help="Which problems to learn from.")] = "countdown-3",
+    model: Annotated[str, typer.Option(help="`tiny`, a checkpoint folder, or a hub id.")] = "tiny",
+    policy: Annotated[
+        str, typer.Option(help="How rollouts are drawn: a name from `twotemp policies`, or tct:t_pos=0.1.")
+    ] = "tct",
+    data: Annotated[
+        Path | None, typer.Option(help="Training problems in the task's format (generated tasks need none).")
+    ] = None,
+    eval_data: Annotated[
+        Path | None, typer.Option(help="Held-out problems, where the task does not find its own.")
+    ] = None,
+    held_out: Annotated[int, typer.Option(help="Problems of the greedy evaluation; 0 for none.")] = 200,
+    groups: Annotated[int, typer.Option(help="Problems a step, over all workers.")] = 8,
+    size: Annotated[int, typer.Option(help="Samples a problem.")] = 8,
+    length: Annotated[int | None, typer.Option(help="Tokens of an answer (default: the task's).")] = None,
+    block: Annotated[int | None, typer.Option(help="Block width (default 32).")] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows decoded together on a worker.")] = 64,
+    likelihood: Annotated[str, typer.Option(help="d1, trajectory, ar or elbo.")] = "d1",
+    draws: Annotated[int, typer.Option(help="Masks a row, for d1 and elbo.")] = 1,
+    iterations: Annotated[int, typer.Option(help="Updates on the same rollouts (mu).")] = 2,
+    micro_batch: Annotated[int, typer.Option(help="Rows in one training pass.")] = 64,
+    epsilon: Annotated[float, typer.Option(help="Clip of the probability ratio.")] = 0.5,
+    beta: Annotated[float, typer.Option(help="Weight of the KL to the untrained model.")] = 0.04,
+    scale_advantage: Annotated[
+        bool, typer.Option("--scale-advantage", help="Divide advantages by the group's std.")
+    ] = False,
+    format_weight: Annotated[float, typer.Option(help="Reward for any answer the grader can find.")] = 0.0,
+    learning_rate: Annotated[float, typer.Option(help="Of AdamW; constant.")] = 1e-4,
+    max_grad_norm: Annotated[float, typer.Option(help="Clip of the gradient's norm.")] = 0.2,
+    lora_rank: Annotated[int, typer.Option(help="0 trains all weights.")] = 32,
+    lora_alpha: Annotated[int, typer.Option(help="Scale of the adapters times their rank.")] = 64,
+    tokens_per_forward: Annotated[
+        float | None, typer.Option(help="Hold this speed by moving lambda (ct, tct).")
+    ] = None,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Training passes in bfloat16.")] = False,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
+    ] = False,
+    fsdp: Annotated[bool, typer.Option("--fsdp", help="Shard the weights over workers (FSDP2).")] = False,
+    seed: Annotated[int, typer.Option(help="All randomness comes from it.")] = 0,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 20,
+    device: Annotated[str | None, typer.Option(help="cpu, or what accelerate finds.")] = None,
+    mask_id: Annotated[
+        int | None, typer.Option(help="Mask token id, if the checkpoint does not say.")
+    ] = None,
+) -> None:
+    """Train a model by GRPO, evaluate it greedily before and after, and save it.
+
+    Ctrl-C ends after the step that is running; the same command continues. Several workers:
+    torchrun --nproc-per-node 4 --no-python twotemp grpo …
+
+    [bold]Example[/bold]
+
+      twotemp grpo --model tiny --task countdown-3 --policy tct --budget 10m --out runs/tct
+    """
+    from twotemp.rl.budget import Budget
+
+    limit = Budget.parse(budget)
+    with _stopping() as asked_to_stop:
+        import twotemp
+        from twotemp import graders, tasks
+        from twotemp.cli.console import people, progress
+        from twotemp.policies import parse
+        from twotemp.rl import evaluation
+        from twotemp.rl.checkpoint import export
+        from twotemp.rl.parallel import accelerator
+        from twotemp.rl.settings import Settings
+        from twotemp.rl.trainer import Progress, train
+
+        chosen = tasks.get(task)
+        settings = Settings(
+            parse(policy),
+            length=length or chosen.length,
+            block=block,
+            groups=groups,
+            size=size,
+            batch_size=batch_size,
+            likelihood=likelihood,
+            draws=draws,
+            iterations=iterations,
+            micro_batch=micro_batch,
+            epsilon=epsilon,
+            beta=beta,
+            scale_advantage=scale_advantage,
+            format_weight=format_weight,
+            learning_rate=learning_rate,
+            max_grad_norm=max_grad_norm,
+            lora_rank=lora_rank,
+            lora_alpha=lora_alpha,
+            bf16=bf16,
+            gradient_checkpointing=gradient_checkpointing,
+            tokens_per_forward=tokens_per_forward,
+            seed=seed,
+            save_every=save_every,
+        )
+        workers = accelerator(fsdp=fsdp, bf16=bf16, cpu=device == "cpu")
+
+        def load(where: Any) -> Any:
+            return twotemp.load(model, mask_id=mask_id, device=where)
+
+        grader = graders.get(chosen.grader)
+        try:
+            with progress() as bar:
+                shown = bar.add_task(f"grpo {task}", total=100, note="", visible=workers.is_main_process)
+
+                def advance(now: Progress) -> None:
+                    r = now.record
+                    note = f"step {r.step}: reward {r.reward:.2f} ± {r.reward_std:.2f}, {r.nfe:.1f} NFE"
+                    bar.update(shown, completed=min(100, round(100 * now.used)), note=note)
+
+                state = train(
+                    load(workers.device),
+                    chosen,
+                    grader,
+                    settings,
+                    limit,
+                    out,
+                    accelerator=workers,
+                    data=data,
+                    held_out=chosen.problems(data=eval_data).problems[:held_out] if held_out else (),
+                    on_step=advance,
+                    stop=asked_to_stop,
+                )
+        finally:
+            grader.close()
+        if workers.is_main_process:
+            if limit.used(state.seconds, state.nfe, state.step) < 1:
+                people.print(f"stopped after step {state.step}; the same command continues", highlight=False)
+            else:
+                _replace(out / MODEL, lambda folder: export(load("cpu"), out, folder))
+                _show(evaluation.read(out), state.step, out)
+        workers.end_training()
+    if asked_to_stop():
+        raise typer.Exit(130)
+
+
+@contextmanager
+def _stopping() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks to stop after the step that is running; the second interrupts it."""
+    asked = False
+
+    def ask(*_: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _replace(folder: Path, write: Callable[[Path], Any]) -> None:
+    """Write a folder anew; an older one made way only once the new one was whole."""
+    import shutil
+
+    fresh = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    write(fresh)
+    shutil.rmtree(folder, ignore_errors=True)
+    fresh.rename(folder)
+
+
+def _show(evaluations: list[Evaluation], steps: int, out: Path) -> None:
+    """Accuracy and NFE before and after, with the interval of the difference."""
+    from rich.table import Table
+
+    from twotemp.cli.console import output
+    from twotemp.rl.evaluation import COMPARED, compare
+
+    output.print(f"{steps} steps; the trained model is {out / MODEL}", highlight=False)
+    if len(evaluations) < 2:
+        return
+    table = Table(title="greedy confidence thresholding on held-out problems", title_justify="left")
+    for column in COMPARED:
+        table.add_column(column, justify="right")
+    for row in compare(evaluations[0], evaluations[-1]):
+        table.add_row(*row)
+    output.print(table)

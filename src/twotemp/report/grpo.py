@@ -1,0 +1,190 @@
+"""GRPO runs side by side: the paper's three panels, and a table of what each run did with its budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twotemp.errors import UserError
+from twotemp.records import Policy
+from twotemp.report import style
+from twotemp.report.figures import FORMATS, Drawn, _look
+from twotemp.report.series import unique
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from twotemp.rl.evaluation import Evaluation
+    from twotemp.rl.telemetry import StepRecord
+
+RUN, STEPS = "run.json", "steps.jsonl"
+WINDOW = 0.05  # of the steps: what the training curves are averaged over
+UNTRAINED = "#7F7F7F"
+DONE = (
+    "task",
+    "rollouts",
+    "steps",
+    "NFE a rollout",
+    "reward, first → last tenth",
+    "std in a group",
+    "groups without signal",
+    "confidence, first → last tenth",
+)
+CAPTION = (
+    "Left: training reward, right of it its standard deviation within a group, both as running means over 5 % "
+    "of the steps; dashed lines mark the steps completed within the budget. Right: accuracy on held-out problems "
+    "under greedy confidence thresholding, one point for each lambda, with 95 % bootstrap intervals."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRun:
+    """One run's settings, steps and evaluations, as its folder holds them."""
+
+    folder: Path
+    model: str
+    task: str
+    policy: Policy
+    records: tuple[StepRecord, ...]
+    evaluations: tuple[Evaluation, ...]
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        return np.array([getattr(record, name) for record in self.records], dtype=np.float64)
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / RUN).is_file() and (folder / STEPS).is_file()
+
+
+def read(folder: Path) -> TrainingRun:
+    from twotemp.rl import evaluation, telemetry
+
+    if not is_run(folder):
+        raise UserError(
+            f"{folder} is no GRPO run: it has no {RUN} and {STEPS}; give the --out of `twotemp grpo`"
+        )
+    described = json.loads((folder / RUN).read_text("utf-8"))
+    records = tuple(telemetry.read(folder))
+    if not records:
+        raise UserError(f"{folder} has not finished a step yet")
+    return TrainingRun(
+        folder,
+        described["model"],
+        described["task"],
+        Policy.from_dict(described["settings"]["policy"]),
+        records,
+        tuple(evaluation.read(folder)),
+    )
+
+
+def write(folders: Sequence[Path], out: Path) -> tuple[Path, Drawn]:
+    """Write grpo.md and the figure into a folder; returns the page and the figure."""
+    runs = [read(folder) for folder in folders]
+    out.mkdir(parents=True, exist_ok=True)
+    drawn = draw(runs, out)
+    page = out / "grpo.md"
+    parts = ["# GRPO with different rollouts\n", table(runs), f"![{drawn.name}]({drawn.path.name})\n"]
+    page.write_text("\n".join([*parts, drawn.caption + "\n"]), "utf-8")
+    return page, drawn
+
+
+def draw(runs: Sequence[TrainingRun], folder: Path) -> Drawn:
+    """Reward, within-group std, accuracy against NFE; a row of panels for each task."""
+    tasks = unique(run.task for run in runs)
+    with _look():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7.2, 2.2 * len(tasks) + 0.35), layout="constrained")
+        axes = figure.subplots(len(tasks), 3, squeeze=False)
+        for row, task in enumerate(tasks):
+            here = [run for run in runs if run.task == task]
+            _training(axes[row, 0], here, "reward", "group mean reward")
+            _training(axes[row, 1], here, "reward_std", "group std of the reward")
+            _frontier(axes[row, 2], here)
+            axes[row, 0].set_title(style.task_name(task), loc="left")
+        handles, labels = axes[0, 2].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=4)
+        for kind in FORMATS:
+            figure.savefig(folder / f"grpo.{kind}", bbox_inches="tight", pad_inches=0.05)
+    return Drawn("grpo", folder / "grpo.png", CAPTION)
+
+
+def _training(axis: Axes, runs: Sequence[TrainingRun], name: str, label: str) -> None:
+    for run in runs:
+        line = _line(run)
+        values = run.column(name)
+        steps = run.column("step")
+        axis.plot(steps, values, color=line["color"], alpha=0.15, linewidth=0.5)
+        axis.plot(steps, running_mean(values), **{**line, "marker": None})
+        axis.axvline(steps[-1], color=line["color"], linestyle="--", linewidth=1)
+    axis.set(xlabel="step", ylabel=label)
+
+
+def _frontier(axis: Axes, runs: Sequence[TrainingRun]) -> None:
+    for number, run in enumerate(runs):
+        if number == 0 and run.evaluations and run.evaluations[0].step == 0:
+            _points(axis, run.evaluations[0], "before training", {"color": UNTRAINED, "marker": "x"})
+        if run.evaluations and run.evaluations[-1].step:
+            _points(axis, run.evaluations[-1], style.label(run.policy), _line(run))
+    axis.set(xlabel="NFE a sample", ylabel="greedy accuracy (%)")
+
+
+def _points(axis: Axes, one: Evaluation, label: str, line: dict[str, Any]) -> None:
+    accuracy = np.array([p.accuracy for p in one.points])
+    spread = [accuracy - [p.low for p in one.points], [p.high for p in one.points] - accuracy]
+    axis.errorbar(
+        [p.nfe for p in one.points], 100 * accuracy, 100 * np.array(spread), label=label, capsize=2, **line
+    )
+
+
+def _line(run: TrainingRun) -> dict[str, Any]:
+    return style.line(run.policy)
+
+
+def running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean of the last few values up to each step (fewer at the start)."""
+    width = max(1, round(WINDOW * len(values)))
+    sums = np.concatenate([[0.0], values.cumsum()])
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - width)
+    return (sums[ends] - sums[starts]) / (ends - starts)
+
+
+def table(runs: Sequence[TrainingRun]) -> str:
+    """Markdown: what every run completed, how diverse its rollouts were, and what it gained on held-out problems."""
+    from twotemp.rl.evaluation import COMPARED, compare
+
+    header = (*DONE, *COMPARED)
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for run in runs:
+        first, last = _ends(run.column("reward"))
+        sure, surer = _ends(run.column("confidence"))
+        cells = [
+            style.task_name(run.task),
+            style.label(run.policy, plain=True),
+            str(len(run.records)),
+            f"{run.column('nfe').mean():.2f}",
+            f"{first:.3f} → {last:.3f}",
+            f"{run.column('reward_std').mean():.3f}",
+            f"{100 * run.column('zero_std').mean():.0f} %",
+            f"{sure:.3f} → {surer:.3f}",
+        ]
+        several = len(run.evaluations) > 1
+        gained = compare(run.evaluations[0], run.evaluations[-1]) if several else [["–"] * len(COMPARED)]
+        for number, at_threshold in enumerate(gained):
+            lines.append(
+                "| " + " | ".join([*(cells if number == 0 else [""] * len(cells)), *at_threshold]) + " |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _ends(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Means over the first and the last tenth of the steps."""
+    tenth = max(1, len(values) // 10)
+    return float(values[:tenth].mean()), float(values[-tenth:].mean())

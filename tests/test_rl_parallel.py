@@ -1,0 +1,68 @@
+"""Two workers (torchrun, gloo, CPU): the same weights on both, and the loss of one worker with the same batch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.rl_worker import work
+from twotemp.rl import telemetry
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def launch(out: Path, mode: str, budget: str = "2steps", **changes: int) -> None:
+    """Two workers."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "tests.rl_worker"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(out), mode, budget, *changes],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def weights(out: Path, rank: int) -> dict[str, torch.Tensor]:
+    return load_file(out / f"rank-{rank}.safetensors")
+
+
+def compare(one: Path, two: Path) -> None:
+    for name, tensor in weights(two, 0).items():
+        assert torch.equal(tensor, weights(two, 1)[name]), name
+        torch.testing.assert_close(tensor, weights(one, 0)[name], atol=1e-4, rtol=0)
+    for alone, together in zip(telemetry.read(one), telemetry.read(two), strict=True):
+        assert together.reward == alone.reward
+        assert together.nfe == alone.nfe
+        assert together.loss == pytest.approx(alone.loss, abs=1e-5)
+        assert together.grad_norm == pytest.approx(alone.grad_norm, rel=1e-3)
+    assert any(record.grad_norm > 0 for record in telemetry.read(one)), "something must have been learned"
+
+
+# Three groups: one worker has twice as many as the other.
+CHANGES = {"groups": 3, "micro_batch": 3}
+
+
+def test_ddp_equals_one_worker(tmp_path):
+    work(tmp_path / "one", "ddp", "2steps", **CHANGES)
+    launch(tmp_path / "two", "ddp", **CHANGES)
+    compare(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora_rank", [4, 0])
+def test_fsdp2_equals_one_worker_and_continues(tmp_path, lora_rank):
+    """Sharded, and stopped halfway: the second start restores its shards from the whole tensors on disk."""
+    work(tmp_path / "one", "ddp", "2steps", **CHANGES, lora_rank=lora_rank)
+    launch(tmp_path / "two", "fsdp", "1step", **CHANGES, lora_rank=lora_rank)
+    launch(tmp_path / "two", "fsdp", "2steps", **CHANGES, lora_rank=lora_rank)
+    compare(tmp_path / "one", tmp_path / "two")
