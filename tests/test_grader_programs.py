@@ -11,8 +11,9 @@ import pytest
 
 from twotemp.errors import UserError
 from twotemp.graders import programs as module
+from twotemp.graders import sandbox
 from twotemp.graders.programs import ProgramGrader, assemble, entry_points, find_code
-from twotemp.graders.sandbox import Program, Sandbox, why_not
+from twotemp.graders.sandbox import Program, Sandbox, why_not, working_way
 from twotemp.graders.workers import Verdict
 from twotemp.records import Problem
 
@@ -25,6 +26,14 @@ def working(way: str) -> str:
     if (reason := why_not(way)) is not None:
         pytest.skip(f"{way} does not work on this machine: {reason}")
     return way
+
+
+@pytest.fixture
+def any_way() -> str:
+    try:
+        return working_way()
+    except UserError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module", params=("bwrap", "landlock"))
@@ -112,7 +121,7 @@ def test_prefix_and_setup(grader: ProgramGrader) -> None:
     assert grade.passed
 
 
-def test_identical_programs_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identical_programs_run_once(any_way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Program] = []
 
     class Counting(Sandbox):
@@ -122,7 +131,7 @@ def test_identical_programs_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
             return Verdict("ungraded" if broken else "passed", "")
 
     monkeypatch.setattr(module, "Sandbox", Counting)
-    grader = ProgramGrader(workers=2, sandbox="landlock")
+    grader = ProgramGrader(workers=2)
     grades = list(grader.grade([(DOUBLE, RIGHT)] * 50 + [(DOUBLE, WRONG)] * 50))
     assert all(grade.passed for grade in grades)
     assert len(asked) == 2
@@ -141,8 +150,8 @@ def test_hostile_text(grader: ProgramGrader, text: str) -> None:
     assert next(grader.grade([(DOUBLE, text)])).outcome == "failed"
 
 
-def test_same() -> None:
-    grader = ProgramGrader(workers=1, sandbox="landlock")
+def test_same(any_way: str) -> None:
+    grader = ProgramGrader(workers=1)
     assert grader.same(DOUBLE, RIGHT, f"# doubles\n\n{RIGHT}   \n")
     assert not grader.same(DOUBLE, RIGHT, WRONG)
     grader.close()
@@ -153,6 +162,16 @@ def test_bad_references() -> None:
         assemble(Problem("p", "t", "", {"kind": "mbp", "entry_point": "f", "tests": []}), "", ("f",))
     with pytest.raises(UserError, match="no 'entry_point'"):
         entry_points(Problem("p", "t", "", {"tests": []}))
+
+
+def test_a_sandbox_that_does_not_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    working_way.cache_clear()
+    monkeypatch.setattr(sandbox.shutil, "which", lambda _: None)
+    with pytest.raises(UserError, match="bwrap: bwrap is not installed"):
+        ProgramGrader(sandbox="bwrap")
+    with pytest.raises(UserError, match="did you mean 'landlock'"):
+        ProgramGrader(sandbox="landlok")
+    working_way.cache_clear()
 
 
 def rows(shared: Path, name: str) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ import pytest
 
 from twotemp.errors import UserError
 from twotemp.graders import sandbox as module
-from twotemp.graders.sandbox import Program, Sandbox, why_not, working_way
+from twotemp.graders.sandbox import Program, Sandbox, describe, why_not, working_way
 
 TESTS = "assert f(1) == 2\nassert f(21) == 42"
 GOOD = "def f(x): return 2 * x"
@@ -768,6 +768,12 @@ def test_the_self_test_finds_holes(monkeypatch: pytest.MonkeyPatch, hole: str, f
     start = OPEN_SERVER.format(folder=str(SRC / "twotemp" / "graders"), hole=hole, readable=readable)
     monkeypatch.setitem(module._WAYS, "landlock", lambda: [*interpreter, start])
     assert found in (why_not("landlock") or "")
+
+
+def test_describe() -> None:
+    if all(why_not(way) is not None for way in WAYS):
+        pytest.skip("no way to confine programs works on this machine")
+    assert "seccomp" in describe()
 
 
 def test_refusal_where_nothing_works(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def grade_file(problems: Sequence[Problem], generations: Path, out: Path, grader
         with _open(partial, "wt", zipped=out.suffix == ".gz") as file:
             for (_, row), grade in zip(rows, grader.grade(items)):
                 counts[grade.outcome] += 1
-                verdict = {key: row[key] for key in ("id", "index") if key in row}
+                verdict: dict[str, Any] = {key: row[key] for key in ("id", "index") if key in row}
                 verdict |= {"verdict": grade.outcome, "answer": grade.answer, "rule": grade.rule}
                 file.write(json.dumps(verdict | {"detail": grade.detail}) + "\n")
         os.replace(partial, out)

@@ -36,7 +36,7 @@ class ProgramGrader:
     name = f"programs {VERSION} / python {platform.python_version()}"
 
     def __init__(self, workers: int | None = None, sandbox: str | None = None) -> None:
-        way = sandbox or working_way()  # refuses here, before anything is generated or graded
+        way = working_way(sandbox)  # refuses here, before anything is graded
         self._pool: WorkerPool[Program, Verdict] = WorkerPool(
             lambda: Sandbox(way), workers or usable_cpus(), keep=lambda verdict: verdict.outcome != "ungraded"
         )

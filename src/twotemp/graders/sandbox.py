@@ -6,6 +6,9 @@ Two ways to confine the fork server, tried in this order, with the same limits a
     landlock   where namespaces are not allowed (most containers): Landlock on the same paths instead
 
 A way counts as working when its self-test finds no hole. If neither works, programs are not run at all.
+
+What a program does without: threads, processes, files other than the standard library's, installed packages.
+What the tests do without: an argument changed in place stays as it was for them (the program has a copy).
 """
 
 from __future__ import annotations
@@ -51,8 +54,8 @@ class Program:
 class Sandbox:
     """One fork server. It is restarted when it dies, and tested for holes each time it starts."""
 
-    def __init__(self, way: str | None = None) -> None:
-        self.way = way or working_way()
+    def __init__(self, way: str) -> None:
+        self.way = way
         self._child: Child | None = None
 
     def ask(self, program: Program) -> Verdict:
@@ -85,10 +88,10 @@ class Sandbox:
 
 
 @cache
-def working_way() -> str:
-    """The first way to confine programs that works on this machine."""
+def working_way(wanted: str | None = None) -> str:
+    """The first way to confine programs that works on this machine, or the one wanted; UserError if none does."""
     reasons = []
-    for way in _WAYS:
+    for way in (wanted,) if wanted else _WAYS:
         if (reason := why_not(way)) is None:
             return way
         reasons.append(f"{way}: {reason}")
@@ -100,13 +103,22 @@ def working_way() -> str:
     )
 
 
+def describe() -> str:
+    """How programs would be confined on this machine, for people; UserError if they cannot be."""
+    found = {
+        "bwrap": "bubblewrap, seccomp and resource limits",
+        "landlock": "Landlock, seccomp and resource limits (bubblewrap is not installed or not allowed here)",
+    }
+    return found[working_way()]
+
+
 def why_not(way: str) -> str | None:
     """Why a way to confine programs does not work here; None if it does."""
     if way not in _WAYS:
         raise unknown("sandbox", way, _WAYS)
     sandbox = Sandbox(way)
     try:
-        sandbox.start()
+        sandbox.start()  # which tests it
     except (ChildDied, TimeoutError, OSError) as error:
         return str(error)
     finally:
