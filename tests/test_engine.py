@@ -121,12 +121,12 @@ def test_real_layouts_do_not_depend_on_the_batch(fixture_models, family, name):
 @pytest.mark.parametrize("name", ["lc", "tct"])
 def test_block_cache_is_exact(fixture_models, family, name, monkeypatch):
     """The same tokens as the full forward at every step."""
-    from twotemp.engine import engine, runner
+    from twotemp.engine import batch, runner
 
     model = fixture_models[family]
     wanted = requests_of(model, policy(name), count=4, length=14)
     cached = by_key(run(model, wanted, batch_size=3))
-    monkeypatch.setattr(engine, "BlockCached", lambda model, rows, columns: runner.Uncached(model))
+    monkeypatch.setattr(batch, "runner_for", lambda model, rows, columns, cache: runner.Uncached(model))
     for key, full in by_key(run(model, wanted, batch_size=3)).items():
         assert cached[key].tokens == full.tokens
         assert cached[key].processed < full.processed

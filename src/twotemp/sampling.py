@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from twotemp.engine import run
+from twotemp.engine import Ledger, run
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser
 from twotemp.models.text import decode, encode
@@ -26,19 +26,24 @@ def sample(
     chat: bool = True,
     eos_stop: bool = False,
     trace: bool = False,
-    batch_size: int = 64,
+    batch_size: int | None = None,
+    cache: str | None = None,
     on_sample: Callable[[Sample], None] | None = None,
+    ledger: Ledger | None = None,
 ) -> list[Sample]:
     """Draw n samples a prompt; sample i of prompt j is at index j * n + i.
 
     prompts: one text or several, or token ids. Text becomes a user turn of the model's chat template unless
     chat=False. block: width of the semi-autoregressive blocks (32; a block-causal model has its own).
-    Sample (prompt, i) is the same whatever n, the other prompts and batch_size are.
+    Sample (prompt, i) is the same whatever n, the other prompts and batch_size are. cache: None is exact,
+    "prefix" and "dual" are Fast-dLLM's approximations; a `ledger` says where the time went.
     """
     requests = make_requests(
         model, _listed(prompts), policy, n, length, block, seed, chat=chat, eos_stop=eos_stop, trace=trace
     )
-    return _in_order(stream(model, requests, batch_size=batch_size), requests, on_sample)
+    return _in_order(
+        stream(model, requests, batch_size=batch_size, cache=cache, ledger=ledger), requests, on_sample
+    )
 
 
 def infill(
@@ -50,12 +55,16 @@ def infill(
     seed: int = 0,
     *,
     trace: bool = False,
-    batch_size: int = 64,
+    batch_size: int | None = None,
+    cache: str | None = None,
     on_sample: Callable[[Sample], None] | None = None,
+    ledger: Ledger | None = None,
 ) -> list[Sample]:
     """Fill the mask tokens inside given texts (the model's own mask token, or its id) n times each."""
     requests = make_requests(model, _listed(texts), policy, n, 0, block, seed, chat=False, trace=trace)
-    return _in_order(stream(model, requests, batch_size=batch_size), requests, on_sample)
+    return _in_order(
+        stream(model, requests, batch_size=batch_size, cache=cache, ledger=ledger), requests, on_sample
+    )
 
 
 def make_requests(
@@ -90,9 +99,16 @@ def make_requests(
     ]
 
 
-def stream(model: Denoiser, requests: Sequence[Request], *, batch_size: int = 64) -> Iterator[Sample]:
+def stream(
+    model: Denoiser,
+    requests: Sequence[Request],
+    *,
+    batch_size: int | None = None,
+    cache: str | None = None,
+    ledger: Ledger | None = None,
+) -> Iterator[Sample]:
     """Samples with their text, as rows finish."""
-    for found in run(model, requests, batch_size=batch_size):
+    for found in run(model, requests, batch_size=batch_size, cache=cache, ledger=ledger):
         yield found if model.tokenizer is None else replace(found, text=text_of(model, found))
 
 

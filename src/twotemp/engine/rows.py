@@ -6,7 +6,7 @@ pointer to keep in step, and infilling is generation whose masks lie elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -80,7 +80,9 @@ class Rows:
         self.step = torch.empty(0, dtype=torch.int64, device=device)
         self.forwards = torch.empty(0, dtype=torch.int64, device=device)
         self.processed = torch.empty(0, dtype=torch.int64, device=device)
-        self.cached = torch.empty(0, dtype=torch.int64, device=device)  # leading columns whose K, V are final
+        self.cached = torch.empty(
+            0, dtype=torch.int64, device=device
+        )  # start of the block the cache is about
         self.eos_stop = torch.empty(0, dtype=torch.bool, device=device)
         self.generated = torch.empty(0, columns, dtype=torch.bool, device=device)  # masked at the start
         self.commit_step = torch.empty(0, columns, dtype=torch.int32, device=device)
@@ -102,7 +104,7 @@ class Rows:
         self.entered += [perf_counter()] * len(requests)
         self._know_the_batch()
 
-    def replace(self, slots: dict[int, Request]) -> None:
+    def replace(self, slots: Mapping[int, Request]) -> None:
         """Put new rows where finished ones stood."""
         index = torch.tensor(list(slots), device=self.ids.device)
         for name, values in self._fresh(list(slots.values())).items():
@@ -144,10 +146,8 @@ class Rows:
             "origin": origin,
             "block": torch.tensor([block_of(r, self.model) for r in requests]),
             "key": torch.tensor([rng.row_key(r.seed, r.id, r.index) for r in requests]),
-            **{
-                n: torch.zeros(len(texts), dtype=torch.int64)
-                for n in ("step", "forwards", "processed", "cached")
-            },
+            **{n: torch.zeros(len(texts), dtype=torch.int64) for n in ("step", "forwards", "processed")},
+            "cached": torch.full((len(texts),), -1),
             "eos_stop": torch.tensor([r.eos_stop for r in requests], dtype=torch.bool),
             "generated": generated,
             "commit_step": torch.full(shape, -1, dtype=torch.int32),

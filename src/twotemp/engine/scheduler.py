@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
+from twotemp.errors import UserError
+
 T = TypeVar("T")
 
 
@@ -40,3 +42,16 @@ class Scheduler(Generic[T]):
         for slot in reversed(dropped):
             del self.running[slot]
         return finished, refilled, dropped
+
+    def halve(self) -> list[int]:
+        """Send half of the rows back to the queue, for good; the slots to drop. One row cannot be halved."""
+        if len(self.running) == 1:
+            raise UserError(
+                "one row alone does not fit into memory; lower length, load with dtype='bfloat16', or use a "
+                "device with more memory"
+            )
+        self.slots = len(self.running) // 2
+        self.waiting.extendleft(reversed(self.running[self.slots :]))
+        dropped = list(range(self.slots, len(self.running)))
+        del self.running[self.slots :]
+        return dropped

@@ -49,11 +49,18 @@ class CachedDenoiser(Denoiser, Protocol):
         ...
 
     def window_logits(
-        self, ids: Tensor, positions: Tensor, visible: Tensor, cache: Any, want: Tensor
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        cache: Any,
+        want: Tensor,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Logits [want.sum(), vocab_size] (float32) of windows, row-major; writes the windows' K, V.
 
         ids, positions, want: [B, W]; visible: [B, cache.columns] bool, the columns that count. Positions
         may differ from row to row; an entry with position >= cache.columns is padding, never wanted.
+        rows: which rows of the cache these are; None for all of them, in order.
         """
         ...

@@ -37,25 +37,34 @@ class KVCache(Cache):
         self._keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self._values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self._targets: Tensor | None = None
+        self._subset: Tensor | None = None
 
     @property
     def rows(self) -> int:
         return self._keys[0].shape[0]
 
-    def aim(self, positions: Tensor) -> None:
-        """Say into which columns [rows, W] the next forward pass writes; >= `columns`: nowhere."""
+    def aim(self, positions: Tensor, rows: Tensor | None = None) -> None:
+        """Say into which columns the next forward pass writes; >= `columns`: nowhere. rows: None for all."""
         self._targets = positions.clamp(max=self.columns)
+        self._subset = rows
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Called by every attention layer with K, V [rows, kv_heads, W, head_dim] of the window."""
         assert self._targets is not None, "aim() comes before the forward pass"
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
-        row = torch.arange(keys.shape[0], device=keys.device)[:, None]
+        keys, values, subset = self._keys[layer_idx], self._values[layer_idx], self._subset
+        row = (torch.arange(keys.shape[0], device=keys.device) if subset is None else subset)[:, None]
         keys[row, :, self._targets] = key_states.transpose(1, 2)
         values[row, :, self._targets] = value_states.transpose(1, 2)
+        if subset is not None:
+            keys, values = keys[subset], values[subset]
         return keys[:, :, : self.columns], values[:, :, : self.columns]
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Give the target rows what the source rows hold."""
+        for layer in (*self._keys, *self._values):
+            layer[target] = layer[source]
 
     def keep(self, rows: Tensor) -> None:
         """Keep these rows, in this order (an index may repeat)."""

@@ -175,11 +175,18 @@ class Transformer:
 
     @torch.no_grad()
     def window_logits(
-        self, ids: Tensor, positions: Tensor, visible: Tensor, cache: KVCache, want: Tensor
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        cache: KVCache,
+        want: Tensor,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Logits [want.sum(), vocab_size] of a window of each row, against the cache; for sampling only.
 
-        ids, positions, want: [B, W]; visible: [B, cache.columns] bool. The W tokens are computed at their
+        ids, positions, want: [B, W]; visible: [B, cache.columns] bool; rows: [B], which rows of the cache
+        they are (None: all of them, in order). The W tokens are computed at their
         positions (which may differ from row to row), their K and V overwrite those columns of the cache,
         and they attend to the visible columns, their own included only if visible; block-causal models
         look at no later block. An entry with position >= cache.columns is padding: written nowhere,
@@ -193,7 +200,7 @@ class Transformer:
             columns = torch.arange(cache.columns, device=ids.device)
             attend = attend & (columns // self.block_size <= (positions // self.block_size)[:, :, None])
         attend = attend | padding[:, :, None]  # never a softmax over the empty set
-        cache.aim(positions)
+        cache.aim(positions, rows)
         return self._head(self._hidden(ids, positions, attend, cache), want, positions)
 
     def _hidden(
