@@ -159,13 +159,14 @@ class Log:
             from matplotlib.figure import Figure
         except ImportError:
             return
-        axes = Figure(figsize=(7, 4), layout="constrained").subplots()
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
         for task in sorted({task for row in self.rows for task in row["loss"]}):
             points = [(row["step"], row["loss"][task]) for row in self.rows if task in row["loss"]]
             axes.plot(*zip(*points), label=task, linewidth=1)
         axes.set(xlabel="step", ylabel="loss (nats per answer token)", yscale="log")
         axes.legend()
-        axes.figure.savefig(path, dpi=120)
+        figure.savefig(path, dpi=120)
 
 
 @contextmanager
