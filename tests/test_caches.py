@@ -169,3 +169,25 @@ def test_halving_keeps_the_order_of_the_queue():
     assert "".join(line.waiting) == "cdef"
     assert line.fill() == []
     assert line.finish([0]) == (["a"], {0: "c"}, [])
+
+
+# --- drift
+
+
+def test_drift_is_zero_where_the_cache_is_exact(model):
+    from twotemp.engine.drift import drift
+
+    every_block_at_once = requests_of(model, policy("ct", threshold=0.0), count=3, length=12)
+    found = drift(model, every_block_at_once, "dual")
+    assert found.kl_max < 1e-4
+    assert found.changed_steps == found.changed_tokens == 0
+
+
+def test_drift_sees_an_approximation(model):
+    from twotemp.engine.drift import drift
+
+    wanted = requests_of(model, policy("lc"), count=4, length=16)
+    dual, prefix = drift(model, wanted, "dual"), drift(model, wanted, "prefix")
+    assert dual.kl_mean > prefix.kl_mean > 1e-6
+    assert 0 < dual.changed_steps <= 1
+    assert dual.steps == 4 * 16

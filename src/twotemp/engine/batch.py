@@ -13,7 +13,7 @@ from twotemp.engine.rows import Rows, Window, block_of
 from twotemp.engine.runner import runner_for
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser
-from twotemp.policies.step import Memory, Noise, PolicyBatch
+from twotemp.policies.step import Decision, Memory, Noise, PolicyBatch
 from twotemp.records import Request, Sample, Trace
 
 
@@ -43,17 +43,8 @@ class Batch:
         window = replace(window, masked=self.policies.candidates(window.masked))
         ledger.lap("bookkeeping")
         logits = self.runner.logits(rows, window)
-        logits[:, self.forbidden] = -torch.inf
         ledger.lap("forward")
-        decision = self.policies.step(
-            Noise(rows.key, rows.step, window.positions),
-            logits,
-            window.masked,
-            eos_ids=rows.eos_ids,
-            memory=self.memory,
-            want_entropy=rows.traced,
-            lap=ledger.lap,
-        )
+        decision = self.decide(window, logits, ledger)
         self.memory = decision.memory
         rows.commit(window, decision.tokens, decision.commit, decision.confidence, decision.entropy)
         # One round trip to the host: which rows are done, and were all logits numbers.
@@ -63,6 +54,19 @@ class Batch:
             raise _not_a_number(rows, window, decision.log_norm)
         ledger.lap("bookkeeping")
         return [slot for slot, flag in enumerate(done) if flag]
+
+    def decide(self, window: Window, logits: torch.Tensor, ledger: Ledger) -> Decision:
+        """What the policies make of these logits."""
+        logits[:, self.forbidden] = -torch.inf
+        return self.policies.step(
+            Noise(self.rows.key, self.rows.step, window.positions),
+            logits,
+            window.masked,
+            eos_ids=self.rows.eos_ids,
+            memory=self.memory,
+            want_entropy=self.rows.traced,
+            lap=ledger.lap,
+        )
 
     def refill(self, requests: Mapping[int, Request]) -> None:
         """Put new rows where finished ones stood."""
