@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from twotemp.cli import demo, doctor, evaluate, report, sample
+from twotemp.cli import demo, doctor, evaluate, forks, grpo, report, sample
 from twotemp.errors import UserError
 
 app = typer.Typer(
@@ -26,6 +26,9 @@ app.command("grade")(evaluate.grade)
 app.command("report")(report.report)
 app.command("export")(report.export)
 app.command("demo")(demo.demo)
+app.command("grpo")(grpo.grpo)
+app.command("forks")(forks.forks)
+app.command("trace")(forks.trace)
 app.command("doctor")(doctor.doctor)
 
 
