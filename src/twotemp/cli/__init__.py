@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from twotemp.cli import demo, doctor, evaluate, forks, grpo, report, sample
+from twotemp.cli import demo, doctor, drift, evaluate, forks, grpo, report, sample, select, train
 from twotemp.errors import UserError
 
 app = typer.Typer(
@@ -25,10 +25,13 @@ app.command("regrade")(evaluate.regrade)
 app.command("grade")(evaluate.grade)
 app.command("report")(report.report)
 app.command("export")(report.export)
+app.command("select")(select.select)
 app.command("demo")(demo.demo)
 app.command("grpo")(grpo.grpo)
 app.command("forks")(forks.forks)
 app.command("trace")(forks.trace)
+app.command("train")(train.train)
+app.command("drift")(drift.drift)
 app.command("doctor")(doctor.doctor)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.logging import RichHandler
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -18,6 +20,14 @@ from rich.progress import (
 
 people = Console(stderr=True)
 output = Console()
+
+
+def show_log() -> None:
+    """Print what the library has to say (the batch size it chose, memory that ran out) to people."""
+    handler = RichHandler(console=people, show_time=False, show_level=False, show_path=False)
+    logger = logging.getLogger("twotemp")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
 
 
 @contextmanager

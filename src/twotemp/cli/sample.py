@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections import Counter
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -38,12 +39,17 @@ def sample(
         bool, typer.Option("--eos-stop", help="Stop a row at its first finished EOS.")
     ] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Record when each position was committed.")] = False,
-    batch_size: Annotated[int, typer.Option(help="Rows decoded together.")] = 64,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
+    batch_size: Annotated[int | None, typer.Option(help="Rows decoded together; unset: what fits.")] = None,
+    cache: Annotated[str | None, typer.Option(help="prefix or dual: faster, approximate.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; unset: what there is.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16, …; unset: as fits the device.")
+    ] = None,
     mask_id: Annotated[
         int | None, typer.Option(help="Mask token id, if the checkpoint does not say.")
     ] = None,
     block_size: Annotated[int | None, typer.Option(help="Block size of a block-causal checkpoint.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Say where the time went.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One Sample a line on stdout.")] = False,
 ) -> None:
     """Draw samples and show how different they are.
@@ -58,37 +64,41 @@ def sample(
     """
     texts = _prompts(prompts)
     import twotemp
-    from twotemp.cli.console import progress
+    from twotemp.cli.console import people, progress, show_log
+    from twotemp.engine import Ledger
     from twotemp.policies import parse
+
+    show_log()
 
     given = {"t_token": t_token, "t_pos": t_pos, "threshold": threshold, "k": k}
     chosen = parse(_with_options(policy, {key: v for key, v in given.items() if v is not None}))
-    loaded = twotemp.load(model, mask_id=mask_id, block_size=block_size, device=device)
+    loaded = twotemp.load(model, mask_id=mask_id, block_size=block_size, device=device, dtype=dtype)
+    ledger = Ledger(loaded) if profile else None
     with progress() as bar:
         task = bar.add_task("sampling", total=len(texts) * n, note="")
 
         def advance(found: Any) -> None:
             bar.update(task, advance=1, note=f"{found.nfe} NFE")
 
-        if infill:
-            found = twotemp.infill(
-                loaded, texts, chosen, n, block, seed, trace=trace, batch_size=batch_size, on_sample=advance
-            )
-        else:
-            found = twotemp.sample(
-                loaded,
-                texts,
-                chosen,
-                n,
-                length,
-                block,
-                seed,
-                chat=chat,
-                eos_stop=eos_stop,
-                trace=trace,
-                batch_size=batch_size,
-                on_sample=advance,
-            )
+        draw = (
+            partial(twotemp.infill, n=n)
+            if infill
+            else partial(twotemp.sample, n=n, length=length, chat=chat, eos_stop=eos_stop)
+        )
+        found = draw(
+            loaded,
+            texts,
+            chosen,
+            block=block,
+            seed=seed,
+            trace=trace,
+            batch_size=batch_size,
+            cache=cache,
+            on_sample=advance,
+            ledger=ledger,
+        )
+    if ledger is not None:
+        people.print(ledger.report(), highlight=False)
     if as_json:
         for one in found:
             typer.echo(json.dumps(one.to_dict()))
