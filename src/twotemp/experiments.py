@@ -33,7 +33,7 @@ class Experiment:
     def __post_init__(self) -> None:
         for name in ("models", "tasks", "policies"):
             value = getattr(self, name)
-            if not value or not all(isinstance(item, str) for item in value):
+            if not (isinstance(value, tuple) and value and all(isinstance(item, str) for item in value)):
                 raise UserError(f"experiment {self.title!r}: {name} must be a list of names, not {value!r}")
         self.plan()  # a mistake in a policy or a number is an error when the file is read
 

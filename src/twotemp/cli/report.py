@@ -23,7 +23,8 @@ def report(
     """Write tables (Markdown, CSV, LaTeX) and the paper's figures, as far as the runs have data for them."""
     from twotemp.report import read
 
-    write_report(read(runs, grader), out or runs[0] / "report", _numbers(k) if k else None)
+    ks = _numbers(k) if k else None
+    write_report(read(runs, grader), out or runs[0] / "report", ks)
 
 
 def export(

@@ -75,7 +75,8 @@ def pass_at_k(series: Sequence[Series]) -> Made:
             _panel(axes[row, column], here, "k")
             if row == 0:
                 axes[row, column].set_title(style.task_name(task))
-        _row_label(axes[row, 0], METRICS["k"], style.model_name(model) if len(models) > 1 else None)
+        axes[row, 0].set_ylabel(METRICS["k"])
+        _row_label(axes[row, 0], style.model_name(model) if len(models) > 1 else None)
     for axis in axes[-1]:
         axis.set_xlabel(AXES["k"])
     _legend(figure)
@@ -104,25 +105,30 @@ def wall_clock(series: Sequence[Series]) -> Made:
 
 
 def _adaptive(series: Sequence[Series], kinds: Sequence[Axis], caption: str, across: bool = False) -> Made:
-    """One panel a task and x axis; `across`: the axes run from left to right instead of downwards."""
+    """A panel a task and x axis; `across`: the axes run from left to right instead of downwards."""
     every = _plain(series)
     adaptive = [s for s in every if s.policy.rule != "budget"]
     # The figure is about the adaptive ones; AR is the yardstick where the run has it.
     chosen = [s for s in every if s.policy.name == "ar"] + adaptive
     if not adaptive or not _comparable(chosen):
         return None
-    cells = unique((s.model, s.task) for s in chosen)
-    figure, axes = _grid(len(cells), len(kinds)) if across else _grid(len(kinds), len(cells))
-    for panels, (model, task) in zip(axes if across else axes.T, cells):
+    models, tasks = unique(s.model for s in chosen), unique(s.task for s in chosen)
+    rows = [(model, task) for model in models for task in tasks]
+    figure, axes = _grid(*((len(rows), len(kinds)) if across else (len(models) * len(kinds), len(tasks))))
+    for at, (model, task) in enumerate(rows):
         here = [s for s in chosen if s.model == model and s.task == task]
+        block, column = divmod(at, len(tasks))
+        panels = axes[at] if across else axes[block * len(kinds) : (block + 1) * len(kinds), column]
         for axis, kind in zip(panels, kinds):
             _panel(axis, here, kind)
             axis.set_xlabel(AXES[kind])
-            axis.set_ylabel(METRICS[kind] if across or (model, task) == cells[0] else "")
+            axis.set_ylabel(METRICS[kind] if across or not column else "")
+        name = style.model_name(model) if len(models) > 1 else None
         if across:
-            _row_label(panels[0], METRICS[kinds[0]], _cell_name(model, task, cells))
+            _row_label(panels[0], _cell_name(model, task, rows))
         else:
-            panels[0].set_title(_cell_name(model, task, cells))
+            panels[0].set_title(style.task_name(task) if not block else "")
+            _row_label(panels[0], name if not column else None)
     _legend(figure)
     return figure, caption
 
@@ -154,27 +160,31 @@ def t_pos(series: Sequence[Series]) -> Made:
 
 
 def t_token(series: Sequence[Series]) -> Made:
-    """A column a token temperature with every policy in it; the last has the largest k against the temperature."""
+    """A panel a token temperature with every policy in it; the last has the largest k against the temperature."""
     varied = _varied(series, "t_token")
     if not varied:
         return None
     temperatures = sorted({s.policy.t_token for s in varied})
     cells = unique((s.model, s.task) for s in varied)
-    figure, axes = _grid(len(cells), len(temperatures) + 1, share_y="row")
+    columns = len(temperatures) + 1 if len(temperatures) < 4 else 3  # more would not be readable on a page
+    lines = -(-(len(temperatures) + 1) // columns)
     most = min(s.samples for s in varied)
-    for row, (model, task) in zip(axes, cells):
+    figure, axes = _grid(len(cells) * lines, columns, share_y="row")
+    for at, (model, task) in enumerate(cells):
         here = [s for s in varied if s.model == model and s.task == task]
-        for axis, temperature in zip(row, temperatures):
+        panels = axes[at * lines : (at + 1) * lines].ravel()
+        for axis, temperature in zip(panels, temperatures):
             _panel(axis, [s for s in here if s.policy.t_token == temperature], "k", hide=("t_token",))
-        _against_t_token(row[-1], here, most)
-        _row_label(row[0], METRICS["k"], _cell_name(model, task, cells))
-    for column, temperature in enumerate(temperatures):
-        axes[0, column].set_title(rf"$T_\mathrm{{token}}={temperature:g}$")
-        axes[-1, column].set_xlabel(AXES["k"])
-    axes[0, -1].set_title(f"pass@{most}")
-    axes[-1, -1].set_xlabel(r"$T_\mathrm{token}$")
+            axis.set_title(rf"$T_\mathrm{{token}}={temperature:g}$")
+            axis.set_xlabel(AXES["k"])
+        _against_t_token(panels[len(temperatures)], here, most)
+        for axis in panels[len(temperatures) + 1 :]:
+            axis.set_visible(False)
+        for axis in panels[::columns]:
+            axis.set_ylabel(METRICS["k"])
+        _row_label(panels[0], _cell_name(model, task, cells))
     _legend(figure)
-    return figure, f"Pass@k as the token temperature varies; on the right the largest k. {_BANDS}"
+    return figure, f"Pass@k as the token temperature varies; the last panel has the largest k. {_BANDS}"
 
 
 def _against_t_token(axis: Axes, series: Sequence[Series], k: int) -> None:
@@ -189,6 +199,8 @@ def _against_t_token(axis: Axes, series: Sequence[Series], k: int) -> None:
         axis.plot(x, mean, **look)
         axis.fill_between(x, low, high, color=look["color"], alpha=BAND, linewidth=0)
     axis.set_xticks(sorted({s.policy.t_token for s in series}))
+    axis.set_xlabel(r"$T_\mathrm{token}$")
+    axis.set_title(f"pass@{k}")
 
 
 def models(series: Sequence[Series]) -> Made:
@@ -204,7 +216,8 @@ def models(series: Sequence[Series]) -> Made:
             _panel(axes[row, column], [s for s in chosen if s.model == model and s.task == task], "k")
             if row == 0:
                 axes[row, column].set_title(style.model_name(model))
-        _row_label(axes[row, 0], METRICS["k"], style.task_name(task))
+        axes[row, 0].set_ylabel(METRICS["k"])
+        _row_label(axes[row, 0], style.task_name(task))
     for axis in axes[-1]:
         axis.set_xlabel(AXES["k"])
     _legend(figure)
@@ -280,9 +293,8 @@ def _grid(rows: int, columns: int, share_y: Any = False) -> tuple[Figure, Any]:
     return figure, figure.subplots(rows, columns, squeeze=False, sharey=share_y)
 
 
-def _row_label(axis: Axes, metric: str, name: str | None) -> None:
+def _row_label(axis: Axes, name: str | None) -> None:
     """What the row shows, in bold beside the label of its y axis."""
-    axis.set_ylabel(metric)
     if name is not None:
         axis.annotate(
             name, (0, 0.5), (-36, 0), xycoords="axes fraction", textcoords="offset points",

@@ -1,0 +1,263 @@
+"""The commands around evaluation, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tests import toy_task
+from twotemp import experiments
+from twotemp.cli import app
+from twotemp.cli.evaluate import split_policies, task_choices
+from twotemp.errors import UserError
+from twotemp.evaluation import TaskChoice
+from twotemp.models.checkpoint import save
+from twotemp.policies import parse
+from twotemp.report import figures
+from twotemp.store import Key, Store
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _toy(monkeypatch):
+    toy_task.install(monkeypatch)
+    monkeypatch.setattr(figures, "FORMATS", ("png",))
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A checkpoint of a random model."""
+    return save(toy_task.micro_model(), tmp_path_factory.mktemp("model") / "micro")
+
+
+def call(*arguments: object) -> str:
+    """What a command prints; a UserError it raises is passed on."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+# --- spelling -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "specs"),
+    [
+        ("ar,lc,random", ["ar", "lc", "random"]),
+        ("tct:t_pos=0.1,threshold=0.6,lc", ["tct:t_pos=0.1,threshold=0.6", "lc"]),
+        ("tlc:t_pos=2;tlc:k=2,t_pos=0.5 , ar,", ["tlc:t_pos=2", "tlc:k=2,t_pos=0.5", "ar"]),
+    ],
+)
+def test_a_comma_before_name_equals_value_does_not_separate(text, specs):
+    assert split_policies(text) == tuple(parse(spec) for spec in specs)
+
+
+def test_options_of_one_task_and_of_all():
+    chosen = task_choices(["gsm8k", "mbpp"], ["gsm8k=a=b.jsonl"], ["justgrpo"], None, ["gsm8k=d1"])
+    assert chosen == (
+        TaskChoice("gsm8k", Path("a=b.jsonl"), "justgrpo", None, "d1"),
+        TaskChoice("mbpp", None, "justgrpo", None, None),
+    )
+    assert task_choices(["mbpp"], ["a=b.jsonl"], None, None, None)[0].data == Path("a=b.jsonl")
+    with pytest.raises(UserError, match=r"--data TASK=x\.jsonl"):
+        task_choices(["gsm8k", "mbpp"], ["x.jsonl"], None, None, None)
+
+
+# --- one run, through every command ---------------------------------------------------------------------------
+
+
+def test_evaluate_report_regrade_export(folder, tmp_path):
+    run = tmp_path / "run"
+    command = (
+        "eval",
+        "--model",
+        folder,
+        "--tasks",
+        "toy,toy-b",
+        "--policies",
+        "ar,tlc:t_pos=1,lc",
+        "--out",
+        run,
+    )
+    text = call(*command, "--questions", 3, "-n", 2)
+    assert "Autoregressive" in text
+    assert "k = 2" in text
+    rows = [json.loads(line) for line in call(*command, "--questions", 3, "-n", 4, "--json").splitlines()]
+    assert [(r["task"], r["policy"], r["n"], r["questions"]) for r in rows] == [
+        (task, policy, 4, 3) for task in ("toy", "toy-b") for policy in ("ar", "lc", "tlc")
+    ]
+    assert set(rows[0]["pass"]) == {"1", "2", "4"}
+    assert rows[0]["pass"]["1"]["low"] <= rows[0]["pass"]["1"]["mean"] <= rows[0]["pass"]["1"]["high"]
+
+    text = call("report", run, "-k", "1,4")
+    assert "With 4 samples a question, TLC (t_pos=1)" in " ".join(text.split())
+    assert {p.name for p in (run / "report").iterdir()} >= {
+        "report.md",
+        "passk.csv",
+        "passk.tex",
+        "pass_at_k.png",
+    }
+    with pytest.raises(UserError, match="pass@8 needs 8 graded samples"):
+        call("report", run, "-k", "8")
+
+    call("regrade", run, "--again")
+    call("export", run, tmp_path / "run.parquet")
+    import pyarrow.parquet as parquet
+
+    assert parquet.read_table(tmp_path / "run.parquet").num_rows == 2 * 3 * 4 * 3
+
+
+def test_grade_a_file_made_elsewhere(tmp_path):
+    rows = [{"id": f"toy/{i}", "generation": str(i)} for i in range(12)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = call("grade", "--task", "toy", tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl")
+    problems = toy_task.load().problems
+    right = [toy_task.right(problem, row["generation"]) for problem, row in zip(problems, rows)]
+    assert f"({sum(right)} of 12;" in text
+    verdicts = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [v["verdict"] == "passed" for v in verdicts] == right
+    assert [v["id"] for v in verdicts] == [row["id"] for row in rows]
+
+
+def test_grade_agrees_with_d1_on_real_generations(tmp_path, shared):
+    """d1's grader through the command line: its verdict on every row, and so its accuracy."""
+    import gzip
+
+    file = shared / "data" / "llada_generations" / "math500.jsonl.gz"
+    out = tmp_path / "out.jsonl"
+    data = shared / "data" / "math500.jsonl"
+    call("grade", "--task", "math500", "--data", data, "--grader", "d1", file, "--out", out)
+    rows = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+    verdicts = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [v["verdict"] == "passed" for v in verdicts] == [row["d1_correct"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("eval", "--tasks", "toy", "--policies", "tlcc", "--out", "x"),
+            "unknown policy 'tlcc'; did you mean 'tlc'",
+        ),
+        (("eval", "--tasks", "toy", "--policies", "tlc:tpos=1", "--out", "x"), "did you mean 't_pos'"),
+        (("eval", "--tasks", "toi", "--out", "x"), "unknown task 'toi'"),
+        (("eval", "--tasks", "toy", "--shard", "2", "--out", "x"), "--shard 2: write part I of N as I/N"),
+        (("eval", "--tasks", "toy", "--model", "no-such-model", "--out", "x"), "no model 'no-such-model'"),
+        (("report", "x"), "x is not a run"),
+        (("report", "x", "-k", "one"), "whole numbers"),
+        (("regrade", "x", "--data", "f.jsonl"), "--data TASK=f.jsonl"),
+        (("run", "no.yaml"), "no experiment file no.yaml"),
+    ],
+)
+def test_mistakes_are_named_with_their_fix(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as error:
+        call(*arguments)
+    assert message in str(error.value)
+
+
+# --- experiments ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_experiment_file_is_runnable(path):
+    """Its names exist: tasks, policies, and the embedded models."""
+    from twotemp.models.load import EMBEDDED
+
+    experiment = experiments.read(path)
+    for choice in experiment.plan().tasks:
+        assert choice.problems().problems
+    assert set(experiment.models) <= set(EMBEDDED)
+
+
+def test_an_experiment_runs_and_reports(folder, tmp_path):
+    file = tmp_path / "small.yaml"
+    file.write_text(
+        "title: t\nshows: s\nmodels: [tiny]\ntasks: [toy]\npolicies: [ar, tlc]\nn: 64\nquestions: 9\n"
+    )
+    other = save(toy_task.micro_model("other", seed=1), tmp_path / "other")
+    text = call(
+        "run", file, "--model", folder, "--model", other, "-n", 2, "--questions", 2, "--out", tmp_path / "out"
+    )
+    assert "micro" in text
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"micro", "other", "report"}
+    assert (tmp_path / "out" / "report" / "models.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("title: t\nmodles: [tiny]", "unknown key in .*; did you mean 'models'"),
+        ("title: t", "lacks models, policies, shows, tasks"),
+        ("- a list", "must hold `key: value` lines"),
+        ("title: [", "cannot be read as YAML"),
+        ("title: t\nshows: s\nmodels: [tiny]\ntasks: [toy]\npolicies: [lcc]", "unknown policy 'lcc'"),
+        ("title: t\nshows: s\nmodels: [tiny]\ntasks: toy\npolicies: [lc]", "tasks must be a list"),
+        ("title: t\nshows: s\nmodels: [tiny]\ntasks: [toy]\npolicies: [lc]\nn: many", "n must be an integer"),
+    ],
+)
+def test_a_mistake_in_an_experiment_file_is_found_when_it_is_read(tmp_path, text, message):
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        experiments.read(tmp_path / "x.yaml")
+
+
+# --- the real thing -------------------------------------------------------------------------------------------
+
+
+def test_the_command_itself_killed_and_started_again(folder, tmp_path):
+    """One process as a user starts it, ended by SIGKILL while it draws; then the same command to the end."""
+
+    def contents(run: Path) -> dict:
+        return {
+            (cell.name, Key.of(s)): (replace(s, seconds=0.0), cell.grades("countdown 1").get(Key.of(s)))
+            for cell in Store.open(run).cells()
+            for s in cell.samples()
+        }
+
+    options = [
+        "eval",
+        "--model",
+        folder,
+        "--tasks",
+        "countdown-3",
+        "--policies",
+        "ar,tct",
+        "--questions",
+        4,
+        "-n",
+        40,
+    ]
+    run = tmp_path / "run"
+    command = [
+        sys.executable,
+        "-c",
+        "from twotemp.cli import main; main()",
+        *map(str, options),
+        "--out",
+        str(run),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not list(run.glob("*/samples-*")):
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert len(contents(run)) < 2 * 4 * 40
+    call(*options, "--out", run)
+    call(*options, "--out", tmp_path / "whole")
+    assert contents(run) == contents(tmp_path / "whole")
