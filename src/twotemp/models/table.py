@@ -69,8 +69,8 @@ class TableModel:
         seen = torch.full((ids.shape[0], self.sequences.shape[1]), self.mask_id)
         seen[row, positions[row, column]] = ids[row, column]
 
-        disagrees = (seen[:, None] != self.sequences) & (seen[:, None] != self.mask_id)  # [B, S, N]
-        count = disagrees.sum(2)
+        # A mask disagrees with every sequence alike, so only revealed tokens decide who disagrees least.
+        count = (seen[:, None] != self.sequences).sum(2)  # [B, S]
         weights = self.weights * (count == count.amin(1, keepdim=True))  # [B, S]
 
         row, column = want.nonzero(as_tuple=True)
