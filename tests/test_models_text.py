@@ -55,3 +55,13 @@ def test_without_a_tokenizer_or_template_there_is_a_clear_error() -> None:
         decode(random_model("llada"), [1])
     with pytest.raises(UserError, match="chat=False"):
         encode(random_model("llada", word_tokenizer(template=None)), "a")
+
+
+def test_words_without_a_token_are_named_not_swallowed():
+    """A small vocabulary must not turn what it does not know into one silent <unk>."""
+    from twotemp.models.load import load
+
+    tiny = load("tiny")
+    assert encode(tiny, "20 10 15 -> 45")
+    with pytest.raises(UserError, match="no token for '2\\+2', 'zebra'"):
+        encode(tiny, "2+2 20 zebra")

@@ -17,11 +17,20 @@ def encode(model: Denoiser, prompt: str, chat: bool = True, prefill: str = "") -
     """
     tokenizer = _tokenizer(model, "encode text")
     if not chat:
-        return list(tokenizer(prompt + prefill)["input_ids"])
-    chat_format = getattr(model, "chat", None)
-    if chat_format is None:
-        raise UserError(f"{model.name!r} has no chat format; pass chat=False")
-    return list(tokenizer(chat_format(prompt) + prefill, add_special_tokens=False)["input_ids"])
+        ids = list(tokenizer(prompt + prefill)["input_ids"])
+    else:
+        chat_format = getattr(model, "chat", None)
+        if chat_format is None:
+            raise UserError(f"{model.name!r} has no chat format; pass chat=False")
+        ids = list(tokenizer(chat_format(prompt) + prefill, add_special_tokens=False)["input_ids"])
+    unknown = tokenizer.unk_token_id
+    if unknown in ids and tokenizer.unk_token not in prompt + prefill:
+        strange = [w for w in (prompt + prefill).split() if unknown in tokenizer(w)["input_ids"]]
+        raise UserError(
+            f"{model.name!r} has no token for {', '.join(map(repr, strange[:5])) or 'a part of the prompt'}; its "
+            "vocabulary is small: write the prompt as its tasks do (`20 10 15 -> 45`), with spaces between words"
+        )
+    return ids
 
 
 def decode(model: Denoiser, ids: Sequence[int]) -> str:
