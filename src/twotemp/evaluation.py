@@ -200,11 +200,11 @@ class Evaluation:
         written = perf_counter()
 
         def write() -> None:
-            for lane, samples in fresh.items():
-                lane.writer.samples(samples)
+            for lane in list(fresh):
+                lane.writer.samples(fresh[lane])
+                samples = fresh.pop(lane)  # written: not again, should the next one fail
                 drawn[lane] += samples
                 counter.drawn(lane, samples)
-            fresh.clear()
 
         try:
             for count, sample in enumerate(stream(model, requests, batch_size=batch_size), start=1):
@@ -234,25 +234,12 @@ def regrade(
     """
     judged: dict[str, int] = {}
     for cell in Store.open(run).cells():
-        config = cell.config
-        file = (data or {}).get(config.task)
-        choice = TaskChoice(
-            config.task,
-            file,
-            config.prompt or None,
-            config.subset,
-            grader,
-            allow_altered and file is not None,
-        )
-        judge = graders.get(grader or tasks.get(config.task).grader)
+        found, task = problems_of(cell, data, allow_altered), tasks.get(cell.config.task)
+        judge = graders.get(grader or task.grader)
         judged[cell.name] = 0
         try:
-            loaded = _Loaded.of(choice, judge)
-            if loaded.digest != config.data:
-                raise UserError(
-                    f"{cell.path} was drawn from other data than {loaded.source} ({config.data[:12]}…, not "
-                    f"{loaded.digest[:12]}…); give the file it was drawn from: --data {config.task}=FILE"
-                )
+            by_id = {problem.id: problem for problem in found.problems}
+            loaded = _Loaded(TaskChoice(task.name), task, by_id, found.digest, found.source, judge)
             with cell.writer() as writer:
                 lane = _Lane(loaded, cell, writer)
                 for samples in _parts(cell.samples() if again else cell.pending(judge.name), CHUNK_SAMPLES):
@@ -263,6 +250,44 @@ def regrade(
         finally:
             judge.close()
     return judged
+
+
+def problems_of(
+    cell: Cell, data: Mapping[str, Path] | None = None, allow_altered: bool = False
+) -> ProblemSet:
+    """The problems a cell was drawn from; an error where today's data are others."""
+    config = cell.config
+    file = (data or {}).get(config.task)
+    found = TaskChoice(
+        config.task,
+        file,
+        config.prompt or None,
+        config.subset,
+        allow_altered=allow_altered and file is not None,
+    ).problems()
+    if found.digest != config.data:
+        raise UserError(
+            f"{cell.path} was drawn from other data than {found.source} ({config.data[:12]}…, not "
+            f"{found.digest[:12]}…); give the file it was drawn from: --data {config.task}=FILE"
+        )
+    return found
+
+
+def grader_of(cell: Cell, wanted: str | None = None) -> str | None:
+    """Whose grades of a cell to use, as the store names them: those wanted (with or without the version), else
+    the task's own, else the only ones there are. None: the cell has no grades."""
+    there = cell.graders()
+    if not there:
+        return None
+    name = wanted or tasks.get(cell.config.task).grader
+    fitting = [grader for grader in there if grader == name or grader.split()[0] == name]
+    if not fitting and wanted is None:
+        fitting = there
+    if len(fitting) != 1:
+        raise UserError(
+            f"{cell.path} was graded by {', '.join(map(repr, there))}; say which grades to report with --grader"
+        )
+    return fitting[0]
 
 
 @dataclass(frozen=True, eq=False)

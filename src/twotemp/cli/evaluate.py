@@ -107,12 +107,7 @@ def regrade(
     from twotemp.cli.console import people, progress
     from twotemp.evaluation import regrade as judge
 
-    files = {}
-    for item in data or ():
-        task, equals, file = item.partition("=")
-        if not equals:
-            raise UserError(f"--data {item}: say which task's file it is: --data TASK={item}")
-        files[task] = Path(file)
+    files = task_files(data)
     with progress() as bar:
         tasks: dict[str, Any] = {}
 
@@ -240,6 +235,17 @@ def split_policies(text: str) -> tuple[Policy, ...]:
     from twotemp.policies import parse
 
     return tuple(parse(spec) for spec in re.split(r"[;,](?!\s*\w+\s*=)", text) if spec.strip())
+
+
+def task_files(data: Sequence[str] | None) -> dict[str, Path]:
+    """`TASK=FILE` ... -> the file of each task."""
+    files = {}
+    for item in data or ():
+        task, equals, file = item.partition("=")
+        if not equals:
+            raise UserError(f"--data {item}: say which task's file it is: --data TASK={item}")
+        files[task] = Path(file)
+    return files
 
 
 def task_choices(

@@ -4,7 +4,7 @@ The currency is a table [questions, ks] of per-question values, NaN where a ques
 `bootstrap` turns one into means with intervals, `paired_bootstrap` turns two into their difference.
 """
 
-from twotemp.metrics.best import NO_ANSWER, best_by_score, best_by_vote, best_by_weighted_vote
+from twotemp.metrics.best import NO_ANSWER, auc, best_by_score, best_by_vote, best_by_weighted_vote
 from twotemp.metrics.bootstrap import Estimate, align, bootstrap, paired_bootstrap
 from twotemp.metrics.diversity import answer_entropy, distinct_answers, order_entropy
 from twotemp.metrics.passk import at_budget, cost_axis, mean_cost, pass_at_k, require, tokens_per_forward
@@ -15,6 +15,7 @@ __all__ = [
     "align",
     "answer_entropy",
     "at_budget",
+    "auc",
     "best_by_score",
     "best_by_vote",
     "best_by_weighted_vote",

@@ -42,6 +42,18 @@ def best_by_score(passed: ArrayLike, scores: ArrayLike, ks: Sequence[int]) -> Fl
     return by_rank @ np.diff(hit, axis=0)
 
 
+def auc(passed: ArrayLike, scores: ArrayLike) -> float:
+    """The chance that a right sample has a higher score than a wrong one, ties counting half (Mann and Whitney);
+    NaN where all are right or all wrong. 1/2 is a coin, whatever the share of right samples."""
+    right, score = _samples(passed, scores)
+    _, level, size = np.unique(score, return_inverse=True, return_counts=True)
+    rank = (np.cumsum(size) - (size - 1) / 2)[level]  # from 1; equal scores share the mean of their ranks
+    rights, wrongs = right.sum(), (1 - right).sum()
+    if not rights or not wrongs:
+        return math.nan
+    return float((rank @ right - rights * (rights + 1) / 2) / (rights * wrongs))
+
+
 def best_by_vote(passed: ArrayLike, answers: ArrayLike, ks: Sequence[int]) -> Floats:
     """The most frequent answer wins (self-consistency). Exact for every k at once, by counting subsets.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,8 @@ def load(
     device: None is CUDA where there is one, else the CPU. dtype: None is float32 on the CPU and the
     checkpoint's own elsewhere.
     """
-    where = _device(device)
-    number = _dtype(dtype, where)
+    where = usable_device(device)
+    number = usable_dtype(dtype, where)
     folder = locate(source, revision)
     config = read_json(folder / "config.json")
     given = Given(mask_id, eos_ids, block_size)
@@ -61,20 +61,30 @@ def load(
     )
 
 
-def locate(source: str | Path, revision: str | None = None) -> Path:
-    """The folder of a checkpoint; a hub id is downloaded (data files only) or found in the hub's cache."""
+def locate(
+    source: str | Path,
+    revision: str | None = None,
+    *,
+    embedded: Sequence[str] = EMBEDDED,
+    check: Callable[[Mapping[str, Any]], object] | None = None,
+) -> Path:
+    """The folder of a checkpoint; a hub id is downloaded (data files only) or found in the hub's cache.
+
+    check: raises for a config.json that is of no use (default: no family of denoisers), before gigabytes are
+    fetched for nothing.
+    """
     name = str(source)
-    if name in EMBEDDED:
+    if name in embedded:
         folder = Path(str(files("twotemp.models") / "weights" / name))
         if not folder.is_dir():
             raise UserError(f"the embedded model {name!r} is not in this installation; install twotemp again")
     elif Path(source).is_dir():
         folder = Path(source)
     elif isinstance(source, str) and HUB_ID.fullmatch(name):
-        return _download(name, revision)
+        return _download(name, revision, check or _family)
     else:
         raise UserError(
-            f"no model {name!r}: not a folder, not an embedded model ({', '.join(EMBEDDED)}), and not a hub "
+            f"no model {name!r}: not a folder, not an embedded model ({', '.join(embedded)}), and not a hub "
             "id such as GSAI-ML/LLaDA-8B-Instruct"
         )
     if revision is not None:
@@ -82,13 +92,13 @@ def locate(source: str | Path, revision: str | None = None) -> Path:
     return folder
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None, check: Callable[[Mapping[str, Any]], object]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
-        _family(read_json(folder / "config.json"))  # before gigabytes are fetched for nothing
+        check(read_json(folder / "config.json"))
         return Path(
             snapshot_download(name, revision=revision, allow_patterns=[*SMALL_FILES, "*.safetensors"])
         )
@@ -108,7 +118,8 @@ def _family(config: Mapping[str, Any]) -> type[Transformer] | type[MaskedLM]:
     raise unknown("model family (model_type in config.json)", model_type, [*FAMILIES, *masked_lm.TYPES])
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def usable_device(device: str | torch.device | None) -> torch.device:
+    """The device named, tried once; None is CUDA where there is one, else the CPU."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -119,7 +130,8 @@ def _device(device: str | torch.device | None) -> torch.device:
     return chosen
 
 
-def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | None:
+def usable_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | None:
+    """The number format named; None is float32 on the CPU, and (as None) the checkpoint's own elsewhere."""
     if dtype is None:
         return torch.float32 if device.type == "cpu" else None
     if isinstance(dtype, torch.dtype):

@@ -6,19 +6,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twotemp import metrics
 from twotemp.errors import UserError
+from twotemp.evaluation import grader_of
 from twotemp.metrics import Estimate
 from twotemp.metrics.passk import Floats
 from twotemp.policies import PRESETS, spell
 from twotemp.records import Policy
 from twotemp.store import Cell, Store
-from twotemp.tasks import TASKS, get
+from twotemp.tasks import TASKS
 
 T = TypeVar("T")
 Cost = Literal["nfe", "forwards", "seconds"]
@@ -107,25 +108,17 @@ def read(runs: Sequence[Path | str], grader: str | None = None) -> list[Series]:
 
 
 def _read_cell(cell: Cell, grader: str | None) -> Series | None:
-    config, there = cell.config, cell.graders()
-    if not there:
+    config, judge = cell.config, grader_of(cell, grader)
+    if judge is None:
         return None
-    wanted = grader or get(config.task).grader
-    fitting = [name for name in there if name == wanted or name.split()[0] == wanted]
-    if not fitting and grader is None:
-        fitting = there
-    if len(fitting) != 1:
-        raise UserError(
-            f"{cell.path} was graded by {', '.join(map(repr, there))}; say which grades to report with --grader"
-        )
-    table = cell.table(fitting[0])
+    table = cell.table(judge)
     if not table.questions:
         return None
     return Series(
         model=config.model,
         task=config.task,
         policy=config.policy,
-        grader=fitting[0],
+        grader=judge,
         length=config.length,
         block=config.block,
         questions=table.questions,
@@ -140,7 +133,12 @@ def _read_cell(cell: Cell, grader: str | None) -> Series | None:
     )
 
 
-def k_grid(series: Iterable[Series]) -> list[int]:
+class Sampled(Protocol):
+    @property
+    def samples(self) -> int: ...
+
+
+def k_grid(series: Iterable[Sampled]) -> list[int]:
     """1, 2, 4, ... and the largest k that some series reaches."""
     most = max(one.samples for one in series)
     powers = [1 << power for power in range(most.bit_length()) if 1 << power <= most]

@@ -1,0 +1,170 @@
+"""Reward models in the layout of `AutoModelForSequenceClassification`, AceMath-7B-RM among them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twotemp.errors import UserError
+from twotemp.models.checkpoint import read_json, read_tokenizer, weight_files
+from twotemp.models.load import locate, usable_device, usable_dtype
+from twotemp.records import Problem
+from twotemp.tasks import SOURCES
+
+VERIFIER = "verifier"  # the embedded one
+_ACEMATH = "Please reason step by step, and check your final answer within \\boxed{}."
+# What a reward model was trained to read before the question, by the last part of its name (from its model card).
+SYSTEM = {"AceMath-7B-RM": _ACEMATH, "AceMath-72B-RM": _ACEMATH}
+
+
+class SequenceClassifier:
+    """One logit for a conversation of two turns, the problem and the answer, in the model's own chat format."""
+
+    def __init__(
+        self,
+        source: str | Path,
+        *,
+        system: str | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+        batch_size: int = 32,
+    ) -> None:
+        if batch_size < 1:
+            raise UserError(f"batch_size must be >= 1, not {batch_size}")
+        self.source = str(source)
+        self.folder = locate(source, embedded=(VERIFIER,), check=_check_config)
+        _check_config(read_json(self.folder / "config.json"))
+        own = self.source.rstrip("/").rsplit("/", 1)[-1]
+        self.system = SYSTEM.get(own) if system is None else system
+        self.batch_size = batch_size
+        self.name = f"{own} {_fingerprint(self.folder, self.system)}"
+        self._device, self._dtype = device, dtype
+
+    def score(self, items: Sequence[tuple[Problem, str]]) -> list[float]:
+        distinct = list(dict.fromkeys((problem.task, problem.prompt, text) for problem, text in items))
+        if self.source == VERIFIER and (foreign := {task for task, _, _ in distinct} - SOURCES.keys()):
+            raise UserError(
+                f"the embedded verifier knows only the embedded tasks, not {', '.join(sorted(foreign))}; "
+                "give a reward model with --rm, e.g. --rm nvidia/AceMath-7B-RM"
+            )
+        rows = [self.encode(prompt, text) for _, prompt, text in distinct]
+        by_length = sorted(range(len(rows)), key=lambda at: len(rows[at]))  # little padding
+        found: dict[tuple[str, str, str], float] = {}
+        for start in range(0, len(rows), self.batch_size):
+            chosen = by_length[start : start + self.batch_size]
+            for at, score in zip(chosen, self.logits([rows[at] for at in chosen]).tolist()):
+                if not math.isfinite(score):
+                    raise UserError(
+                        f"the reward model {self.name!r} gave {score} to an answer to {distinct[at][1][:60]!r}; "
+                        "check its weights, or load it with more precision (float32)"
+                    )
+                found[distinct[at]] = score
+        return [found[problem.task, problem.prompt, text] for problem, text in items]
+
+    def encode(self, prompt: str, answer: str) -> list[int]:
+        """The conversation as token ids. The chat template writes all special tokens, so none are added."""
+        turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+        if self.system is not None:
+            turns.insert(0, {"role": "system", "content": self.system})
+        text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=False)
+        ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        longest = getattr(self._module.config, "max_position_embeddings", None)
+        if longest is not None and len(ids) > longest:
+            raise UserError(
+                f"an answer of {len(ids)} tokens is longer than {self.name!r} can read ({longest})"
+            )
+        return ids
+
+    @torch.inference_mode()
+    def logits(self, rows: Sequence[list[int]]) -> Tensor:
+        """The score of each row, the same whatever it is batched with.
+
+        Rows are padded on the right. Decoders pool at "the last token that is not the padding token", so the padding
+        must be the token the model was configured with; one without any reads the last token of a single row,
+        and there every id does that no row ends with.
+        """
+        module = self._module
+        pad = module.config.pad_token_id
+        if self._own_padding:
+            ends = {row[-1] for row in rows}
+            pad = module.config.pad_token_id = next(i for i in range(len(ends) + 1) if i not in ends)
+        width = max(map(len, rows))
+        ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=module.device)
+        real = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=module.device)
+        return module(input_ids=ids, attention_mask=real).logits[:, 0].float().cpu()
+
+    @cached_property
+    def _own_padding(self) -> bool:
+        return self._module.config.pad_token_id is None
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        tokenizer = read_tokenizer(self.folder)
+        if tokenizer is None or tokenizer.chat_template is None:
+            raise UserError(
+                f"{self.folder} has no tokenizer with a chat template, so texts cannot be put before the reward "
+                "model; put tokenizer.json and tokenizer_config.json of the checkpoint into the folder"
+            )
+        return tokenizer
+
+    @cached_property
+    def _module(self) -> Any:
+        from transformers import AutoModelForSequenceClassification
+
+        weight_files(self.folder)  # a clear error for pickles and missing shards
+        device = usable_device(self._device)
+        try:
+            module, report = AutoModelForSequenceClassification.from_pretrained(
+                self.folder,
+                num_labels=1,
+                dtype=usable_dtype(self._dtype, device) or "auto",
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # they are reported below, with the rest
+                output_loading_info=True,
+            )
+        except (ValueError, OSError, RuntimeError) as error:
+            raise UserError(f"{self.folder} cannot be loaded as a reward model ({error})") from error
+        problems = [f"missing {key}" for key in sorted(report["missing_keys"])]
+        problems += [f"unexpected {key}" for key in sorted(report["unexpected_keys"])]
+        problems += [f"{key[0]} has another shape" for key in sorted(report["mismatched_keys"])]
+        if problems:
+            raise UserError(
+                f"{self.folder}: the weights do not fit a reward model with one output: {'; '.join(problems[:4])}. "
+                "Use a checkpoint that was saved with its score head"
+            )
+        return module.to(device).eval()
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
+    kinds = config.get("architectures") or ["none named"]
+    if not str(kinds[0]).endswith("ForSequenceClassification"):
+        raise UserError(
+            f"not a reward model: its config.json names {kinds[0]}, and a reward model is a sequence classifier, "
+            "such as nvidia/AceMath-7B-RM"
+        )
+
+
+def _fingerprint(folder: Path, system: str | None) -> str:
+    """A hash of what decides the scores, without loading gigabytes: of every weight file its size, its header and
+    64 evenly spaced pieces (training moves nearly all weights, so pieces tell two checkpoints apart)."""
+    digest = hashlib.sha256(repr(system).encode())
+    names = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+    for path in (folder / name for name in names):
+        digest.update(path.read_bytes() if path.is_file() else b"-")
+    for path in weight_files(folder):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for piece in range(64):
+                file.seek(piece * size // 64)
+                digest.update(file.read(4096))
+    return digest.hexdigest()[:8]

@@ -1,0 +1,309 @@
+"""Train the embedded outcome reward model: `train(VerifierRecipe.read(path), out)`.
+
+It starts as the denoiser itself, in the layout of AceMath-7B-RM (Qwen2ForSequenceClassification), and learns to tell
+right answers from wrong ones: right ones of which the denoiser has rewritten a random part in one step, graded. One
+step an answer, where sampling would take ten, and the same mistakes as parallel decoding. Problems are of the train
+split only, by their own hash; it is measured on samples of held-out problems.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from twotemp import graders
+from twotemp.errors import UserError, unknown
+from twotemp.graders.base import Grader
+from twotemp.metrics import auc
+from twotemp.models.load import load
+from twotemp.models.text import decode
+from twotemp.policies import parse
+from twotemp.records import Problem
+from twotemp.sampling import sample
+from twotemp.tasks import SOURCES
+from twotemp.tasks.generated import Example, Split
+from twotemp.training.corpus import encode
+
+REPORT, MODEL = "report.json", "model"
+ROWS = 256  # rewritten at once
+CLIP = 1.0
+LOG_EVERY = 50
+
+
+@dataclass(frozen=True)
+class VerifierRecipe:
+    """With the code, it decides every weight."""
+
+    name: str
+    model: str  # the denoiser that is sampled, and whose weights the verifier starts from
+    problems: Mapping[str, int]  # training problems of each task
+    rewrites: int  # of the right answer to each problem
+    t_token: float  # temperature of what is written anew
+    validation: int  # held-out problems of each task, to measure on ...
+    policies: tuple[str, ...]  # ... one sample of each with each policy
+    batch_rows: int
+    steps: int
+    warmup: int
+    learning_rate: float
+    weight_decay: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        for task in self.problems:
+            if task not in SOURCES:
+                raise unknown(f"task in recipe {self.name}", task, SOURCES)
+        for spec in self.policies:
+            parse(spec)
+        for name in ("rewrites", "validation", "batch_rows", "steps", "warmup"):
+            if getattr(self, name) < 1:
+                raise UserError(f"recipe {self.name}: {name} must be at least 1")
+
+    def rate(self, step: int) -> float:
+        """Linear warm-up, then linear to 0."""
+        return self.learning_rate * min((step + 1) / self.warmup, 1 - step / self.steps)
+
+    @classmethod
+    def read(cls, path: Path) -> VerifierRecipe:
+        data = yaml.safe_load(path.read_text("utf-8"))
+        known = {field.name for field in fields(cls)}
+        for key in data:
+            if key not in known:
+                raise unknown(f"key in {path}", str(key), known)
+        try:
+            return cls(**{**data, "policies": tuple(data["policies"])})
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{path}: {str(error).removeprefix('VerifierRecipe.__init__() ')}") from None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An answer to a problem, and whether it is right."""
+
+    task: str
+    problem: str  # which of the task's; answers to the same one are compared with each other
+    prompt: str
+    answer: str
+    passed: bool
+
+
+def train(recipe: VerifierRecipe, out: Path) -> Path:
+    """Draw and grade (once: `out` keeps the samples), train, measure; returns the folder of the checkpoint."""
+    out.mkdir(parents=True, exist_ok=True)
+    rows = _kept(out / "train.jsonl", lambda: rewritten(recipe))
+    held_out = _kept(out / "validation.jsonl", lambda: sampled(recipe))
+    module, tokenizer = start(recipe)
+    fit(module, tokenizer, rows, recipe)
+    module.save_pretrained(out / MODEL)
+    tokenizer.save_pretrained(out / MODEL)
+    report = measure(out / MODEL, held_out)
+    (out / REPORT).write_text(json.dumps({"recipe": asdict(recipe), "validation": report}, indent=2) + "\n")
+    return out / MODEL
+
+
+def examples(recipe: VerifierRecipe, split: Split) -> dict[str, list[Example]]:
+    """Distinct problems of every task."""
+    found = {}
+    for task, count in recipe.problems.items():
+        seen: dict[str, Example] = {}
+        for example in SOURCES[task].examples(recipe.seed, split):
+            seen.setdefault(example.key, example)
+            if len(seen) == (count if split == "train" else recipe.validation):
+                break
+        found[task] = list(seen.values())
+    return found
+
+
+def rewritten(recipe: VerifierRecipe) -> Iterator[Judged]:
+    """Right answers to training problems, and what becomes of them when the denoiser writes a part anew."""
+    model: Any = load(recipe.model)
+    vocabulary = model.tokenizer.get_vocab()
+    for task, here in examples(recipe, "train").items():
+        generator = torch.Generator().manual_seed(recipe.seed)
+        by_length: dict[int, list[tuple[Problem, list[int]]]] = {}
+        for number, example in enumerate(here):
+            problem = Problem(f"{task}/train/{number}", task, example.prompt, example.reference)
+            prompt, answer = encode(example, SOURCES[task].length, vocabulary)
+            by_length.setdefault(len(prompt), []).append((problem, prompt + answer))
+            yield Judged(task, problem.id, problem.prompt, example.answer, True)
+        with closing(graders.get(SOURCES[task].grader)) as grader:
+            for first, rows in by_length.items():
+                for start in range(0, len(rows), ROWS):
+                    part = rows[start : start + ROWS]
+                    ids = torch.tensor([row for _, row in part])
+                    for _ in range(recipe.rewrites):
+                        answers = rewrite(model, ids, first, recipe.t_token, generator)
+                        texts = [decode(model, row) for row in answers[:, first:].tolist()]
+                        yield from graded(
+                            grader, [(problem, text) for (problem, _), text in zip(part, texts)]
+                        )
+
+
+@torch.no_grad()
+def rewrite(model: Any, ids: Tensor, first: int, t_token: float, generator: torch.Generator) -> Tensor:
+    """Mask a random part of every answer (from column `first` on), of any size, and draw it anew in one step."""
+    share = torch.rand(len(ids), 1, generator=generator)
+    masked = torch.rand(ids.shape, generator=generator) < share
+    masked[:, :first] = False
+    logits = model.logits(ids.masked_fill(masked, model.mask_id), None, masked)
+    logits[:, list(model.forbidden_ids)] = -torch.inf
+    drawn = torch.multinomial(torch.softmax(logits / t_token, dim=-1), 1, generator=generator)[:, 0]
+    return ids.masked_scatter(masked, drawn)
+
+
+def sampled(recipe: VerifierRecipe) -> Iterator[Judged]:
+    """Samples of validation problems, as a run would draw them."""
+    model = load(recipe.model)
+    for task, here in examples(recipe, "validation").items():
+        problems = [
+            Problem(f"{task}/validation/{i}", task, e.prompt, e.reference) for i, e in enumerate(here)
+        ]
+        with closing(graders.get(SOURCES[task].grader)) as grader:
+            for spec in recipe.policies:
+                prompts = [p.prompt for p in problems]
+                samples = sample(model, prompts, parse(spec), length=SOURCES[task].length, seed=recipe.seed)
+                yield from graded(grader, [(p, one.text or "") for p, one in zip(problems, samples)])
+
+
+def graded(grader: Grader, items: Sequence[tuple[Problem, str]]) -> Iterator[Judged]:
+    for (problem, text), grade in zip(items, grader.grade(items)):
+        if grade.outcome != "ungraded":
+            yield Judged(problem.task, problem.id, problem.prompt, text, grade.passed)
+
+
+def start(recipe: VerifierRecipe) -> tuple[Any, Any]:
+    """The denoiser as a Qwen2 sequence classifier: the same blocks, but causal, and a score instead of a head."""
+    from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+    denoiser: Any = load(recipe.model, device="cpu")
+    llama = denoiser.module.config
+    config = Qwen2Config(
+        **{
+            name: getattr(llama, name)
+            for name in (
+                "vocab_size",
+                "hidden_size",
+                "intermediate_size",
+                "num_hidden_layers",
+                "num_attention_heads",
+                "num_key_value_heads",
+                "max_position_embeddings",
+                "rms_norm_eps",
+                "rope_parameters",
+            )
+        },
+        tie_word_embeddings=False,
+        pad_token_id=denoiser.tokenizer.pad_token_id,
+    )
+    config.num_labels = 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        module = Qwen2ForSequenceClassification(config)
+    weights = {k: v for k, v in denoiser.module.state_dict().items() if not k.startswith("lm_head")}
+    report = module.load_state_dict(weights, strict=False)
+    assert not report.unexpected_keys
+    with torch.no_grad():
+        for key in report.missing_keys:  # the biases, which LLaDA has none of, and the score
+            module.get_parameter(key).zero_()
+    return module, denoiser.tokenizer
+
+
+def fit(module: Any, tokenizer: Any, rows: Sequence[Judged], recipe: VerifierRecipe) -> None:
+    """Predict after *every* token of the answer whether it will be right (verifiers of Cobbe et al., 2021): a denser
+    signal than the last token alone, which is what is read in the end."""
+    by_task: dict[str, list[tuple[list[int], int, bool]]] = {}
+    for row in rows:
+        ids, start_of_answer = _encode(tokenizer, row)
+        by_task.setdefault(row.task, []).append((ids, start_of_answer, row.passed))
+    names = sorted(by_task)
+    shares = torch.tensor([len(by_task[name]) for name in names], dtype=torch.float64)
+    optimizer = torch.optim.AdamW(module.parameters(), weight_decay=recipe.weight_decay, betas=(0.9, 0.98))
+    module.train()
+    losses: list[float] = []
+    for step in range(recipe.steps):
+        generator = torch.Generator().manual_seed((recipe.seed << 32) + step)
+        task = names[
+            int(torch.multinomial(shares, 1, generator=generator))
+        ]  # one task: rows of a like length
+        picks = torch.randint(len(by_task[task]), (recipe.batch_rows,), generator=generator)
+        loss = _loss(module, [by_task[task][int(i)] for i in picks])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate(step)
+        optimizer.step()
+        losses.append(loss.item())
+        if (step + 1) % LOG_EVERY == 0:
+            print(f"step {step + 1}: loss {np.mean(losses[-LOG_EVERY:]):.4f}", flush=True)
+    module.eval()
+
+
+def _loss(module: Any, batch: Sequence[tuple[list[int], int, bool]]) -> Tensor:
+    width = max(len(ids) for ids, _, _ in batch)
+    pad = module.config.pad_token_id
+    ids = torch.tensor([row + [pad] * (width - len(row)) for row, _, _ in batch])
+    at = torch.arange(width)
+    inside = torch.stack([(at >= first) & (at < len(row)) for row, first, _ in batch])
+    labels = torch.tensor([float(passed) for _, _, passed in batch])[:, None].expand_as(inside)
+    # Right padding and causal attention: no real token sees padding, so no mask is needed.
+    logits = module.score(module.model(input_ids=ids, use_cache=False).last_hidden_state)[..., 0]
+    return binary_cross_entropy_with_logits(logits[inside], labels[inside])
+
+
+def _encode(tokenizer: Any, row: Judged) -> tuple[list[int], int]:
+    """The conversation as the reward model will see it, and where the answer starts."""
+
+    def ids(*turns: dict[str, str]) -> list[int]:
+        text = tokenizer.apply_chat_template(list(turns), tokenize=False)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    user, assistant = (
+        {"role": "user", "content": row.prompt},
+        {"role": "assistant", "content": row.answer},
+    )
+    return ids(user, assistant), len(ids(user))
+
+
+def measure(folder: Path, rows: Sequence[Judged]) -> dict[str, dict[str, float]]:
+    """By task: samples, the share that is right, and the AUC, over all samples and between answers to one problem."""
+    from twotemp.rewards import load as load_reward_model
+
+    model = load_reward_model(str(folder))
+    report = {}
+    for task in sorted({row.task for row in rows}):
+        here = [row for row in rows if row.task == task]
+        scores = model.score([(Problem(row.problem, task, row.prompt), row.answer) for row in here])
+        passed = [row.passed for row in here]
+        within = []
+        for problem in {row.problem for row in here}:
+            at = [i for i, row in enumerate(here) if row.problem == problem]
+            within.append(auc([passed[i] for i in at], [scores[i] for i in at]))
+        report[task] = {
+            "samples": len(here),
+            "right": float(np.mean(passed)),
+            "auc": auc(passed, scores),
+            "auc_within": float(np.nanmean(within)),
+        }
+    return report
+
+
+def _kept(path: Path, make: Callable[[], Iterable[Judged]]) -> list[Judged]:
+    """What `make` yields, from the file where an earlier call left it."""
+    if not path.exists():
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        with partial.open("w", encoding="utf-8") as file:
+            for row in make():
+                file.write(json.dumps(asdict(row)) + "\n")
+        partial.replace(path)
+    return [Judged(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]

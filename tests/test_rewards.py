@@ -1,0 +1,358 @@
+"""Reward models: the AceMath layout from a folder, scores equal to the model called directly, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Qwen2Config,
+    Qwen2ForSequenceClassification,
+)
+
+from tests.toy_task import micro_model
+from twotemp import rewards, tasks
+from twotemp.errors import UserError
+from twotemp.models.checkpoint import save
+from twotemp.models.load import locate
+from twotemp.records import Problem
+from twotemp.rewards.classifier import SYSTEM, SequenceClassifier
+from twotemp.tasks import SOURCES
+from twotemp.tasks.generated import split_of
+from twotemp.training import tokenizer as words
+from twotemp.training import verifier
+
+TEMPLATE = (  # Qwen2's: turns between <|im_start|> and <|im_end|>
+    "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} <|eot_id|> {% endfor %}"
+)
+ITEMS = [
+    (Problem("a", "countdown-3", "4 9 2 -> 34"), "4 * 9 = 36 , 36 - 2 = 34"),
+    (Problem("b", "countdown-3", "1 2 3 -> 6"), "1 + 2 = 3"),
+    (Problem("c", "countdown-3", "1 2 3 -> 6"), ""),
+    (
+        Problem("d", "words-2", "pen 9 cup 12 . Ann buys 2 for 21 . 2 of her cheapest cost ?"),
+        "9 + 12 = 21 ; " * 4,
+    ),
+    (Problem("b", "countdown-3", "1 2 3 -> 6"), "1 + 2 = 3"),
+]
+
+
+def acemath(folder: Path, pad: int | None = 1, labels: int = 1, template: str | None = TEMPLATE) -> Path:
+    """A random reward model in the layout of AceMath-7B-RM, every weight of which matters."""
+    tokenizer = words.build()
+    tokenizer.chat_template = template
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        pad_token_id=pad,
+    )
+    config.num_labels = labels
+    module = Qwen2ForSequenceClassification(config)
+    noise = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            random = torch.randn(weight.shape, generator=noise)
+            weight.copy_(1 + 0.2 * random if "norm" in name else 0.3 * random)
+    module.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def directly(folder: Path, items) -> list[float]:
+    """As AceMath's model card does it: one conversation, no padding, no mask."""
+    module = Qwen2ForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = words.build()
+    tokenizer.chat_template = TEMPLATE
+    found = []
+    for problem, answer in items:
+        chat = [{"role": "user", "content": problem.prompt}, {"role": "assistant", "content": answer}]
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False)
+        ids = tokenizer.encode(text, return_tensors="pt", add_special_tokens=False)
+        with torch.no_grad():
+            found.append(float(module(input_ids=ids)[0][0]))
+    return found
+
+
+@pytest.mark.parametrize("pad", [1, None, 3], ids=["pad", "no pad", "pad ends every text"])
+@pytest.mark.parametrize("batch_size", [1, 2, 32])
+def test_scores_are_those_of_the_model_called_directly(tmp_path, pad, batch_size):
+    """AceMath's config names no padding token; others pad with the token their texts end with (here <|eot_id|>)."""
+    folder = acemath(tmp_path / "rm", pad)
+    found = rewards.load(str(folder), batch_size=batch_size).score(ITEMS)
+    expected = directly(folder, ITEMS)
+    assert len(set(expected)) == 4
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=2e-5, rtol=1e-4)
+
+
+def test_the_score_is_read_at_the_last_real_token_whatever_stands_beside_it(tmp_path):
+    model = SequenceClassifier(acemath(tmp_path / "rm", None))
+    rows = [model.encode(p.prompt, a) for p, a in ITEMS[:4]]
+    alone = torch.cat([model.logits([row]) for row in rows])
+    torch.testing.assert_close(model.logits(rows), alone, atol=2e-5, rtol=1e-4)
+    # The test can fail: padding that counts as text gives another number.
+    ends = {row[-1] for row in rows}
+    assert len(ends) == 1
+    module, wrong = model._module, [row + [7] * (len(rows[3]) - len(row)) for row in rows]
+    module.config.pad_token_id = 0
+    with torch.no_grad():
+        counted = module(input_ids=torch.tensor(wrong)).logits[:, 0]
+    assert not torch.allclose(counted, alone, atol=1e-2)
+
+
+def test_equal_answers_are_computed_once(tmp_path, monkeypatch):
+    model = SequenceClassifier(acemath(tmp_path / "rm"))
+    rows: list[int] = []
+    honest = model.logits
+    monkeypatch.setattr(model, "logits", lambda some: rows.append(len(some)) or honest(some))
+    found = model.score(ITEMS * 3)
+    assert sum(rows) == 4
+    assert found[1] == found[4] == found[6]
+
+
+def test_an_encoder_is_a_reward_model_too(tmp_path):
+    tokenizer = words.build()
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=128, pad_token_id=1,
+    )  # fmt: skip
+    config.num_labels = 1
+    torch.manual_seed(0)
+    module = BertForSequenceClassification(config).eval()
+    module.save_pretrained(tmp_path / "rm")
+    tokenizer.save_pretrained(tmp_path / "rm")
+    model = SequenceClassifier(tmp_path / "rm")
+    with torch.no_grad():
+        expected = [
+            float(module(input_ids=torch.tensor([model.encode(p.prompt, a)])).logits) for p, a in ITEMS
+        ]
+    torch.testing.assert_close(torch.tensor(model.score(ITEMS)), torch.tensor(expected), atol=1e-5, rtol=1e-4)
+
+
+# --- names and system prompts ---------------------------------------------------------------------------------
+
+
+def test_acemath_gets_the_system_prompt_it_was_trained_with(tmp_path):
+    model = SequenceClassifier(acemath(tmp_path / "AceMath-7B-RM"))
+    assert model.system == SYSTEM["AceMath-7B-RM"]
+    with_system = model.encode("1 2 -> 3", "1 + 2 = 3")
+    other = SequenceClassifier(acemath(tmp_path / "rm"))
+    assert len(with_system) > len(other.encode("1 2 -> 3", "1 + 2 = 3"))
+    said = SequenceClassifier(tmp_path / "rm", system="1 2 3")
+    assert (
+        said.encode("4", "5")
+        == other._tokenizer(
+            "system 1 2 3 <|eot_id|> user 4 <|eot_id|> assistant 5 <|eot_id|> ", add_special_tokens=False
+        )["input_ids"]
+    )
+
+
+def test_the_name_changes_with_whatever_changes_scores(tmp_path):
+    folder = acemath(tmp_path / "rm")
+    name = SequenceClassifier(folder).name
+    assert name.startswith("rm ")
+    copied = shutil.copytree(folder, tmp_path / "elsewhere" / "rm")
+    assert SequenceClassifier(copied).name == name
+    assert SequenceClassifier(folder, system="think").name != name
+    module = Qwen2ForSequenceClassification.from_pretrained(copied)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.mul_(1.01)
+    module.save_pretrained(copied)
+    assert SequenceClassifier(copied).name != name
+
+
+def test_weights_are_read_only_when_something_is_scored(tmp_path, monkeypatch):
+    model = SequenceClassifier(acemath(tmp_path / "rm"))
+    assert "_module" not in vars(model)
+    model.score(ITEMS[:1])
+    assert "_module" in vars(model)
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------------
+
+
+def test_nan_is_an_error_that_names_the_question(tmp_path):
+    folder = acemath(tmp_path / "rm")
+    module = Qwen2ForSequenceClassification.from_pretrained(folder)
+    with torch.no_grad():
+        module.score.weight[0, 0] = torch.nan
+    module.save_pretrained(folder)
+    with pytest.raises(UserError, match=r"'rm \w+' gave nan to an answer to '.*check its weights"):
+        SequenceClassifier(folder).score(ITEMS)
+
+
+def test_a_language_model_is_no_reward_model(tmp_path):
+    save(micro_model(), tmp_path / "lm")
+    with pytest.raises(UserError, match=r"not a reward model.*LLaDAModelLM.*sequence classifier"):
+        SequenceClassifier(tmp_path / "lm")
+
+
+def test_several_outputs_are_no_reward(tmp_path):
+    with pytest.raises(UserError, match=r"one output.*score.weight"):
+        SequenceClassifier(acemath(tmp_path / "rm", labels=3)).score(ITEMS)
+
+
+def test_a_missing_head_is_not_made_up(tmp_path):
+    folder = acemath(tmp_path / "rm")
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    del weights["score.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"missing score.weight.*saved with its score head"):
+        SequenceClassifier(folder).score(ITEMS)
+
+
+def test_pickled_weights_are_refused(tmp_path):
+    folder = acemath(tmp_path / "rm")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="only as pickle"):
+        SequenceClassifier(folder)
+
+
+def test_remote_code_is_not_run(tmp_path):
+    folder = acemath(tmp_path / "rm")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForSequenceClassification": "evil.Model"}
+    config["model_type"] = "evil"
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(UserError, match="cannot be loaded as a reward model"):
+        SequenceClassifier(folder).score(ITEMS)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_no_chat_template_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="no tokenizer with a chat template"):
+        SequenceClassifier(acemath(tmp_path / "rm", template=None)).score(ITEMS)
+
+
+def test_a_text_longer_than_the_model_reads_is_an_error(tmp_path):
+    model = SequenceClassifier(acemath(tmp_path / "rm"))
+    with pytest.raises(UserError, match=r"tokens is longer than .* can read \(128\)"):
+        model.score([(ITEMS[0][0], "1 " * 200)])
+
+
+def test_a_source_that_is_nothing_is_an_error(tmp_path):
+    with pytest.raises(UserError, match=r"not an embedded model \(verifier\)"):
+        rewards.load("verifer")
+
+
+# --- the embedded verifier ------------------------------------------------------------------------------------
+
+RECIPE = verifier.VerifierRecipe(
+    name="test",
+    model="tiny",
+    problems={"countdown-3": 12, "words-2": 6},
+    rewrites=2,
+    t_token=0.8,
+    validation=3,
+    policies=("ct",),
+    batch_rows=8,
+    steps=3,
+    warmup=1,
+    learning_rate=1e-3,
+    weight_decay=0.0,
+    seed=5,
+)
+
+
+def tiny(tmp_path: Path) -> verifier.VerifierRecipe:
+    """The recipe on a random model: what is tested is the path, not what was learnt."""
+    from dataclasses import replace
+
+    return replace(RECIPE, model=str(save(micro_model(), tmp_path / "micro")))
+
+
+def test_training_problems_are_never_test_or_validation_problems():
+    for split in ("train", "validation"):
+        for task, found in verifier.examples(RECIPE, split).items():
+            assert {split_of(f"{task} {example.key}") for example in found} == {split}
+            held_out = {problem.prompt for problem in tasks.get(task).problems().problems}
+            assert not held_out & {example.prompt for example in found}
+    assert (
+        verifier.VerifierRecipe.read(Path(__file__).parents[1] / "recipes" / "verifier.yaml").model == "tiny"
+    )
+
+
+def test_it_starts_as_the_denoiser_itself(tmp_path):
+    """Run without the causal mask, the new classifier's hidden states are the denoiser's."""
+    recipe = tiny(tmp_path)
+    module, _ = verifier.start(recipe)
+    denoiser = verifier.load(recipe.model)
+    ids = torch.randint(5, 60, (2, 11), generator=torch.Generator().manual_seed(0))
+    mask = torch.zeros(1, 1, 11, 11)  # nothing is hidden
+    with torch.no_grad():
+        ours = module.eval().model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        theirs = denoiser.module.model(input_ids=ids, use_cache=False).last_hidden_state
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    assert float(module.score.weight.abs().max()) == 0
+
+
+def test_rewrites_change_masked_answer_tokens_only(tmp_path):
+    model = verifier.load(tiny(tmp_path).model)
+    ids = torch.randint(5, 60, (200, 10), generator=torch.Generator().manual_seed(0))
+    new = verifier.rewrite(model, ids, 4, 0.8, torch.Generator().manual_seed(1))
+    assert torch.equal(new[:, :4], ids[:, :4])
+    changed = (new[:, 4:] != ids[:, 4:]).float().mean()
+    assert 0.3 < changed < 0.6  # half of the tokens are masked, and a random model rarely hits
+    assert not torch.isin(new, torch.tensor(model.forbidden_ids)).any()
+
+
+def test_training_gives_a_folder_that_loads_as_any_reward_model(tmp_path):
+    recipe = tiny(tmp_path)
+    folder = verifier.train(recipe, tmp_path / "out")
+    again = verifier.train(recipe, tmp_path / "out")  # the samples are kept
+    model = rewards.load(str(folder))
+    assert again == folder
+    assert all(abs(score) > 0 for score in model.score(ITEMS[:2]))
+    report = json.loads((tmp_path / "out" / "report.json").read_text())["validation"]
+    assert report["countdown-3"]["samples"] == 3
+    rows = [json.loads(line) for line in (tmp_path / "out" / "train.jsonl").read_text().splitlines()]
+    assert len(rows) == 18 * 3
+    assert sum(row["passed"] for row in rows) >= 18
+
+
+def test_an_unknown_key_or_task_in_a_recipe_is_an_error(tmp_path):
+    text = (Path(__file__).parents[1] / "recipes" / "verifier.yaml").read_text()
+    (tmp_path / "a.yaml").write_text(text + "epochs: 3\n")
+    with pytest.raises(UserError, match=r"unknown key in .* 'epochs'"):
+        verifier.VerifierRecipe.read(tmp_path / "a.yaml")
+    (tmp_path / "b.yaml").write_text(text.replace("countdown-3", "countdown-5"))
+    with pytest.raises(UserError, match="did you mean"):
+        verifier.VerifierRecipe.read(tmp_path / "b.yaml")
+
+
+def test_the_shipped_verifier_is_small_and_tells_right_from_wrong():
+    """Right answers to held-out problems against the same with one wrong number: what it was made for."""
+    folder = locate("verifier", embedded=("verifier",))
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 2_000_000
+    model = rewards.load()
+    right, wrong = [], []
+    for number, example in enumerate(islice(SOURCES["countdown-3"].examples(77, "validation"), 200)):
+        problem = Problem(str(number), "countdown-3", example.prompt)
+        tokens = example.answer.split()
+        at = 4 if number % 2 else 10  # the result of the first step, or of the last
+        tokens[at] = str(int(tokens[at]) % 90 + 1 + number % 5)
+        right.append((problem, example.answer))
+        wrong.append((problem, " ".join(tokens)))
+    better = [a > b for a, b in zip(model.score(right), model.score(wrong))]
+    assert sum(better) / len(better) > 0.9
+
+
+def test_the_embedded_verifier_refuses_tasks_it_does_not_know():
+    with pytest.raises(
+        UserError, match=r"knows only the embedded tasks, not gsm8k.*--rm nvidia/AceMath-7B-RM"
+    ):
+        rewards.load().score([(Problem("q", "gsm8k", "How many?"), "3")])
