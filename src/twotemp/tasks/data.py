@@ -9,12 +9,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from twotemp.errors import UserError, unknown
+from twotemp.records import Problem
+from twotemp.tasks.base import ProblemSet, Task
 
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -72,6 +74,39 @@ def pick(kind: str, name: str | None, choices: Mapping[str, T]) -> T:
     if name not in choices:
         raise unknown(kind, name, choices)
     return choices[name]
+
+
+# From a row: what the user's turn says, and what the assistant's turn already starts with.
+Prompt = Callable[[Row], tuple[str, str]]
+
+
+def benchmark(
+    name: str,
+    description: str,
+    grader: str,
+    published: Published,
+    prompts: Mapping[str, Prompt],
+    reference: Callable[[Row], Mapping[str, Any]],
+) -> Task:
+    """A task that is all rows of one published file; `reference` says what the grader needs of a row."""
+
+    def load(
+        data: Path | None = None,
+        prompt: str | None = None,
+        subset: str | None = None,
+        allow_altered: bool = False,
+    ) -> ProblemSet:
+        template = pick(f"prompt of {name}", prompt, prompts)
+        pick(f"subset of {name}", subset, {"full": None})
+        loaded = load_rows(published, data, allow_altered)
+        problems = []
+        for row in loaded.rows:
+            text, prefill = template(row)
+            key = str(row[published.key or ""])
+            problems.append(Problem(key, name, text, reference(row), prefill))
+        return ProblemSet(tuple(problems), loaded.digest, loaded.source)
+
+    return Task(name, description, grader, 256, load, prompts=tuple(prompts), subsets=("full",))
 
 
 def digest_rows(rows: Sequence[Row]) -> str:

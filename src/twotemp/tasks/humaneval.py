@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
-from twotemp.records import Problem
-from twotemp.tasks.base import ProblemSet, Task
-from twotemp.tasks.data import Published, Row, load_rows, pick
+from twotemp.tasks.data import Prompt, Published, Row, benchmark
 
 TEST = Published(
     hub="openai/openai_humaneval",
@@ -36,36 +31,18 @@ def _dream_lmeval(row: Row) -> tuple[str, str]:
 
 # What the user's turn says, and what the assistant's turn already starts with. The wording is that of the projects
 # named; line breaks and fences between the pieces are ours.
-PROMPTS: dict[str, Callable[[Row], tuple[str, str]]] = {
+PROMPTS: dict[str, Prompt] = {
     "justgrpo": _justgrpo,
     "llada_oc": lambda row: (f"Complete the following python code:\n{row['prompt']}", ""),
     "dream_lmeval": _dream_lmeval,
 }
 
 
-def load(
-    data: Path | None = None,
-    prompt: str | None = None,
-    subset: str | None = None,
-    allow_altered: bool = False,
-) -> ProblemSet:
-    template = pick("prompt of humaneval", prompt, PROMPTS)
-    pick("subset of humaneval", subset, {"full": None})
-    loaded = load_rows(TEST, data, allow_altered)
-    problems = []
-    for row in loaded.rows:
-        text, prefill = template(row)
-        reference = {"kind": "humaneval", **{name: row[name] for name in ("prompt", "test", "entry_point")}}
-        problems.append(Problem(row["task_id"], "humaneval", text, reference, prefill))
-    return ProblemSet(tuple(problems), loaded.digest, loaded.source)
-
-
-TASK = Task(
-    name="humaneval",
-    description="complete a Python function (164 problems)",
-    grader="programs",
-    length=256,
-    load=load,
-    prompts=tuple(PROMPTS),
-    subsets=("full",),
+TASK = benchmark(
+    "humaneval",
+    "complete a Python function (164 problems)",
+    "programs",
+    TEST,
+    PROMPTS,
+    lambda row: {"kind": "humaneval", **{name: row[name] for name in ("prompt", "test", "entry_point")}},
 )

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
-from twotemp.records import Problem
-from twotemp.tasks.base import ProblemSet, Task
-from twotemp.tasks.data import Published, load_rows, pick
+from twotemp.tasks.data import Prompt, Published, benchmark
 
 TEST = Published(
     hub="HuggingFaceH4/MATH-500",
@@ -29,42 +24,24 @@ D1 = (
 
 # What the user's turn says, and what the assistant's turn already starts with. The wording of "justgrpo" and
 # "llada_oc" is theirs; the line break between question and instruction is ours.
-PROMPTS: dict[str, Callable[[str], tuple[str, str]]] = {
-    "d1": lambda problem: (f"{D1}\n\n{problem}", "<reasoning>"),
-    "justgrpo": lambda problem: (
-        f"{problem}\n(Please put the final answer in \\boxed{{}} tag, i.e. $\\boxed{{answer here}}$)",
+PROMPTS: dict[str, Prompt] = {
+    "d1": lambda row: (f"{D1}\n\n{row['problem']}", "<reasoning>"),
+    "justgrpo": lambda row: (
+        f"{row['problem']}\n(Please put the final answer in \\boxed{{}} tag, i.e. $\\boxed{{answer here}}$)",
         "",
     ),
-    "llada_oc": lambda problem: (
-        f"{problem}\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
+    "llada_oc": lambda row: (
+        f"{row['problem']}\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
         "",
     ),
 }
 
 
-def load(
-    data: Path | None = None,
-    prompt: str | None = None,
-    subset: str | None = None,
-    allow_altered: bool = False,
-) -> ProblemSet:
-    template = pick("prompt of math500", prompt, PROMPTS)
-    pick("subset of math500", subset, {"full": None})
-    loaded = load_rows(TEST, data, allow_altered)
-    problems = []
-    for row in loaded.rows:
-        text, prefill = template(row["problem"])
-        reference = {"answer": row["answer"], "kind": "latex"}
-        problems.append(Problem(row["unique_id"], "math500", text, reference, prefill))
-    return ProblemSet(tuple(problems), loaded.digest, loaded.source)
-
-
-TASK = Task(
-    name="math500",
-    description="competition mathematics (500 questions)",
-    grader="maths",
-    length=256,
-    load=load,
-    prompts=tuple(PROMPTS),
-    subsets=("full",),
+TASK = benchmark(
+    "math500",
+    "competition mathematics (500 questions)",
+    "maths",
+    TEST,
+    PROMPTS,
+    lambda row: {"answer": row["answer"], "kind": "latex"},
 )

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
-from pathlib import Path
 
 from twotemp.errors import UserError
-from twotemp.records import Problem
-from twotemp.tasks.base import ProblemSet, Task
-from twotemp.tasks.data import Published, Row, load_rows, pick
+from twotemp.tasks.data import Prompt, Published, Row, benchmark
 
 TEST = Published(
     hub="google-research-datasets/mbpp",
@@ -59,40 +55,21 @@ def _dream_lmeval(row: Row) -> tuple[str, str]:
 
 # What the user's turn says, and what the assistant's turn already starts with. The wording is that of the projects
 # named; line breaks and fences between the pieces are ours.
-PROMPTS: dict[str, Callable[[Row], tuple[str, str]]] = {
+PROMPTS: dict[str, Prompt] = {
     "justgrpo": _justgrpo,
     "dream_lmeval": _dream_lmeval,
 }
 
 
-def load(
-    data: Path | None = None,
-    prompt: str | None = None,
-    subset: str | None = None,
-    allow_altered: bool = False,
-) -> ProblemSet:
-    template = pick("prompt of mbpp", prompt, PROMPTS)
-    pick("subset of mbpp", subset, {"full": None})
-    loaded = load_rows(TEST, data, allow_altered)
-    problems = []
-    for row in loaded.rows:
-        text, prefill = template(row)
-        reference = {
-            "kind": "mbpp",
-            "tests": list(row["test_list"]),
-            "setup": row["test_setup_code"],
-            "timeout": TIMEOUTS.get(row["task_id"]),
-        }
-        problems.append(Problem(str(row["task_id"]), "mbpp", text, reference, prefill))
-    return ProblemSet(tuple(problems), loaded.digest, loaded.source)
+def _reference(row: Row) -> dict[str, object]:
+    return {
+        "kind": "mbpp",
+        "tests": list(row["test_list"]),
+        "setup": row["test_setup_code"],
+        "timeout": TIMEOUTS.get(row["task_id"]),
+    }
 
 
-TASK = Task(
-    name="mbpp",
-    description="write a small Python function (500 problems)",
-    grader="programs",
-    length=256,
-    load=load,
-    prompts=tuple(PROMPTS),
-    subsets=("full",),
+TASK = benchmark(
+    "mbpp", "write a small Python function (500 problems)", "programs", TEST, PROMPTS, _reference
 )
