@@ -187,6 +187,7 @@ def test_document_shows_the_sweep_as_computed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_document_shows_the_study_as_computed() -> None:
     assert beyond.study_table(beyond.study()) in DOCUMENT.read_text(encoding="utf-8")
 

@@ -66,7 +66,7 @@ def test_limits_are_the_plain_rules() -> None:
 def test_forced_commit_is_the_integral(margins: list[float]) -> None:
     """Against scipy on the untransformed definition: int f_k prod F_j below the threshold."""
     found = forced_commit(margins)
-    assert found.sum() == pytest.approx(math.prod(map(sigmoid, margins)), rel=1e-10)
+    assert found.sum() == pytest.approx(math.prod(map(sigmoid, margins)), rel=1e-12, abs=0)
 
     def integrand(x: float, k: int) -> float:  # margins are thresholds of standard logistics shifted by -b
         below = math.prod(sigmoid(x + b) for b in margins)
