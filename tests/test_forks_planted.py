@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,11 +19,11 @@ from twotemp.policies import parse
 POLICIES = (
     "ar",
     "lc",
-    "lc:k=2",
     "tlc:t_pos=0.5",
     "tlc:t_pos=1",
-    "tlc:t_pos=1,k=2",
     "random",
+    "lc:k=2",
+    "tlc:t_pos=1,k=2",
     "ct",
     "tct:t_pos=0.1",
     "tct:t_pos=0.3",
@@ -114,3 +116,20 @@ def test_fork_entropy_bounds_semantic_entropy(spec):
     if spec == "ar":  # both sides of the bound are at work: neither the fork nor the outcome fixes the other
         assert quality.epsilon > 0.2
         assert quality.delta > 0.2
+
+
+def test_the_table_in_the_documentation_is_recomputed():
+    text = (Path(__file__).parents[1] / "docs" / "forks.md").read_text()
+    rows = re.findall(r"^\| `([^`]+)` \|(.*)\|$", text, re.MULTILINE)
+    assert [spec for spec, _ in rows] == list(POLICIES)
+    for spec, cells in rows:
+        found = planted.exact(parse(spec))
+        numbers = (
+            found.fork_entropy,
+            found.token_entropy,
+            found.semantic_entropy,
+            found.pass_at(1),
+            found.pass_at(16),
+            found.outcomes.get("ImportError", 0.0),
+        )
+        assert [cell.strip() for cell in cells.split("|")] == [f"{n:.3f}" for n in numbers], spec

@@ -94,6 +94,7 @@ def _histogram(
     axis.set_title(f"median {middle:.2f}", color=ANCHOR, weight="normal", loc="right")
     if zero:
         axis.axvline(0, color=style.INK, linewidth=0.8)
+    axis.locator_params(axis="x", nbins=6)
     axis.locator_params(axis="y", integer=True)
 
 
@@ -109,15 +110,11 @@ def _outcome_figure(studies: Sequence[Study]) -> tuple[Any, str]:
         shares = 100 * np.bincount(distinct, minlength=most + 1) / max(len(distinct), 1)
         colours = [FORK if n >= 2 else "#b5b5b5" for n in range(len(shares))]
         axis.bar(range(len(shares)), shares, color=colours, width=0.8)
-        axis.set_title(style.task_name(study.task))
+        several = f"\n{100 * np.mean(distinct >= 2):.0f} % have 2 or more" if len(distinct) else ""
+        axis.set_title(style.task_name(study.task) + several)
         axis.set_xlabel("distinct outcomes")
         axis.set_xticks(range(len(shares)))
         axis.grid(axis="x", visible=False)
-        if len(distinct):
-            axis.text(
-                0.98, 0.97, f"{100 * np.mean(distinct >= 2):.0f} % have ≥ 2",
-                transform=axis.transAxes, ha="right", va="top", color=FORK, weight="bold",
-            )  # fmt: skip
     axes[0, 0].set_ylabel("forks (%)")
     return figure, (
         "Well-formed, semantically distinct outcomes when a fork is set to each of its likeliest tokens and the rest "
@@ -188,7 +185,8 @@ def text(studies: Sequence[Study], facts: str) -> str:
         f"{100 * PAPER_SHARE[0]:.0f} % (GSM8K) to {100 * PAPER_SHARE[1]:.0f} % (MATH) |",
         "",
         "*with anchors*: forks that LC did not commit at once, for which a slope exists. *R²* needs three points and "
-        "an entropy that moves. *Outcomes*: well-formed and different by the task's grader. Ungraded alternatives "
+        "an entropy that moves. *Outcomes*: well-formed and different by the task's grader (for programs: by their "
+        "text, so at most that many differ in meaning). Ungraded alternatives "
         f"(our own failures): {sum(f.ungraded for s in studies for f in s.forks)}.",
         "",
     ]
