@@ -19,9 +19,9 @@ from twotemp.rl.trainer import Trainer
 
 def work(out: Path, mode: str, budget: str, **changes: Any) -> None:
     """Train, and write the final weights as this worker has them."""
-    workers = accelerator(fsdp=mode == "fsdp", cpu=True)
+    workers = accelerator(cpu=True)
     held_out = rl_toys.TASK.problems().problems[:5]
-    settings = rl_toys.settings(**changes)
+    settings = rl_toys.settings(**changes, fsdp=mode == "fsdp")
     trainer = Trainer(
         rl_toys.micro_model(), rl_toys.TASK, rl_toys.ManyNumbers(), settings, out, workers, None, held_out, {}
     )

@@ -23,7 +23,7 @@ def launch(out: Path, mode: str, budget: str = "2steps", **changes: int) -> None
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "tests.rl_worker"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, str(out), mode, budget, *changes],
+        [*command, str(out), mode, budget, *(f"{key}={value}" for key, value in changes.items())],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -110,11 +110,12 @@ def grpo(
             lora_alpha=lora_alpha,
             bf16=bf16,
             gradient_checkpointing=gradient_checkpointing,
+            fsdp=fsdp,
             tokens_per_forward=tokens_per_forward,
             seed=seed,
             save_every=save_every,
         )
-        workers = accelerator(fsdp=fsdp, bf16=bf16, cpu=device == "cpu")
+        workers = accelerator(bf16=bf16, cpu=device == "cpu")
 
         def load(where: Any) -> Any:
             return twotemp.load(model, mask_id=mask_id, device=where)

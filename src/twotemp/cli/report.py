@@ -20,11 +20,16 @@ def report(
     k: Annotated[str | None, typer.Option("-k", help="Columns, e.g. 1,8,64 (default: 1, 2, 4, …).")] = None,
     grader: Annotated[str | None, typer.Option(help="Whose grades, where there are several.")] = None,
 ) -> None:
-    """Write tables (Markdown, CSV, LaTeX) and the paper's figures, as far as the runs have data for them."""
-    from twotemp.report import read
+    """Write tables (Markdown, CSV, LaTeX) and the paper's figures, as far as the runs have data for them.
 
-    ks = _numbers(k) if k else None
-    write_report(read(runs, grader), out or runs[0] / "report", ks)
+    Runs of `twotemp grpo` get the paper's three panels and a table of what each did with its budget.
+    """
+    from twotemp.report import grpo, read
+
+    if any(grpo.is_run(run) for run in runs):
+        _training_report(runs, out or runs[0] / "report")
+    else:
+        write_report(read(runs, grader), out or runs[0] / "report", _numbers(k) if k else None)
 
 
 def export(
@@ -50,6 +55,16 @@ def write_report(series: Sequence[Series], folder: Path, ks: Sequence[int] | Non
     people.print(f"report: {made.path}", highlight=False)
     for figure in made.figures:
         people.print(f"figure: {figure.path}", highlight=False)
+
+
+def _training_report(runs: Sequence[Path], folder: Path) -> None:
+    from twotemp.cli.console import output, people
+    from twotemp.report import grpo
+
+    page, figure = grpo.write(runs, folder)
+    output.print(page.read_text("utf-8"), markup=False, highlight=False, soft_wrap=True)
+    people.print(f"report: {page}", highlight=False)
+    people.print(f"figure: {figure.path}", highlight=False)
 
 
 def show_table(series: Sequence[Series], ks: Sequence[int] | None = None) -> None:

@@ -1,6 +1,6 @@
 """The weights being trained: adapters or all, their optimizer, and one update from one step's rollouts.
 
-accelerate gives the device, DDP, FSDP2 and mixed precision. The loss is divided by the token count of the
+accelerate gives the device, DDP and mixed precision, `parallel` FSDP2. The loss is divided by the token count of the
 *global* batch, so an update does not depend on the number of workers or on how the batch is cut.
 """
 
@@ -20,7 +20,7 @@ from twotemp.errors import UserError
 from twotemp.models.transformer import Transformer
 from twotemp.rl.likelihood import Completions, Questions, estimator, idle, log_probs
 from twotemp.rl.objective import advantages, grpo_loss
-from twotemp.rl.parallel import assign, gathered, shard, whole
+from twotemp.rl.parallel import accumulating, assign, distribute, gathered, whole
 from twotemp.rl.rollouts import Rollouts
 from twotemp.rl.settings import Settings
 
@@ -43,7 +43,6 @@ class Scorer(nn.Module):
     def __init__(self, model: Transformer, network: nn.Module) -> None:
         super().__init__()
         self.network = network  # holds the parameters; `model.logits` runs them
-        self._no_split_modules = model.module._no_split_modules  # where FSDP2 may cut
         self._ask = (model.logits, torch.tensor(model.forbidden_ids, device=model.device))
 
     def forward(self, questions: Questions) -> Tensor:
@@ -63,14 +62,17 @@ class Learner:
         if settings.gradient_checkpointing:
             model.module.gradient_checkpointing_enable({"use_reentrant": False})
         model.module.config.use_cache = False
-        network = self.peft or model.module
-        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(trained, settings.learning_rate, betas=ADAM_BETAS, weight_decay=0.0)
-        scorer = Scorer(model, network)
-        self.scorer, self.optimizer = accelerator.prepare(scorer, optimizer)
-        if self.reference is not None and accelerator.is_fsdp2:
-            shard(accelerator, self.reference)
-        self.network = scorer.network
+        self.network = self.peft or model.module
+        layers = set(model.module._no_split_modules or ())
+        self.scorer = distribute(Scorer(model, self.network), accelerator, fsdp=settings.fsdp, layers=layers)
+        if self.reference is not None and settings.fsdp:
+            self.reference = distribute(self.reference, accelerator, fsdp=True, layers=layers)
+        trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            trained, settings.learning_rate, betas=ADAM_BETAS, weight_decay=0.0
+        )
+        if settings.fsdp:  # FSDP2 takes the first module that runs for the root; sampling runs only parts
+            self._frozen([idle(model.mask_id, accelerator.device)])
         self.midway = False  # between the first and the last optimizer step of an update
 
     # Sampling from the weights as they are now.
@@ -79,7 +81,7 @@ class Learner:
     def sampling(self) -> Iterator[Transformer]:
         """The model for the engine; FSDP2's shards are gathered meanwhile, as workers take unequal steps."""
         self.network.eval()
-        with gathered(self.scorer) if self.accelerator.is_fsdp2 else nullcontext():
+        with gathered(self.scorer):
             yield self.model
 
     # Learning.
@@ -121,8 +123,8 @@ class Learner:
         sums = torch.zeros(3, device=accelerator.device)
         for number, questions in enumerate(batch):
             last = number == len(batch) - 1
-            with nullcontext() if last else accelerator.no_sync(self.scorer):
-                new = self.scorer(questions)
+            with nullcontext() if last else accumulating(self.scorer):
+                new = self._answers(self.scorer, questions)
                 row, weight = questions.terms()
                 loss = grpo_loss(
                     new,
@@ -134,7 +136,7 @@ class Learner:
                     beta=settings.beta,
                 )
                 # Workers' gradients are averaged, and the sum is wanted.
-                accelerator.backward(loss.total * accelerator.num_processes / tokens)
+                (loss.total * accelerator.num_processes / tokens).backward()
                 sums += torch.stack([loss.total.detach(), loss.kl, loss.clipped])
         total, kl, clipped = (accelerator.reduce(sums, "sum") / tokens).tolist()
         norm = accelerator.clip_grad_norm_(self.scorer.parameters(), settings.max_grad_norm)
@@ -159,15 +161,19 @@ class Learner:
         most = self._most(len(parts))
         return parts + [idle(mask_id, self.accelerator.device)] * (most - len(parts))
 
+    def _answers(self, scorer: nn.Module, questions: Questions) -> Tensor:
+        with self.accelerator.autocast():
+            return scorer(questions)
+
     @torch.no_grad()
     def _frozen(self, batch: list[Questions]) -> list[Tensor]:
-        return [self.scorer(questions) for questions in batch]
+        return [self._answers(self.scorer, questions) for questions in batch]
 
     @torch.no_grad()
     def _reference(self, batch: list[Questions]) -> list[Tensor]:
         """log q of the model as it was before training: the adapters off, or the frozen copy."""
         if self.reference is not None:
-            return [self.reference(questions) for questions in batch]
+            return [self._answers(self.reference, questions) for questions in batch]
         assert self.peft is not None
         with self.peft.disable_adapter():
             return self._frozen(batch)
@@ -196,7 +202,7 @@ class Learner:
 
     def moments(self) -> dict[str, Tensor]:
         """AdamW's state: `<parameter>/<field>`."""
-        state = self.optimizer.optimizer.state
+        state = self.optimizer.state
         return {
             f"{name}/{field}": whole(value).cpu()
             for name, p in self.network.named_parameters()
@@ -211,7 +217,7 @@ class Learner:
         with torch.no_grad():
             for name, tensor in weights.items():
                 assign(parameters[name], tensor)
-        state = self.optimizer.optimizer.state
+        state = self.optimizer.state
         for key, tensor in moments.items():
             name, _, field = key.rpartition("/")
             parameter = parameters[name]

@@ -1,47 +1,81 @@
-"""The little that sharded parameters (FSDP2) need beyond accelerate."""
+"""Several workers: DDP by accelerate, or FSDP2, which shards the weights. One worker needs none of this."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-
-def accelerator(*, fsdp: bool = False, bf16: bool = False, cpu: bool = False) -> Accelerator:
-    """DDP under torchrun with several workers, FSDP2 where asked, one process else."""
-    plugin: Any = None
-    if fsdp:
-        from accelerate import FullyShardedDataParallelPlugin
-
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap")
-    return Accelerator(mixed_precision="bf16" if bf16 else "no", cpu=cpu, fsdp_plugin=plugin)
+from twotemp.errors import UserError
 
 
-def shard(accelerator: Accelerator, module: nn.Module) -> None:
-    """Shard a network that is not trained; `Accelerator.prepare` insists on an optimizer."""
-    from accelerate.utils import fsdp2_prepare_model
+def accelerator(*, bf16: bool = False, cpu: bool = False) -> Accelerator:
+    """The device and, under torchrun, the other workers."""
+    return Accelerator(mixed_precision="bf16" if bf16 else "no", cpu=cpu)
 
-    fsdp2_prepare_model(accelerator, module)
+
+def distribute(module: nn.Module, accelerator: Accelerator, *, fsdp: bool, layers: set[str]) -> Any:
+    """The module to call: wrapped for DDP; for FSDP2 sharded in place, by layers (their class names) and the rest.
+
+    Not by accelerate's plugin: on a CPU it silently does DDP instead.
+    """
+    if not fsdp:
+        return accelerator.prepare_model(module)
+    if accelerator.num_processes < 2:
+        raise UserError(
+            "FSDP2 shards the weights over workers and there is one; start with torchrun, or leave it off"
+        )
+    from torch.distributed import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    for part in list(module.modules()):
+        if type(part).__name__ in layers:
+            fully_shard(part, mesh=mesh)
+    return fully_shard(module, mesh=mesh)
 
 
 @contextmanager
-def gathered(root: Any) -> Iterator[None]:
-    """Every worker holds all weights, so that forward passes outside of `root` need no other worker."""
-    from torch.distributed.fsdp import FSDPModule
+def _unsynchronised(module: Any) -> Iterator[None]:
+    module.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        module.set_requires_gradient_sync(True)
 
-    parts = [module for module in root.modules() if isinstance(module, FSDPModule)]
-    root.set_reshard_after_forward(False)
+
+def accumulating(module: Any) -> AbstractContextManager[Any]:
+    """Backward passes in here add to this worker's gradients only."""
+    if _is_sharded(module):
+        return _unsynchronised(module)
+    return module.no_sync() if hasattr(module, "no_sync") else nullcontext()
+
+
+@contextmanager
+def gathered(module: Any) -> Iterator[None]:
+    """Every worker holds all weights, so that forward passes in here need no other worker."""
+    if not _is_sharded(module):
+        yield
+        return
+    parts = [part for part in module.modules() if _is_sharded(part)]
+    module.set_reshard_after_forward(False)
     for part in parts:
         part.unshard()
     try:
         yield
     finally:
         for part in parts:
-            part.set_reshard_after_forward(part is not root, recurse=False)
+            part.set_reshard_after_forward(part is not module, recurse=False)
             part.reshard()
+
+
+def _is_sharded(module: Any) -> bool:
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(module, FSDPModule)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ class Settings:
     lora_alpha: int = 64
     bf16: bool = False  # training passes in bfloat16 (autocast)
     gradient_checkpointing: bool = False
+    fsdp: bool = False  # shard the weights over workers
     tokens_per_forward: float | None = None  # move lambda to hold this
     seed: int = 0
     save_every: int = 20  # steps between checkpoints
