@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from twotemp import tasks
+from twotemp import graders, tasks
 from twotemp.errors import UserError
-from twotemp.graders.puzzles import CountdownGrader, judge
+from twotemp.graders.puzzles import judge
 from twotemp.records import Problem
 from twotemp.tasks import SOURCES, countdown, programs, words
 from twotemp.tasks.generated import PROBLEMS, split_of
@@ -25,7 +25,7 @@ def draw(name: str, count: int, split: str = "train", seed: int = 5) -> list:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_splits_share_no_problem_and_ignore_presentation(name: str) -> None:
-    keys = {split: {e.key for e in draw(name, 400, split)} for split in ("train", "validation", "test")}
+    keys = {split: {e.key for e in draw(name, 150, split)} for split in ("train", "validation", "test")}
     for a, b in combinations(keys, 2):
         assert not keys[a] & keys[b]
     test = {f"{name} {key}" for key in keys["test"]}
@@ -88,12 +88,20 @@ def test_text_survives_the_tokenizer_and_its_chat_template(name: str) -> None:
         assert words_.unk_token_id not in prompt + answer
 
 
-@pytest.mark.parametrize("name", ["countdown-3", "countdown-4"])
-def test_countdown_references_pass(name: str) -> None:
-    for example in draw(name, 500):
-        problem = Problem("p", name, example.prompt, example.reference)
-        (grade,) = CountdownGrader().grade([(problem, example.answer)])
-        assert grade.passed, (example, grade)
+@pytest.mark.parametrize("name", NAMES)
+def test_references_pass_and_answers_to_other_problems_fail(name: str) -> None:
+    """With the grader the task names, sandbox included."""
+    examples = draw(name, 12)
+    problems = [Problem(str(i), name, e.prompt, e.reference) for i, e in enumerate(examples)]
+    grader = graders.get(tasks.get(name).grader, workers=1)
+    try:
+        own = list(grader.grade((p, e.answer) for p, e in zip(problems, examples)))
+        other = list(grader.grade((p, e.answer) for p, e in zip(problems, [*examples[1:], examples[0]])))
+    finally:
+        grader.close()
+    assert [grade.outcome for grade in own] == ["passed"] * len(examples)
+    assert {grade.outcome for grade in other} <= {"failed", "passed"}
+    assert sum(grade.passed for grade in other) <= 3  # two problems may share an answer by chance
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class Recipe:
     seed: int = 0
     checkpoint_every: int = 200
     log_every: int = 20
-    compile: bool = False  # torch.compile: half as long on a CPU, but needs a C++ compiler
+    compile: bool = False  # torch.compile: 1.7 times as fast on a CPU; needs a C++ compiler
 
     def __post_init__(self) -> None:
         for field in fields(self):
