@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
@@ -86,11 +87,11 @@ def test_a_series_is_what_the_store_holds(tmp_path):
 
 def test_order_is_tasks_then_policies_then_their_numbers(tmp_path):
     store = Store.create(tmp_path / "run")
-    for spec in ("tlc", "tlc:t_pos=0.5", "ar", "ct"):
+    for spec in ("tlc", "tlc:t_pos=0.5", "random", "ar", "ct", "lc"):
         for task in ("words-2", "countdown-3"):
             store_cell(store, spec, {"a": "p"}, task)
     found = [(s.task, s.policy.name, s.policy.t_pos) for s in read([tmp_path / "run"])]
-    policies = [("ar", 0.0), ("tlc", 0.5), ("tlc", 1.0), ("ct", 0.0)]
+    policies = [("ar", 0.0), ("lc", 0.0), ("random", inf), ("tlc", 0.5), ("tlc", 1.0), ("ct", 0.0)]
     assert found == [(task, *p) for task in ("countdown-3", "words-2") for p in policies]
 
 
@@ -205,7 +206,11 @@ def test_differences_are_paired():
 
 def test_at_equal_cost_the_cheaper_policy_has_more_samples():
     ar, tct = series("ar", [2] * 10), series("tct", [2] * 10)
-    (found,) = findings.compare([ar, tct])
+    cheap, found = findings.compare([ar, tct])
+    # For one AR sample (30 NFE) there are 30 / 7 = 4.29 TCT samples.
+    for_one = tct.passes[0, 3] + (30 / 7 - 4) * (tct.passes[0, 4] - tct.passes[0, 3])
+    assert cheap.mean == pytest.approx(100 * (for_one - ar.passes[0, 0]))
+    assert cheap.where == "for the NFE of one Autoregressive sample (30)"
     # 8 TCT samples cost 56 NFE; for them AR buys 56 / 30 = 1.87 samples.
     bought = ar.passes[0, 0] + (56 / 30 - 1) * (ar.passes[0, 1] - ar.passes[0, 0])
     assert found.mean == pytest.approx(100 * (tct.passes[0, 7] - bought))

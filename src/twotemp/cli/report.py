@@ -77,11 +77,11 @@ def show_table(series: Sequence[Series], ks: Sequence[int] | None = None) -> Non
     from twotemp.report.series import k_grid
 
     grid = list(ks) if ks else k_grid(series)
-    room = max(2, (output.width - 32) // 12)
+    room = max(2, (output.width - 31) // 12)
     if len(grid) > room:  # evenly spaced, the first and the last always
         grid = [grid[round(at * (len(grid) - 1) / (room - 1))] for at in range(room)]
     several = len({s.model for s in series}) > 1
-    title = "pass@k in %, mean ± half-width of the 95 % interval; fwd: forward passes run"
+    title = "pass@k in %, mean ±half-width of the 95 % interval; fwd: forward passes run"
     table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for name in ("NFE", "fwd", *(f"k = {k}" for k in grid)):
@@ -91,7 +91,7 @@ def show_table(series: Sequence[Series], ks: Sequence[int] | None = None) -> Non
         where = style.task_name(first.task) + (f", {style.model_name(first.model)}" if several else "")
         table.add_row(f"[bold]{where}[/bold]", *[""] * (len(grid) + 2))
         for row in block:
-            cells = ["–" if cell is None else f"{cell.mean:.1f} ± {cell.half:.1f}" for cell in row.cells]
+            cells = ["–" if cell is None else f"{cell.mean:.1f} ±{cell.half:.1f}" for cell in row.cells]
             table.add_row(
                 style.label(row.series.policy, plain=True),
                 f"{row.nfe:.1f}",

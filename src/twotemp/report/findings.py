@@ -56,6 +56,7 @@ def compare(series: Sequence[Series]) -> list[Finding]:
         for first, second in AT_EQUAL_SAMPLES:
             found += _difference(by_name, first, second, suffix, _equal_samples)
         for first, second in AT_EQUAL_COST:
+            found += _difference(by_name, first, second, suffix, _one_sample)
             found += _difference(by_name, first, second, suffix, _equal_cost)
     return found
 
@@ -75,6 +76,8 @@ def _difference(
     if not pairs:
         return []
     where, values = differences(pairs)
+    if all(np.isnan(v).all() for v in values):  # no budget that both can spend
+        return []
     # Questions of all tasks are one sample: each counts the same, and their differences are independent.
     pooled = metrics.bootstrap(100 * np.concatenate(values))
     return [
@@ -93,6 +96,14 @@ def _difference(
 def _equal_samples(pairs: Pairs) -> tuple[str, list[Floats]]:
     k = min(s.samples for _, a, b in pairs for s in (a, b))
     return f"with {k} samples a question", [difference(a, b, k) for _, a, b in pairs]
+
+
+def _one_sample(pairs: Pairs) -> tuple[str, list[Floats]]:
+    """For the price of a single sample of the second: what do several of the first get?"""
+    budgets = [b.cost("nfe") for _, _, b in pairs]
+    values = [difference_at(a, b, budget, "nfe") for (_, a, b), budget in zip(pairs, budgets)]
+    name = style.label(pairs[0][2].policy, plain=True)
+    return f"for the NFE of one {name} sample ({np.mean(budgets):.0f})", values
 
 
 def _equal_cost(pairs: Pairs) -> tuple[str, list[Floats]]:

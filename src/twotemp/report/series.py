@@ -18,6 +18,7 @@ from twotemp.metrics import Estimate
 from twotemp.metrics.passk import Floats
 from twotemp.policies import PRESETS, spell
 from twotemp.records import Policy
+from twotemp.report import style
 from twotemp.store import Cell, Store
 from twotemp.tasks import TASKS
 
@@ -95,7 +96,7 @@ def read(runs: Sequence[Path | str], grader: str | None = None) -> list[Series]:
             "or `twotemp regrade` if it has samples"
         )
     models, tasks = unique(s.model for s in series), list(TASKS)
-    presets = list(PRESETS)
+    presets = unique([*style.NAMES, *PRESETS])  # the paper's six first, in its order
     return sorted(
         series,
         key=lambda s: (
