@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from tests import toy_task
-from twotemp import evaluation, sampling
+from twotemp import sampling
 from twotemp.engine import run as engine_run
 from twotemp.errors import UserError
-from twotemp.evaluation import Evaluation, Plan, Progress, TaskChoice, regrade
+from twotemp.evaluation import Evaluation, Plan, Progress, TaskChoice, lanes, regrade, runner
 from twotemp.graders import sandbox
 from twotemp.models.text import encode
 from twotemp.policies import parse
@@ -126,7 +126,7 @@ def test_more_questions_and_policies_may_be_added(model, tmp_path, whole):
 
 
 def test_tasks_take_turns_and_a_question_keeps_its_policies_together(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluation, "CHUNK_SAMPLES", 9)
+    monkeypatch.setattr(lanes, "CHUNK_SAMPLES", 9)
     order = []
     original = sampling.stream
 
@@ -218,8 +218,8 @@ def test_ungraded_is_counted_left_out_and_tried_again(model, tmp_path, monkeypat
 def test_killed_at_twenty_random_moments_it_ends_up_the_same(model, tmp_path, monkeypatch):
     """Children of this warm process run the evaluation and are killed; then it is finished and compared."""
     plan = replace(PLAN, n=16)
-    monkeypatch.setattr(evaluation, "CHUNK_SAMPLES", 40)
-    monkeypatch.setattr(evaluation, "WRITE_SAMPLES", 8)
+    monkeypatch.setattr(lanes, "CHUNK_SAMPLES", 40)
+    monkeypatch.setattr(runner, "WRITE_SAMPLES", 8)
     expected = rows(evaluate(model, plan, tmp_path / "whole"))
     original = sampling.stream
     forks = multiprocessing.get_context("fork")
@@ -251,7 +251,7 @@ def test_killed_at_twenty_random_moments_it_ends_up_the_same(model, tmp_path, mo
 
 
 def test_a_full_disk_loses_nothing(model, tmp_path, monkeypatch, whole):
-    monkeypatch.setattr(evaluation, "WRITE_SAMPLES", 4)
+    monkeypatch.setattr(runner, "WRITE_SAMPLES", 4)
     room = [6]
     write = os.write
 
@@ -350,7 +350,7 @@ def test_an_altered_data_file_is_refused_unless_allowed(tmp_path, shared):
 def test_without_a_sandbox_programs_are_refused_before_anything_is_drawn(tmp_path, monkeypatch):
     from twotemp.graders import programs
 
-    def none() -> str:
+    def none(*wanted: object) -> str:
         raise UserError("no way to confine programs works here: install bubblewrap")
 
     monkeypatch.setattr(sandbox, "working_way", none)
