@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -203,30 +203,48 @@ def run_plan(
 
 @contextmanager
 def _watching(title: str) -> Iterator[Callable[[Progress], None]]:
-    """A bar with questions, samples/s, running pass@1 and time left; now and then a line where it is a log."""
-    from twotemp.cli.console import people, progress
+    """A bar with the time left; below it questions, samples/s and running pass@1. Now and then a line in a log."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bar
+    from rich.text import Text
 
-    with progress() as bar:
-        task = bar.add_task(title, total=None, note="")
-        start: list[float] = []  # time and samples at the first call, and when a line was last printed
+    from twotemp.cli.console import people
 
-        def watch(state: Progress) -> None:
-            now = monotonic()
-            if not start:
-                start[:] = [now, state.samples, now]
-            rate = (state.samples - start[1]) / max(now - start[0], 1e-9)
-            rates = "  ".join(
-                f"{name} {100 * right / graded:.0f}"
-                for name, (right, graded) in state.passed.items()
-                if graded
-            )
-            note = f"{state.questions}/{state.all_questions} questions, {rate:.1f} samples/s"
-            note += f", pass@1 % {rates}" if rates else ""
-            bar.update(task, total=state.all_samples, completed=state.samples, note=note)
-            if not people.is_terminal and now - start[2] >= QUIET_SECONDS:
-                start[2] = now
-                people.print(f"{title}: {state.samples}/{state.all_samples} samples, {note}", highlight=False)
+    bar = Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("samples"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    task, below = bar.add_task(title, total=None), Text()
+    start: list[float] = []  # time and samples at the first call, and when a line was last printed
 
+    def watch(state: Progress) -> None:
+        now = monotonic()
+        if not start:
+            start[:] = [now, state.samples, now]
+        rate = (state.samples - start[1]) / max(now - start[0], 1e-9)
+        rates = [f"{name} {100 * right / all_:.0f} %" for name, (right, all_) in state.passed.items() if all_]
+        note = f"{state.questions}/{state.all_questions} questions, {rate:.1f} samples/s"
+        note += f"; pass@1 {', '.join(rates)}" if rates else ""
+        bar.update(task, total=state.all_samples, completed=state.samples)
+        below.plain = note
+        if not people.is_terminal and now - start[2] >= QUIET_SECONDS:
+            start[2] = now
+            people.print(f"{title}: {state.samples}/{state.all_samples} samples, {note}", highlight=False)
+
+    with Live(Group(bar, below), console=people) if people.is_terminal else nullcontext():
         yield watch
 
 
