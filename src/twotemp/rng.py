@@ -41,9 +41,9 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 
 def _mix(x: Tensor) -> Tensor:
     """SplitMix64 finaliser on int64 (wrapping products; shifts made logical by masking the sign bits)."""
-    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX_1
-    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX_2
-    return x ^ ((x >> 31) & ((1 << 33) - 1))
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        x = (x >> shift).bitwise_and_((1 << 64 - shift) - 1).bitwise_xor_(x).mul_(factor)
+    return (x >> 31).bitwise_and_((1 << 33) - 1).bitwise_xor_(x)
 
 
 def uniform(keys: Tensor, step: Tensor, position: Tensor, stream: Stream) -> Tensor:

@@ -128,6 +128,8 @@ class Rows:
         self.padded = any(n != self.width for n in lengths)
         self.traced = any(r.trace for r in self.requests)
         self.stops_at_eos = any(r.eos_stop for r in self.requests)
+        # Rows can only ever be in the same state if they started from the same prompt.
+        self.twins = len({r.prompt for r in self.requests}) < len(self.requests)
 
     def _fresh(self, requests: Sequence[Request]) -> dict[str, Tensor]:
         mask = self.model.mask_id

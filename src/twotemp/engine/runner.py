@@ -89,8 +89,8 @@ class Uncached:
         row, column = window.masked.nonzero(as_tuple=True)
         want[row, window.positions[row, column]] = True
         real = torch.arange(rows.width, device=ids.device) < rows.length[:, None] if rows.padded else None
-        once = Once(ids, want, rows.length, self.model.vocab_size)
-        if once.needed:
+        once = Once(ids, want, rows.length, self.model.vocab_size) if rows.twins else None
+        if once is not None and once.needed:
             some = once.chosen
             logits = self.model.logits(ids[some], None if real is None else real[some], want[some])
             logits = once.spread(logits, want)
@@ -163,9 +163,10 @@ class Windowed:
         want[row, window.positions[group][row, column] - begin[row]] = True
         visible = torch.arange(rows.columns, device=ids.device) < seen[:, None]
         tokens = ids.gather(1, at.clamp_max(rows.columns - 1))
-        once = Once(tokens, want, end - begin, self.model.vocab_size)
         # Only where nothing of the cache is reused do a row's keys and values follow from its tokens alone.
-        if not once.needed or bool((begin > 0).any()):
+        alone = rows.twins and not bool((begin > 0).any())
+        once = Once(tokens, want, end - begin, self.model.vocab_size) if alone else None
+        if once is None or not once.needed:
             subset = None if all_ else group
             return self.model.window_logits(tokens, at, visible, self.cache, want, subset)
         some = once.chosen

@@ -129,17 +129,17 @@ class PolicyBatch:
 
         `lap(part)` is called when a part of the step ("draw", "select") is over, for whoever keeps time.
         """
-        row = masked.nonzero()[:, 0]
+        row, column = masked.nonzero(as_tuple=True)
         if self.any_eos_never:
             logits = logits.clone()
             logits[:, eos_ids] = logits[:, eos_ids].masked_fill(self.eos_never[row, None], -torch.inf)
         rules = self._token_rules(row, want_entropy)
-        found = tokens.predict(logits, noise.uniform(rng.Stream.TOKEN)[masked], rules)
+        found = tokens.predict(logits, noise.uniform(rng.Stream.TOKEN)[row, column], rules)
         lap("draw")
 
         def spread(values: Tensor) -> Tensor:
             grid = torch.zeros(masked.shape, dtype=values.dtype, device=values.device)
-            grid[masked] = values
+            grid[row, column] = values
             return grid
 
         written = spread(found.tokens)

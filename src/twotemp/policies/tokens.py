@@ -116,22 +116,25 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
     if vocab % _CHUNK:
         weights = torch.nn.functional.pad(weights, (0, chunks * _CHUNK - vocab))
     grid = weights.view(n, chunks, _CHUNK)
-    chunk, rest = _invert(grid.sum(-1).double(), u)
+    sums = grid.sum(-1).double()
+    chunk, cdf, target = _invert(sums, u)
+    size = sums.gather(1, chunk)
+    below = cdf.gather(1, chunk) - size
+    rest = ((target - below) / size).clamp_(0, 1)[:, 0]  # where u lies inside its chunk, again in [0, 1)
+    chunk = chunk[:, 0]
     inside = grid[torch.arange(n, device=weights.device), chunk].double()
-    token = chunk * _CHUNK + _invert(inside, rest)[0]
+    token = chunk * _CHUNK + _invert(inside, rest)[0][:, 0]
     return token.clamp_max(vocab - 1)  # only NaN weights get past the end; the engine reports them by name
 
 
-def _invert(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """The entry of `mass` [N, M] that u hits, and where inside it (again in [0, 1))."""
+def _invert(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The entry of `mass` [N, M] that u hits [N, 1], with the CDF and the point of it that u stands for."""
     cdf = mass.cumsum(-1)
     total = cdf[:, -1:]
     # Strictly below the total, so that the entry hit has positive mass whatever the rounding.
     target = torch.minimum(u[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    hit = torch.searchsorted(cdf, target, right=True).clamp_max(mass.shape[1] - 1)
-    size = mass.gather(1, hit)
-    below = cdf.gather(1, hit) - size
-    return hit[:, 0], ((target - below) / size).clamp(0, 1)[:, 0]
+    hit = torch.searchsorted(cdf, target, right=True).clamp_max_(mass.shape[1] - 1)
+    return hit, cdf, target
 
 
 def keep_top_k(weights: Tensor, top_k: Tensor, most: int) -> Tensor:
