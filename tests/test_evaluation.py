@@ -362,7 +362,12 @@ def test_without_a_sandbox_programs_are_refused_before_anything_is_drawn(tmp_pat
 
 def test_another_configuration_or_model_never_mixes_in(model, tmp_path, whole):
     evaluate(model, PLAN, tmp_path / "run")
-    for changed in (replace(PLAN, seed=1), replace(PLAN, length=9), replace(PLAN, trace=True)):
+    for changed in (
+        replace(PLAN, seed=1),
+        replace(PLAN, length=9),
+        replace(PLAN, trace=True),
+        replace(PLAN, cache="dual"),
+    ):
         with pytest.raises(UserError, match=r"another configuration .*--out"):
             evaluate(model, changed, tmp_path / "run")
     with pytest.raises(UserError, match="fingerprint"):

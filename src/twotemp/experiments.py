@@ -28,6 +28,7 @@ class Experiment:
     length: int | None = None
     block: int | None = None
     seed: int = 0
+    cache: str | None = None
     trace: bool = False
 
     def __post_init__(self) -> None:
@@ -46,6 +47,7 @@ class Experiment:
             length=self.length,
             block=self.block,
             seed=self.seed,
+            cache=self.cache,
             trace=self.trace,
         )
 

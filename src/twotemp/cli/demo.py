@@ -22,7 +22,7 @@ def demo(
     Started again it continues, and shows the results at once when they are complete.
     """
     from twotemp.cli.console import people
-    from twotemp.cli.evaluate import run_plan
+    from twotemp.cli.evaluate import opener, run_plan
     from twotemp.cli.report import write_report
     from twotemp.evaluation import Plan, TaskChoice
     from twotemp.policies import parse
@@ -39,5 +39,5 @@ def demo(
         policies=tuple(parse(spec) for spec in POLICIES),
         n=SAMPLES,
     )
-    run_plan(plan, out / "run", "tiny")
+    run_plan(plan, out / "run", opener("tiny"))
     write_report(read([out / "run"]), out)

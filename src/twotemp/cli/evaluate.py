@@ -17,13 +17,17 @@ from twotemp.errors import UserError
 
 if TYPE_CHECKING:
     from twotemp.evaluation import Plan, Progress, TaskChoice
+    from twotemp.models.base import Denoiser
     from twotemp.records import Policy
 
 QUIET_SECONDS = 30.0  # between two lines of progress where stderr is not a terminal
 
 Model = Annotated[str, typer.Option(help="`tiny`, a checkpoint folder, or a hub id.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … (default: CUDA if there is any)")]
-BatchSize = Annotated[int, typer.Option(help="Rows decoded together.")]
+BatchSize = Annotated[int | None, typer.Option(help="Rows decoded together; unset: what fits.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, …; unset: as fits the device.")]
+MaskId = Annotated[int | None, typer.Option(help="Mask token id, if the checkpoint does not say.")]
+BlockSize = Annotated[int | None, typer.Option(help="Block size of a block-causal checkpoint.")]
 Data = Annotated[list[str] | None, typer.Option(help="A local data file; with several tasks TASK=FILE.")]
 Prompt = Annotated[list[str] | None, typer.Option(help="A prompt template; with several tasks TASK=NAME.")]
 Subset = Annotated[list[str] | None, typer.Option(help="Which questions; with several tasks TASK=NAME.")]
@@ -53,12 +57,16 @@ def evaluate(
     subset: Subset = None,
     grader: GraderName = None,
     altered: Altered = False,
+    cache: Annotated[str | None, typer.Option(help="prefix or dual: faster, approximate.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Record when each position was committed.")] = False,
     shard: Annotated[
         str, typer.Option(help="Draw only part I of N, e.g. 2/8; all shards share --out.")
     ] = "1/1",
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     device: Device = None,
+    dtype: Dtype = None,
+    mask_id: MaskId = None,
+    block_size: BlockSize = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a task and policy.")] = False,
 ) -> None:
     """Draw n samples a question with each policy, grade them, and store both.
@@ -83,9 +91,11 @@ def evaluate(
         length=length,
         block=block,
         seed=seed,
+        cache=cache,
         trace=trace,
     )
-    run_plan(plan, out, model, shard=_shard(shard), batch_size=batch_size, device=device)
+    opened = opener(model, device, dtype, mask_id, block_size)
+    run_plan(plan, out, opened, shard=_shard(shard), batch_size=batch_size)
     from twotemp.report import read
 
     series = read([out])
@@ -160,8 +170,11 @@ def run(
     subset: Subset = None,
     grader: GraderName = None,
     altered: Altered = False,
-    batch_size: BatchSize = 64,
+    batch_size: BatchSize = None,
     device: Device = None,
+    dtype: Dtype = None,
+    mask_id: MaskId = None,
+    block_size: BlockSize = None,
 ) -> None:
     """Run an experiment file: evaluate, then report. It continues what it finds in --out."""
     from twotemp import experiments
@@ -177,28 +190,43 @@ def run(
     runs = []
     for source in model or chosen.models:
         runs.append(folder / model_name(source))
-        run_plan(plan, runs[-1], source, batch_size=batch_size, device=device)
+        opened = opener(source, device, dtype, mask_id, block_size)
+        run_plan(plan, runs[-1], opened, batch_size=batch_size)
     write_report(read(runs), folder / "report")
+
+
+def opener(
+    model: str,
+    device: str | None = None,
+    dtype: str | None = None,
+    mask_id: int | None = None,
+    block_size: int | None = None,
+) -> Callable[[], Denoiser]:
+    """Loads the model when called: after everything that is quick to check was checked."""
+
+    def load() -> Denoiser:
+        from twotemp.models.load import load
+
+        return load(model, device=device, dtype=dtype, mask_id=mask_id, block_size=block_size)
+
+    return load
 
 
 def run_plan(
     plan: Plan,
     out: Path,
-    model: str,
+    load: Callable[[], Denoiser],
     *,
     shard: tuple[int, int] = (1, 1),
-    batch_size: int = 64,
-    device: str | None = None,
+    batch_size: int | None = None,
 ) -> None:
-    """Evaluate with live progress. What can be wrong is found before the model is loaded."""
+    """Evaluate with live progress."""
     from twotemp.evaluation import Evaluation
 
     with Evaluation(plan, out, shard=shard) as evaluation:
-        from twotemp.models.load import load
-
-        loaded = load(model, device=device)
-        with _watching(f"{loaded.name}") as watch:
-            evaluation.run(loaded, batch_size=batch_size, watch=watch)
+        model = load()
+        with _watching(model.name) as watch:
+            evaluation.run(model, batch_size=batch_size, watch=watch)
 
 
 @contextmanager

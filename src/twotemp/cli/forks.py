@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twotemp.cli.evaluate import BatchSize, Data, Device, GraderName, Model, Prompt, Subset, task_choices
+from twotemp.cli.evaluate import Data, Device, GraderName, Model, Prompt, Subset, task_choices
 from twotemp.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def forks(
     prompt: Prompt = None,
     subset: Subset = None,
     grader: GraderName = None,
-    batch_size: BatchSize = 64,
+    batch_size: Annotated[int, typer.Option(help="Rows decoded together.")] = 64,
     device: Device = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a task on stdout.")] = False,
 ) -> None:

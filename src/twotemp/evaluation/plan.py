@@ -45,6 +45,7 @@ class Plan:
     length: int | None = None  # tokens of an answer; None: the task's own
     block: int | None = None
     seed: int = 0
+    cache: str | None = None  # "prefix" or "dual": faster, approximate
     trace: bool = False
 
     def __post_init__(self) -> None:

@@ -63,7 +63,7 @@ class Evaluation:
             self._graders[name] = graders.get(name)
         return self._graders[name]
 
-    def run(self, model: Denoiser, *, batch_size: int = 64, watch: Watch | None = None) -> Store:
+    def run(self, model: Denoiser, *, batch_size: int | None = None, watch: Watch | None = None) -> Store:
         """Draw and grade what is missing. Interrupted, it leaves everything finished in the store."""
         from twotemp.models.checkpoint import fingerprint
 
@@ -97,12 +97,12 @@ class Evaluation:
             length=plan.length or task.length,
             block=plan.block,
             seed=plan.seed,
-            options={"trace": plan.trace},
+            options={"cache": plan.cache, "trace": plan.trace},
         )
         return self.store.cell(f"{task.name}@{spell(policy)}", config)
 
     def _draw(
-        self, model: Denoiser, chunk: Sequence[Todo], batch_size: int, counter: Counter
+        self, model: Denoiser, chunk: Sequence[Todo], batch_size: int | None, counter: Counter
     ) -> dict[Lane, list[Sample]]:
         """Draw a chunk; every sample is in the store when this returns, or as soon as something stops it."""
         from twotemp.models.text import encode
@@ -137,7 +137,9 @@ class Evaluation:
                 counter.drawn(lane, samples)
 
         try:
-            for count, sample in enumerate(stream(model, requests, batch_size=batch_size), start=1):
+            for count, sample in enumerate(
+                stream(model, requests, batch_size=batch_size, cache=self.plan.cache), start=1
+            ):
                 fresh[lanes[sample.policy]].append(sample)
                 if count % WRITE_SAMPLES == 0 or perf_counter() - written > WRITE_SECONDS:
                     write()
