@@ -24,12 +24,13 @@ def report(
 
     Runs of `twotemp grpo` get the paper's three panels and a table of what each did with its budget.
     """
+    ks = _numbers(k) if k else None
     from twotemp.report import grpo, read
 
     if any(grpo.is_run(run) for run in runs):
         _training_report(runs, out or runs[0] / "report")
     else:
-        write_report(read(runs, grader), out or runs[0] / "report", _numbers(k) if k else None)
+        write_report(read(runs, grader), out or runs[0] / "report", ks)
 
 
 def export(
