@@ -49,6 +49,10 @@ def sample(
         int | None, typer.Option(help="Mask token id, if the checkpoint does not say.")
     ] = None,
     block_size: Annotated[int | None, typer.Option(help="Block size of a block-causal checkpoint.")] = None,
+    compiled: Annotated[
+        bool,
+        typer.Option("--compile", help="torch.compile the network: slow to start, faster for long runs."),
+    ] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Say where the time went.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One Sample a line on stdout.")] = False,
 ) -> None:
@@ -72,7 +76,9 @@ def sample(
 
     given = {"t_token": t_token, "t_pos": t_pos, "threshold": threshold, "k": k}
     chosen = parse(_with_options(policy, {key: v for key, v in given.items() if v is not None}))
-    loaded = twotemp.load(model, mask_id=mask_id, block_size=block_size, device=device, dtype=dtype)
+    loaded = twotemp.load(
+        model, mask_id=mask_id, block_size=block_size, device=device, dtype=dtype, compile=compiled
+    )
     ledger = Ledger(loaded) if profile else None
     with progress() as bar:
         task = bar.add_task("sampling", total=len(texts) * n, note="")

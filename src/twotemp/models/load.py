@@ -43,22 +43,42 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
+    compile: bool = False,
 ) -> Denoiser:
     """Load a masked diffusion LM, chosen by `model_type` in its config.json; no remote code, no pickle.
 
     source: "tiny" or "tiny-ar" (embedded), a checkpoint folder, or a hub id (with an optional revision).
     mask_id, eos_ids, block_size: what the config leaves out; they win over what it says.
     device: None is CUDA where there is one, else the CPU. dtype: None is float32 on the CPU and the
-    checkpoint's own elsewhere.
+    checkpoint's own elsewhere. compile: torch.compile the network (the first calls take a while, and sums are
+    rounded in another order, so that a sample may differ from the uncompiled model's).
     """
     where = usable_device(device)
     number = usable_dtype(dtype, where)
     folder = locate(source, revision)
     config = read_json(folder / "config.json")
     given = Given(mask_id, eos_ids, block_size)
-    return _family(config).from_folder(
+    model = _family(config).from_folder(
         folder, config, name=str(source), given=given, device=where, dtype=number
     )
+    if compile:
+        _compile(model)
+    return model
+
+
+def _compile(model: Transformer | MaskedLM) -> None:
+    """Compile the body for any batch and length, and try it once: it needs a compiler that may not be there."""
+    ids = torch.full((1, 2), model.mask_id, device=model.device)
+    try:
+        model.module.base_model.compile(dynamic=True)
+        with torch.inference_mode():
+            model.logits(ids, None, ids == model.mask_id)
+    except (RuntimeError, ImportError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"torch.compile does not work here ({reason}); load without compile, or install what it asks for "
+            "(on a CPU a C++ compiler such as g++)"
+        ) from error
 
 
 def locate(
