@@ -1,0 +1,107 @@
+"""The caches beside the exact engine and beside Fast-dLLM's own, and what they change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from benchmarks import peers
+from benchmarks.measure import Spread, interleave, ratio, table
+from benchmarks.peers import FastModel, Peer, Task
+from benchmarks.proxies import POLICIES, RATIO, prompts, requests
+from twotemp import tasks
+from twotemp.engine import run
+from twotemp.engine.drift import drift
+from twotemp.models.llada import LLaDA
+from twotemp.models.load import load
+from twotemp.policies import policy
+from twotemp.records import Policy
+from twotemp.sampling import make_requests
+
+PROMPT, LENGTH, BLOCK = 64, 64, 32
+CACHES = (None, "prefix", "dual")
+
+
+def report(folder: Path | None, seconds: float) -> None:
+    model = RATIO.model()
+    found, missing = peers.cached(folder, model)
+    print("".join(f"*{reason}*\n\n" for reason in missing), end="")
+    rows = []
+    for name, chosen in POLICIES.items():
+        rows += _compare(model, name, chosen, found, seconds)
+    print(f"prompt {PROMPT}, length {LENGTH}, block {BLOCK}, B = 1; proxy {RATIO.name}\n")
+    print(_agreement(model, found))
+    print(table(["", "forwards", "CPU s", "to our dual", "a forward"], rows))
+
+
+def _compare(
+    model: LLaDA, name: str, chosen: Policy, found: dict[str, tuple[Peer, FastModel]], seconds: float
+) -> list[list[str]]:
+    texts = prompts(model, 1, PROMPT)
+    wanted = requests(texts, chosen, LENGTH, BLOCK)
+    threshold = chosen.threshold if chosen.rule == "threshold" else None
+    task = Task(texts, LENGTH, BLOCK, chosen.t_token, threshold, model.mask_id)
+    forwards: dict[str, int] = {}
+
+    def ours(cache: str | None) -> None:
+        (sample,) = run(model, wanted, cache=cache)
+        forwards[_title(cache)] = sample.forwards
+
+    def theirs(name: str) -> None:
+        peer, network = found[name]
+        network.calls = 0
+        peer.sample(network, task)
+        forwards[name] = network.calls
+
+    contenders = {_title(cache): partial(ours, cache) for cache in CACHES}
+    times = interleave(contenders | {peer: partial(theirs, peer) for peer in found}, seconds)
+    dual = _title("dual")
+    return [
+        [
+            f"{name}: {who}",
+            str(forwards[who]),
+            Spread(tuple(t.cpu)).text(2),
+            ratio(t.cpu, times[dual].cpu).text(2),
+            # Draws differ between samplers, so an adaptive policy may take another number of steps.
+            f"{ratio(t.cpu, times[dual].cpu).median * forwards[dual] / forwards[who]:.2f}",
+        ]
+        for who, t in times.items()
+    ]
+
+
+def _title(cache: str | None) -> str:
+    return f"twotemp, {cache or 'exact'}"
+
+
+def _agreement(model: LLaDA, found: dict[str, tuple[Peer, FastModel]]) -> str:
+    """At T_token = 0 the same approximation writes the same tokens."""
+    greedy = replace(POLICIES["LC, K = 1"], t_token=0.0)
+    texts = prompts(model, 1, PROMPT)
+    task = Task(texts, LENGTH, BLOCK, 0.0, None, model.mask_id)
+    lines = []
+    for name, (it, network) in found.items():
+        (ours,) = run(model, requests(texts, greedy, LENGTH, BLOCK), cache=name.rpartition(" ")[2])
+        same = tuple(it.sample(network, task)[0, PROMPT:].tolist()) == ours.tokens
+        lines.append(f"{name}: {'same tokens' if same else 'NOT the same tokens'} as ours at T_token = 0.\n")
+    return "".join(lines)
+
+
+def drifts(questions: int) -> None:
+    """What the approximations change on the embedded, trained model."""
+    model, task, rows = load("tiny", device="cpu"), tasks.get("words-3"), []
+    texts = [problem.prompt for problem in task.problems().problems[:questions]]
+    for chosen in (policy("lc"), policy("ct"), policy("tct")):
+        wanted = make_requests(model, texts, chosen, 1, task.length, 16, 0)
+        for cache in ("prefix", "dual"):
+            found = drift(model, wanted, cache)
+            rows.append(
+                [
+                    f"{chosen.name}, {cache}",
+                    f"{found.kl_median:.2g}",
+                    f"{found.kl_mean:.2g}",
+                    f"{100 * found.changed_steps:.1f} %",
+                    f"{100 * found.changed_tokens:.2f} %",
+                ]
+            )
+    print(table(["", "KL, median", "KL, mean", "steps changed", "tokens changed"], rows))

@@ -1,0 +1,215 @@
+"""The samplers people use today, imported from a checkout of theirs; nothing of them is in this repository.
+
+DIR/LLaDA (ML-GSAI/LLaDA), DIR/Fast-dLLM (NVlabs/Fast-dLLM) and DIR/dllm (ZHZisZZ/dllm), each where it is there.
+Without a cache all of them call one module, ours, for logits at every position (they ask for no less), so that
+only the samplers differ. With a cache Fast-dLLM needs its own modelling code, on the same weights.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.measure import Enough
+from twotemp.models.llada import LLaDA
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every sampler is asked to do. threshold None: one position a step (LC, K = 1)."""
+
+    prompts: Tensor  # [B, P]
+    length: int
+    block: int
+    temperature: float
+    threshold: float | None
+    mask_id: int
+
+
+Sampler = Callable[[Any, Task], Tensor]  # (callable model, task) -> ids [B, P + length]
+
+
+@dataclass(frozen=True)
+class Peer:
+    sample: Sampler
+    thresholds: bool = True  # has it confidence thresholding?
+    batches: bool = True  # does it take more than one row?
+
+    def can(self, task: Task) -> bool:
+        return (self.thresholds or task.threshold is None) and (self.batches or len(task.prompts) == 1)
+
+
+class FullLogits:
+    """Our module as the peers call a model. No sampler of theirs forbids the mask token; here it is impossible,
+    or a random model would write it and they would never end."""
+
+    def __init__(self, model: LLaDA, steps: int) -> None:
+        self.module, self.mask_id, self.device = model.module, model.mask_id, model.device
+        self.calls, self.steps = 0, steps
+
+    def __call__(self, ids: Tensor, attention_mask: Tensor | None = None) -> SimpleNamespace:
+        assert attention_mask is None or bool(attention_mask.all()), "prompts of one length need no padding"
+        if self.calls == self.steps:  # so many whole steps were asked for
+            raise Enough
+        self.calls += 1
+        logits = self.module(input_ids=ids, use_cache=False).logits
+        logits[..., self.mask_id] = -torch.inf
+        return SimpleNamespace(logits=logits)
+
+
+class FastModel:
+    """Fast-dLLM's own network with our weights. Its `transformers` wrapper does not run on transformers 5; the
+    network inside it does, and is called as the wrapper calls it."""
+
+    def __init__(self, modelling: ModuleType, model: LLaDA) -> None:
+        configuration = importlib.import_module("model.configuration_llada").ModelConfig
+        known = {field.name for field in fields(configuration)}
+        given = {key: value for key, value in model.config.items() if key in known}
+        self.network = modelling.LLaDAModel(configuration(**given), init_params=False).eval()
+        weights = model.to_original(model.module.state_dict(), model.module.config)
+        self.network.load_state_dict({key.removeprefix("model."): w for key, w in weights.items()})
+        self.mask_id, self.device = model.mask_id, model.device
+        self.calls = 0
+
+    def __call__(self, ids: Tensor, **options: Any) -> SimpleNamespace:
+        self.calls += 1
+        found = self.network(ids, **options)
+        found.logits[..., self.mask_id] = -torch.inf
+        return SimpleNamespace(logits=found.logits, past_key_values=found.attn_key_values)
+
+
+def uncached(folder: Path | None) -> tuple[dict[str, Peer], list[str]]:
+    """The samplers found, by name, and why others are left out."""
+    return _each({"LLaDA": _llada, "Fast-dLLM": _fast, "dllm": _dllm}, folder)
+
+
+def cached(folder: Path | None, model: LLaDA) -> tuple[dict[str, tuple[Peer, FastModel]], list[str]]:
+    """Fast-dLLM's cached samplers on its own network with this model's weights."""
+
+    def of(name: str) -> Callable[[Path], tuple[Peer, FastModel]]:
+        def build(root: Path) -> tuple[Peer, FastModel]:
+            generate = _fast_module(root)
+            network = FastModel(sys.modules["model.modeling_llada"], model)
+            return Peer(_fast_sampler(getattr(generate, name)), batches=False), network
+
+        return build
+
+    return _each(
+        {
+            "Fast-dLLM, prefix": of("generate_with_prefix_cache"),
+            "Fast-dLLM, dual": of("generate_with_dual_cache"),
+        },
+        folder,
+    )
+
+
+def _each(
+    builders: dict[str, Callable[[Path], Any]], folder: Path | None
+) -> tuple[dict[str, Any], list[str]]:
+    if folder is None:
+        return {}, ["no peers: give a folder with their checkouts, make bench PEERS=DIR"]
+    found, missing = {}, []
+    for name, build in builders.items():
+        try:
+            found[name] = build(folder)
+        except (OSError, ImportError) as error:
+            missing.append(f"{name} left out: {error}")
+    return found, missing
+
+
+def _load_file(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _llada(root: Path) -> Peer:
+    generate = _load_file("peer_llada", root / "LLaDA" / "generate.py").generate
+
+    def sample(model: Any, task: Task) -> Tensor:
+        return generate(
+            model,
+            task.prompts,
+            steps=task.length,
+            gen_length=task.length,
+            block_length=task.block,
+            temperature=task.temperature,
+            mask_id=task.mask_id,
+        )
+
+    return Peer(sample, thresholds=False)
+
+
+def _fast(root: Path) -> Peer:
+    return Peer(_fast_sampler(_fast_module(root).generate), batches=False)
+
+
+def _fast_module(root: Path) -> ModuleType:
+    folder = root / "Fast-dLLM" / "llada"
+    if str(folder) not in sys.path:  # generate.py imports its neighbours by name
+        sys.path.insert(0, str(folder))
+    if "einops" not in sys.modules and importlib.util.find_spec("einops") is None:
+        # Imported at the top of its modelling file, used in none of the paths run here.
+        stub = ModuleType("einops")
+        stub.rearrange = None  # type: ignore[attr-defined]
+        sys.modules["einops"] = stub
+    return _load_file("peer_fast_dllm", folder / "generate.py")
+
+
+def _fast_sampler(generate: Callable[..., tuple[Tensor, int]]) -> Sampler:
+    def sample(model: Any, task: Task) -> Tensor:
+        ids, _ = generate(
+            model,
+            task.prompts,
+            steps=task.length,
+            gen_length=task.length,
+            block_length=task.block,
+            temperature=task.temperature,
+            mask_id=task.mask_id,
+            threshold=task.threshold,
+        )
+        return ids
+
+    return sample
+
+
+def _dllm(root: Path) -> Peer:
+    top = root / "dllm" / "dllm"
+    if not top.is_dir():
+        raise FileNotFoundError(f"no folder {top}")
+    # Packages without their __init__, which would import trainers and everything those need.
+    for name in ("", ".core", ".pipelines", ".pipelines.fastdllm", ".pipelines.fastdllm.llada"):
+        package = ModuleType(f"dllm{name}")
+        package.__path__ = [str(top.joinpath(*name.split(".")))]
+        sys.modules[package.__name__] = package
+    plain = importlib.import_module("dllm.core.samplers.mdlm")
+    fast = importlib.import_module("dllm.pipelines.fastdllm.llada.sampler")
+
+    def sample(model: Any, task: Task) -> Tensor:
+        names = SimpleNamespace(mask_token_id=task.mask_id, bos_token_id=0, eos_token_id=1)
+        common = {
+            "max_new_tokens": task.length,
+            "steps": task.length,
+            "block_size": task.block,
+            "temperature": task.temperature,
+        }
+        if task.threshold is None:
+            sampler, config = plain.MDLMSampler(model, names), plain.MDLMSamplerConfig(**common)
+        else:
+            sampler = fast.FastdLLMLLaDASampler(model, names)
+            config = fast.FastdLLMLLaDASamplerConfig(**common, threshold=task.threshold)
+        return sampler.sample(list(task.prompts), config)
+
+    return Peer(sample)
