@@ -254,11 +254,13 @@ def test_a_source_that_is_nothing_is_an_error(tmp_path):
 RECIPE = verifier.VerifierRecipe(
     name="test",
     model="tiny",
-    problems={"countdown-3": 12, "words-2": 6},
+    sampled={"words-2": 2},
+    policies=("ct", "tct"),
+    rewritten={"countdown-3": 12, "words-2": 6},
     rewrites=2,
+    largest_share=0.5,
     t_token=0.8,
     validation=3,
-    policies=("ct",),
     batch_rows=8,
     steps=3,
     warmup=1,
@@ -277,7 +279,8 @@ def tiny(tmp_path: Path) -> verifier.VerifierRecipe:
 
 def test_training_problems_are_never_test_or_validation_problems():
     for split in ("train", "validation"):
-        for task, found in verifier.examples(RECIPE, split).items():
+        for task in RECIPE.tasks:
+            found = verifier.examples(task, 50, RECIPE.seed, split)
             assert {split_of(f"{task} {example.key}") for example in found} == {split}
             held_out = {problem.prompt for problem in tasks.get(task).problems().problems}
             assert not held_out & {example.prompt for example in found}
@@ -287,23 +290,22 @@ def test_training_problems_are_never_test_or_validation_problems():
 
 
 def test_it_starts_as_the_denoiser_itself(tmp_path):
-    """Run without the causal mask, the new classifier's hidden states are the denoiser's."""
+    """Same hidden states, with every token in sight, and no opinion yet."""
     recipe = tiny(tmp_path)
     module, _ = verifier.start(recipe)
     denoiser = verifier.load(recipe.model)
     ids = torch.randint(5, 60, (2, 11), generator=torch.Generator().manual_seed(0))
-    mask = torch.zeros(1, 1, 11, 11)  # nothing is hidden
     with torch.no_grad():
-        ours = module.eval().model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        ours = module.eval().model(input_ids=ids, use_cache=False).last_hidden_state
         theirs = denoiser.module.model(input_ids=ids, use_cache=False).last_hidden_state
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
-    assert float(module.score.weight.abs().max()) == 0
+    assert not module.score.weight.any()
 
 
 def test_rewrites_change_masked_answer_tokens_only(tmp_path):
     model = verifier.load(tiny(tmp_path).model)
     ids = torch.randint(5, 60, (200, 10), generator=torch.Generator().manual_seed(0))
-    new = verifier.rewrite(model, ids, 4, 0.8, torch.Generator().manual_seed(1))
+    new = verifier.rewrite(model, ids, 4, 1.0, 0.8, torch.Generator().manual_seed(1))
     assert torch.equal(new[:, :4], ids[:, :4])
     changed = (new[:, 4:] != ids[:, 4:]).float().mean()
     assert 0.3 < changed < 0.6  # half of the tokens are masked, and a random model rarely hits
@@ -318,9 +320,9 @@ def test_training_gives_a_folder_that_loads_as_any_reward_model(tmp_path):
     assert again == folder
     assert all(abs(score) > 0 for score in model.score(ITEMS[:2]))
     report = json.loads((tmp_path / "out" / "report.json").read_text())["validation"]
-    assert report["countdown-3"]["samples"] == 3
+    assert report["countdown-3"]["samples"] == 6
     rows = [json.loads(line) for line in (tmp_path / "out" / "train.jsonl").read_text().splitlines()]
-    assert len(rows) == 18 * 3
+    assert len(rows) == 2 * 2 + 18 * 3
     assert sum(row["passed"] for row in rows) >= 18
 
 

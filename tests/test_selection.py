@@ -439,6 +439,7 @@ def test_the_command_writes_one_line_a_curve(tmp_path, monkeypatch):
     from twotemp import rewards
 
     monkeypatch.setattr(rewards, "load", lambda *a, **k: ByText())
+    monkeypatch.setattr(report, "draw", lambda *a: [])  # tested above, and slow
     run = a_run(tmp_path / "run")
     done = CliRunner().invoke(app, ["select", str(run), "--by", "majority,orm,weighted,oracle", "--json"])
     assert done.exit_code == 0, done.output
@@ -458,6 +459,7 @@ def test_voting_alone_needs_no_reward_model(tmp_path, monkeypatch):
     from twotemp import rewards
 
     monkeypatch.setattr(rewards, "load", lambda *a, **k: pytest.fail("no reward model was asked for"))
+    monkeypatch.setattr(report, "draw", lambda *a: [])
     done = CliRunner().invoke(app, ["select", str(a_run(tmp_path / "run")), "--by", "majority,oracle"])
     assert done.exit_code == 0, done.output
     assert "Self-consistency" in done.output

@@ -90,7 +90,7 @@ def _show(found: list[Any]) -> None:
     from twotemp.selection import SELECTORS
 
     ks = k_grid([curve.ballots for curve in found])
-    ks = ks if len(ks) <= 4 else [ks[0], ks[len(ks) // 2], ks[-1]]
+    ks = ks if len(ks) <= 3 else [ks[0], ks[len(ks) // 2], ks[-1]]
     title = "Best@k in %, mean ± half-width of the 95 % interval"
     table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)

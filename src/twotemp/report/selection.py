@@ -303,6 +303,8 @@ ANSWERS = (
 
 
 def _save(folder: Path, name: str, figure: Figure, caption: str) -> Drawn:
+    figure.draw_without_rendering()  # lays the panels out, once for all formats
+    figure.set_layout_engine("none")
     for kind in FORMATS:
         figure.savefig(folder / f"{name}.{kind}")
     return Drawn(name, folder / f"{name}.png", caption)
@@ -389,10 +391,12 @@ def shown_questions(ballots: Sequence[Ballots]) -> list[str]:
         q: metrics.answer_entropy(a := np.concatenate(parts), [len(a)])[0] for q, parts in by_question.items()
     }
     ranked = sorted(common, key=lambda q: (entropies[q], q))
-    places = {round(len(ranked) * part / (SHOWN_QUESTIONS + 1)) for part in range(1, SHOWN_QUESTIONS + 1)}
-    return [ranked[min(place, len(ranked) - 1)] for place in sorted(places)]
+    last, parts = len(ranked) - 1, SHOWN_QUESTIONS + 1
+    places = {min(last, round(len(ranked) * part / parts)) for part in range(1, parts)}
+    return [ranked[place] for place in sorted(places)]
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split()).replace("$", r"\$")
-    return line if len(line) <= 18 else line[:17] + "…"
+    """What a tick has room for: the end, as long answers (programs) begin alike."""
+    line = " ".join(text.split())
+    return (line if len(line) <= 18 else "…" + line[-17:]).replace("$", r"\$")

@@ -1,18 +1,20 @@
 """Train the embedded outcome reward model: `train(VerifierRecipe.read(path), out)`.
 
 It starts as the denoiser itself, in the layout of AceMath-7B-RM (Qwen2ForSequenceClassification), and learns to tell
-right answers from wrong ones: right ones of which the denoiser has rewritten a random part in one step, graded. One
-step an answer, where sampling would take ten, and the same mistakes as parallel decoding. Problems are of the train
-split only, by their own hash; it is measured on samples of held-out problems.
+right answers from wrong ones: samples, and right answers of which the denoiser has rewritten a random part in one
+step (cheap, and the mistakes of parallel decoding), all graded. Problems are of the train split only, by their own
+hash; it is measured on samples of held-out problems.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +49,13 @@ class VerifierRecipe:
 
     name: str
     model: str  # the denoiser that is sampled, and whose weights the verifier starts from
-    problems: Mapping[str, int]  # training problems of each task
-    rewrites: int  # of the right answer to each problem
+    sampled: Mapping[str, int]  # training problems of each task that are sampled, once with each policy
+    policies: tuple[str, ...]
+    rewritten: Mapping[str, int]  # training problems of each task whose right answers are rewritten
+    rewrites: int  # of each of these
+    largest_share: float  # of an answer that is written anew, at most: beyond a half little sense is left
     t_token: float  # temperature of what is written anew
-    validation: int  # held-out problems of each task, to measure on ...
-    policies: tuple[str, ...]  # ... one sample of each with each policy
+    validation: int  # held-out problems of each task, to measure on; sampled in the same way
     batch_rows: int
     steps: int
     warmup: int
@@ -60,7 +64,7 @@ class VerifierRecipe:
     seed: int
 
     def __post_init__(self) -> None:
-        for task in self.problems:
+        for task in self.tasks:
             if task not in SOURCES:
                 raise unknown(f"task in recipe {self.name}", task, SOURCES)
         for spec in self.policies:
@@ -68,6 +72,10 @@ class VerifierRecipe:
         for name in ("rewrites", "validation", "batch_rows", "steps", "warmup"):
             if getattr(self, name) < 1:
                 raise UserError(f"recipe {self.name}: {name} must be at least 1")
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.sampled, *self.rewritten)))
 
     def rate(self, step: int) -> float:
         """Linear warm-up, then linear to 0."""
@@ -91,7 +99,7 @@ class Judged:
     """An answer to a problem, and whether it is right."""
 
     task: str
-    problem: str  # which of the task's; answers to the same one are compared with each other
+    problem: str
     prompt: str
     answer: str
     passed: bool
@@ -100,8 +108,8 @@ class Judged:
 def train(recipe: VerifierRecipe, out: Path) -> Path:
     """Draw and grade (once: `out` keeps the samples), train, measure; returns the folder of the checkpoint."""
     out.mkdir(parents=True, exist_ok=True)
-    rows = _kept(out / "train.jsonl", lambda: rewritten(recipe))
-    held_out = _kept(out / "validation.jsonl", lambda: sampled(recipe))
+    rows = _kept(out / "train.jsonl", lambda: chain(sampled(recipe, "train"), rewritten(recipe)))
+    held_out = _kept(out / "validation.jsonl", lambda: sampled(recipe, "validation"))
     module, tokenizer = start(recipe)
     fit(module, tokenizer, rows, recipe)
     module.save_pretrained(out / MODEL)
@@ -111,24 +119,22 @@ def train(recipe: VerifierRecipe, out: Path) -> Path:
     return out / MODEL
 
 
-def examples(recipe: VerifierRecipe, split: Split) -> dict[str, list[Example]]:
-    """Distinct problems of every task."""
-    found = {}
-    for task, count in recipe.problems.items():
-        seen: dict[str, Example] = {}
-        for example in SOURCES[task].examples(recipe.seed, split):
-            seen.setdefault(example.key, example)
-            if len(seen) == (count if split == "train" else recipe.validation):
-                break
-        found[task] = list(seen.values())
-    return found
+def examples(task: str, count: int, seed: int, split: Split) -> list[Example]:
+    """Distinct problems of a task."""
+    seen: dict[str, Example] = {}
+    for example in SOURCES[task].examples(seed, split):
+        seen.setdefault(example.key, example)
+        if len(seen) == count:
+            break
+    return list(seen.values())
 
 
 def rewritten(recipe: VerifierRecipe) -> Iterator[Judged]:
     """Right answers to training problems, and what becomes of them when the denoiser writes a part anew."""
     model: Any = load(recipe.model)
     vocabulary = model.tokenizer.get_vocab()
-    for task, here in examples(recipe, "train").items():
+    for task, count in recipe.rewritten.items():
+        here = examples(task, count, recipe.seed, "train")
         generator = torch.Generator().manual_seed(recipe.seed)
         by_length: dict[int, list[tuple[Problem, list[int]]]] = {}
         for number, example in enumerate(here):
@@ -142,7 +148,7 @@ def rewritten(recipe: VerifierRecipe) -> Iterator[Judged]:
                     part = rows[start : start + ROWS]
                     ids = torch.tensor([row for _, row in part])
                     for _ in range(recipe.rewrites):
-                        answers = rewrite(model, ids, first, recipe.t_token, generator)
+                        answers = rewrite(model, ids, first, recipe.largest_share, recipe.t_token, generator)
                         texts = [decode(model, row) for row in answers[:, first:].tolist()]
                         yield from graded(
                             grader, [(problem, text) for (problem, _), text in zip(part, texts)]
@@ -150,9 +156,11 @@ def rewritten(recipe: VerifierRecipe) -> Iterator[Judged]:
 
 
 @torch.no_grad()
-def rewrite(model: Any, ids: Tensor, first: int, t_token: float, generator: torch.Generator) -> Tensor:
-    """Mask a random part of every answer (from column `first` on), of any size, and draw it anew in one step."""
-    share = torch.rand(len(ids), 1, generator=generator)
+def rewrite(
+    model: Any, ids: Tensor, first: int, largest_share: float, t_token: float, generator: torch.Generator
+) -> Tensor:
+    """Mask a random part of every answer (the columns from `first` on) and draw it anew in one step."""
+    share = largest_share * torch.rand(len(ids), 1, generator=generator)
     masked = torch.rand(ids.shape, generator=generator) < share
     masked[:, :first] = False
     logits = model.logits(ids.masked_fill(masked, model.mask_id), None, masked)
@@ -161,13 +169,13 @@ def rewrite(model: Any, ids: Tensor, first: int, t_token: float, generator: torc
     return ids.masked_scatter(masked, drawn)
 
 
-def sampled(recipe: VerifierRecipe) -> Iterator[Judged]:
-    """Samples of validation problems, as a run would draw them."""
+def sampled(recipe: VerifierRecipe, split: Split) -> Iterator[Judged]:
+    """One sample a problem and policy, as a run would draw them."""
     model = load(recipe.model)
-    for task, here in examples(recipe, "validation").items():
-        problems = [
-            Problem(f"{task}/validation/{i}", task, e.prompt, e.reference) for i, e in enumerate(here)
-        ]
+    counts = recipe.sampled if split == "train" else dict.fromkeys(recipe.tasks, recipe.validation)
+    for task, count in counts.items():
+        here = examples(task, count, recipe.seed, split)
+        problems = [Problem(f"{task}/{split}/{i}", task, e.prompt, e.reference) for i, e in enumerate(here)]
         with closing(graders.get(SOURCES[task].grader)) as grader:
             for spec in recipe.policies:
                 prompts = [p.prompt for p in problems]
@@ -182,7 +190,7 @@ def graded(grader: Grader, items: Sequence[tuple[Problem, str]]) -> Iterator[Jud
 
 
 def start(recipe: VerifierRecipe) -> tuple[Any, Any]:
-    """The denoiser as a Qwen2 sequence classifier: the same blocks, but causal, and a score instead of a head."""
+    """The denoiser as a Qwen2 sequence classifier: the same blocks and attention, a score instead of a head."""
     from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
     denoiser: Any = load(recipe.model, device="cpu")
@@ -206,6 +214,7 @@ def start(recipe: VerifierRecipe) -> tuple[Any, Any]:
         pad_token_id=denoiser.tokenizer.pad_token_id,
     )
     config.num_labels = 1
+    config.is_causal = False  # as the denoiser: it has learnt to judge a token by both of its sides
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         module = Qwen2ForSequenceClassification(config)
@@ -219,8 +228,8 @@ def start(recipe: VerifierRecipe) -> tuple[Any, Any]:
 
 
 def fit(module: Any, tokenizer: Any, rows: Sequence[Judged], recipe: VerifierRecipe) -> None:
-    """Predict after *every* token of the answer whether it will be right (verifiers of Cobbe et al., 2021): a denser
-    signal than the last token alone, which is what is read in the end."""
+    """Predict at *every* token of the answer whether it is right (as the verifiers of Cobbe et al. do): a denser
+    signal than at the last token alone, which is what is read in the end."""
     by_task: dict[str, list[tuple[list[int], int, bool]]] = {}
     for row in rows:
         ids, start_of_answer = _encode(tokenizer, row)
@@ -256,8 +265,9 @@ def _loss(module: Any, batch: Sequence[tuple[list[int], int, bool]]) -> Tensor:
     at = torch.arange(width)
     inside = torch.stack([(at >= first) & (at < len(row)) for row, first, _ in batch])
     labels = torch.tensor([float(passed) for _, _, passed in batch])[:, None].expand_as(inside)
-    # Right padding and causal attention: no real token sees padding, so no mask is needed.
-    logits = module.score(module.model(input_ids=ids, use_cache=False).last_hidden_state)[..., 0]
+    real = torch.stack([at < len(row) for row, _, _ in batch]).long()
+    hidden = module.model(input_ids=ids, attention_mask=real, use_cache=False).last_hidden_state
+    logits = module.score(hidden)[..., 0]
     return binary_cross_entropy_with_logits(logits[inside], labels[inside])
 
 
@@ -275,25 +285,21 @@ def _encode(tokenizer: Any, row: Judged) -> tuple[list[int], int]:
     return ids(user, assistant), len(ids(user))
 
 
-def measure(folder: Path, rows: Sequence[Judged]) -> dict[str, dict[str, float]]:
-    """By task: samples, the share that is right, and the AUC, over all samples and between answers to one problem."""
+def measure(folder: Path, rows: Sequence[Judged]) -> dict[str, dict[str, float | None]]:
+    """By task: samples, the share that is right, and the AUC (None where all or none are right)."""
     from twotemp.rewards import load as load_reward_model
 
     model = load_reward_model(str(folder))
-    report = {}
+    report: dict[str, dict[str, float | None]] = {}
     for task in sorted({row.task for row in rows}):
         here = [row for row in rows if row.task == task]
         scores = model.score([(Problem(row.problem, task, row.prompt), row.answer) for row in here])
         passed = [row.passed for row in here]
-        within = []
-        for problem in {row.problem for row in here}:
-            at = [i for i, row in enumerate(here) if row.problem == problem]
-            within.append(auc([passed[i] for i in at], [scores[i] for i in at]))
+        value = auc(passed, scores)
         report[task] = {
             "samples": len(here),
             "right": float(np.mean(passed)),
-            "auc": auc(passed, scores),
-            "auc_within": float(np.nanmean(within)),
+            "auc": None if math.isnan(value) else value,
         }
     return report
 
