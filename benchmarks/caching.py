@@ -20,6 +20,7 @@ from twotemp.records import Policy
 from twotemp.sampling import make_requests
 
 PROMPT, LENGTH, BLOCK = 64, 64, 32
+ROWS = 8  # of an adaptive policy
 CACHES = (None, "prefix", "dual")
 
 
@@ -38,20 +39,21 @@ def report(folder: Path | None, seconds: float) -> None:
 def _compare(
     model: LLaDA, name: str, chosen: Policy, found: dict[str, tuple[Peer, FastModel]], seconds: float
 ) -> list[list[str]]:
-    texts = prompts(model, 1, PROMPT)
-    wanted = requests(texts, chosen, LENGTH, BLOCK)
+    """One row after another. How many steps an adaptive policy takes is chance, so it samples several rows."""
     threshold = chosen.threshold if chosen.rule == "threshold" else None
-    task = Task(texts, LENGTH, BLOCK, chosen.t_token, threshold, model.mask_id)
+    texts = prompts(model, ROWS if threshold else 1, PROMPT)
+    wanted = requests(texts, chosen, LENGTH, BLOCK)
     forwards: dict[str, int] = {}
 
     def ours(cache: str | None) -> None:
-        (sample,) = run(model, wanted, cache=cache)
-        forwards[_title(cache)] = sample.forwards
+        samples = list(run(model, wanted, batch_size=1, cache=cache))
+        forwards[_title(cache)] = sum(sample.forwards for sample in samples)
 
     def theirs(name: str) -> None:
         peer, network = found[name]
         network.calls = 0
-        peer.sample(network, task)
+        for text in texts:
+            peer.sample(network, Task(text[None], LENGTH, BLOCK, chosen.t_token, threshold, model.mask_id))
         forwards[name] = network.calls
 
     contenders = {_title(cache): partial(ours, cache) for cache in CACHES}
@@ -63,7 +65,6 @@ def _compare(
             str(forwards[who]),
             Spread(tuple(t.cpu)).text(2),
             ratio(t.cpu, times[dual].cpu).text(2),
-            # Draws differ between samplers, so an adaptive policy may take another number of steps.
             f"{ratio(t.cpu, times[dual].cpu).median * forwards[dual] / forwards[who]:.2f}",
         ]
         for who, t in times.items()

@@ -52,6 +52,7 @@ def compare(one: Path, two: Path) -> None:
 CHANGES = {"groups": 3, "micro_batch": 3}
 
 
+@pytest.mark.timeout(900)
 def test_ddp_equals_one_worker(tmp_path):
     work(tmp_path / "one", "ddp", "2steps", **CHANGES)
     launch(tmp_path / "two", "ddp", **CHANGES)
@@ -59,6 +60,7 @@ def test_ddp_equals_one_worker(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("lora_rank", [4, 0])
 def test_fsdp2_equals_one_worker_and_continues(tmp_path, lora_rank):
     """Sharded, and stopped halfway: the second start restores its shards from the whole tensors on disk."""

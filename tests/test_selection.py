@@ -392,13 +392,13 @@ def _as(one: Ballots, spec: str) -> Ballots:
 
 
 def test_equal_cost_compares_what_a_budget_buys(tmp_path):
-    """TCT costs a quarter: for AR's two samples' price it may choose from eight."""
-    right_once = [False] * 7 + [True]
-    tct = ballots(ballot(right_once, [0] * 7 + [1], [0.0] * 7 + [1.0], nfe=5))
+    """TCT costs a quarter: for the price of AR's two samples it may choose from eight of its ten."""
+    right_once = [False] * 9 + [True]
+    tct = ballots(ballot(right_once, [0] * 9 + [1], [0.0] * 9 + [1.0], nfe=5))
     ar = ballots(ballot([True, False], [1, 0], [0.0, 1.0], nfe=20), spec="ar")
     sentences = list(report.findings(report.curves([ar, tct], ["orm"])))
     assert "Choosing by orm for equal NFE (40 a question)" in sentences[0]
-    assert "TCT (t_pos=0.1) solves 100.0 points more than Autoregressive" in sentences[0]
+    assert "TCT (t_pos=0.1) solves 80.0 points more than Autoregressive" in sentences[0]
 
 
 def test_files_of_the_report_say_what_the_curves_say(tmp_path):

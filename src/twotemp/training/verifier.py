@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -170,12 +170,14 @@ def rewrite(
 
 
 def sampled(recipe: VerifierRecipe, split: Split) -> Iterator[Judged]:
-    """One sample a problem and policy, as a run would draw them."""
+    """One sample a problem and policy, as a run would draw them; for training also a right answer to compare with."""
     model = load(recipe.model)
     counts = recipe.sampled if split == "train" else dict.fromkeys(recipe.tasks, recipe.validation)
     for task, count in counts.items():
         here = examples(task, count, recipe.seed, split)
         problems = [Problem(f"{task}/{split}/{i}", task, e.prompt, e.reference) for i, e in enumerate(here)]
+        if split == "train":
+            yield from (Judged(task, p.id, p.prompt, e.answer, True) for p, e in zip(problems, here))
         with closing(graders.get(SOURCES[task].grader)) as grader:
             for spec in recipe.policies:
                 prompts = [p.prompt for p in problems]
@@ -228,14 +230,20 @@ def start(recipe: VerifierRecipe) -> tuple[Any, Any]:
 
 
 def fit(module: Any, tokenizer: Any, rows: Sequence[Judged], recipe: VerifierRecipe) -> None:
-    """Predict at *every* token of the answer whether it is right (as the verifiers of Cobbe et al. do): a denser
-    signal than at the last token alone, which is what is read in the end."""
-    by_task: dict[str, list[tuple[list[int], int, bool]]] = {}
+    """Batches of pairs, a wrong and a right answer to the same problem: how hard a problem is must not help.
+
+    Every token of an answer predicts whether it is right (as the verifiers of Cobbe et al. do): a denser signal than
+    the last token alone, which is what is read in the end.
+    """
+    right: dict[str, list[Encoded]] = {}
+    wrong: dict[str, list[tuple[str, Encoded]]] = {}  # by task, with the problem
     for row in rows:
-        ids, start_of_answer = _encode(tokenizer, row)
-        by_task.setdefault(row.task, []).append((ids, start_of_answer, row.passed))
-    names = sorted(by_task)
-    shares = torch.tensor([len(by_task[name]) for name in names], dtype=torch.float64)
+        if row.passed:
+            right.setdefault(row.problem, []).append(_encode(tokenizer, row))
+        else:
+            wrong.setdefault(row.task, []).append((row.problem, _encode(tokenizer, row)))
+    names = sorted(wrong)
+    shares = torch.tensor([len(wrong[name]) for name in names], dtype=torch.float64)
     optimizer = torch.optim.AdamW(module.parameters(), weight_decay=recipe.weight_decay, betas=(0.9, 0.98))
     module.train()
     losses: list[float] = []
@@ -244,8 +252,13 @@ def fit(module: Any, tokenizer: Any, rows: Sequence[Judged], recipe: VerifierRec
         task = names[
             int(torch.multinomial(shares, 1, generator=generator))
         ]  # one task: rows of a like length
-        picks = torch.randint(len(by_task[task]), (recipe.batch_rows,), generator=generator)
-        loss = _loss(module, [by_task[task][int(i)] for i in picks])
+        batch: list[tuple[Encoded, bool]] = []
+        for pick in torch.randint(len(wrong[task]), (recipe.batch_rows // 2,), generator=generator).tolist():
+            problem, answer = wrong[task][pick]
+            rights = right[problem]
+            other = int(torch.randint(len(rights), (1,), generator=generator))
+            batch += [(answer, False), (rights[other], True)]
+        loss = _loss(module, batch)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)
@@ -258,21 +271,27 @@ def fit(module: Any, tokenizer: Any, rows: Sequence[Judged], recipe: VerifierRec
     module.eval()
 
 
-def _loss(module: Any, batch: Sequence[tuple[list[int], int, bool]]) -> Tensor:
-    width = max(len(ids) for ids, _, _ in batch)
+def _loss(module: Any, batch: Sequence[tuple[Encoded, bool]]) -> Tensor:
+    width = max(len(row.ids) for row, _ in batch)
     pad = module.config.pad_token_id
-    ids = torch.tensor([row + [pad] * (width - len(row)) for row, _, _ in batch])
+    ids = torch.tensor([row.ids + [pad] * (width - len(row.ids)) for row, _ in batch])
     at = torch.arange(width)
-    inside = torch.stack([(at >= first) & (at < len(row)) for row, first, _ in batch])
-    labels = torch.tensor([float(passed) for _, _, passed in batch])[:, None].expand_as(inside)
-    real = torch.stack([at < len(row) for row, _, _ in batch]).long()
+    inside = torch.stack([(at >= row.answer) & (at < len(row.ids)) for row, _ in batch])
+    labels = torch.tensor([float(passed) for _, passed in batch])[:, None].expand_as(inside)
+    real = torch.stack([at < len(row.ids) for row, _ in batch]).long()
     hidden = module.model(input_ids=ids, attention_mask=real, use_cache=False).last_hidden_state
     logits = module.score(hidden)[..., 0]
     return binary_cross_entropy_with_logits(logits[inside], labels[inside])
 
 
-def _encode(tokenizer: Any, row: Judged) -> tuple[list[int], int]:
+class Encoded(NamedTuple):
     """The conversation as the reward model will see it, and where the answer starts."""
+
+    ids: list[int]
+    answer: int
+
+
+def _encode(tokenizer: Any, row: Judged) -> Encoded:
 
     def ids(*turns: dict[str, str]) -> list[int]:
         text = tokenizer.apply_chat_template(list(turns), tokenize=False)
@@ -282,7 +301,7 @@ def _encode(tokenizer: Any, row: Judged) -> tuple[list[int], int]:
         {"role": "user", "content": row.prompt},
         {"role": "assistant", "content": row.answer},
     )
-    return ids(user, assistant), len(ids(user))
+    return Encoded(ids(user, assistant), len(ids(user)))
 
 
 def measure(folder: Path, rows: Sequence[Judged]) -> dict[str, dict[str, float | None]]:
