@@ -45,7 +45,7 @@ def draw(series: Sequence[Series], folder: Path) -> list[Drawn]:
     """Draw every figure there is data for."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
-    with _look():
+    with look():
         for name, figure_of in FIGURES.items():
             found = figure_of(series)
             if found is None:
@@ -321,7 +321,7 @@ def _legend(figure: Figure) -> None:
 
 
 @contextmanager
-def _look() -> Iterator[None]:
+def look() -> Iterator[None]:
     """Our settings, without touching the caller's."""
     try:
         from matplotlib import rc_context

@@ -10,7 +10,7 @@ import numpy as np
 
 from twotemp.forks.probe import Line, Study, fit
 from twotemp.report import style
-from twotemp.report.figures import FORMATS, Drawn, _look
+from twotemp.report.figures import FORMATS, Drawn, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ def draw(studies: Sequence[Study], folder: Path) -> list[Drawn]:
     """Both figures, as PNG and PDF."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
-    with _look():
+    with look():
         for name, (figure, caption) in {
             "fork_entropy": _entropy_figure(studies),
             "fork_outcomes": _outcome_figure(studies),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from twotemp.errors import UserError
 from twotemp.records import Policy
 from twotemp.report import style
-from twotemp.report.figures import FORMATS, Drawn, _look
+from twotemp.report.figures import FORMATS, Drawn, look
 from twotemp.report.series import unique
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def write(folders: Sequence[Path], out: Path) -> tuple[Path, Drawn]:
 def draw(runs: Sequence[TrainingRun], folder: Path) -> Drawn:
     """Reward, within-group std, accuracy against NFE; a row of panels for each task."""
     tasks = unique(run.task for run in runs)
-    with _look():
+    with look():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(7.2, 2.2 * len(tasks) + 0.35), layout="constrained")

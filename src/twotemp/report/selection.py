@@ -18,7 +18,7 @@ from twotemp.metrics import NO_ANSWER, Estimate
 from twotemp.metrics.passk import Floats
 from twotemp.policies import spell
 from twotemp.report import style
-from twotemp.report.figures import BAND, FORMATS, Drawn, _grid, _legend, _look
+from twotemp.report.figures import BAND, FORMATS, Drawn, _grid, _legend, look
 from twotemp.report.findings import Finding
 from twotemp.report.series import k_grid, unique
 from twotemp.selection import SELECTORS, Ballots, best_at, best_for, choices
@@ -275,7 +275,7 @@ def draw(found: Sequence[Curve], folder: Path) -> list[Drawn]:
     cells = unique((one.model, one.task) for one in ballots)
     several = len({model for model, _ in cells}) > 1
     drawn = []
-    with _look():
+    with look():
         for model, task in cells:
             here = [c for c in found if (c.ballots.model, c.ballots.task) == (model, task)]
             tag = f"{style.model_name(model)}-{task}" if several else task
