@@ -19,19 +19,21 @@ class Settings:
     policy: Policy
     length: int  # tokens of a completion
     block: int | None = None
-    groups: int = 8  # problems a step, over all workers
+    groups: int = 16  # problems a step, over all workers
     size: int = 8  # samples a problem
-    batch_size: int = 64  # rows decoded together on a worker
-    likelihood: str = "d1"
+    batch_size: int = 128  # rows decoded together on a worker
+    likelihood: str = "trajectory"
     draws: int = 1  # masks a row and inner iteration, for the random estimators
-    iterations: int = 2  # mu: updates on the same rollouts, each with masks of its own
-    micro_batch: int = 64  # rows in one training pass; gradients are summed over the passes of an update
+    iterations: int = 1  # mu: updates on the same rollouts, each with masks of its own
+    micro_batch: int = (
+        1024  # partly masked rows in one training pass; gradients are summed over the passes of an update
+    )
     epsilon: float = 0.5
-    beta: float = 0.04
+    beta: float = 0.01
     scale_advantage: bool = False  # divide by the group's std
     format_weight: float = 0.0  # reward for an answer the grader can find, right or wrong
-    learning_rate: float = 1e-4
-    max_grad_norm: float = 0.2
+    learning_rate: float = 5e-4
+    max_grad_norm: float = 1.0
     lora_rank: int = 32  # 0: train all weights
     lora_alpha: int = 64
     bf16: bool = False  # training passes in bfloat16 (autocast)
