@@ -260,7 +260,7 @@ def test_a_figure_is_drawn_where_there_is_data_for_it(tmp_path, monkeypatch, dat
 
 def test_the_curves_are_the_tables_numbers():
     data = spread(("ar", "tct"))
-    with figures._look():
+    with figures.look():
         figure, _ = figures.pass_at_nfe(data)
     top, bottom = figure.axes
     for one, above, below in zip(data, top.lines, bottom.lines):
