@@ -111,7 +111,7 @@ def test_elbo_draws_sizes_and_sets_uniformly(table):
     (sample,) = draw(table, "random", n=1)
     many = Completions.of([sample] * 1, table.eos_ids)
     counts: dict[tuple[int, ...], int] = {}
-    total = 3000
+    total = 1200
     asked = likelihood.elbo(many, MASK, 0, total)
     for want, weight in zip(asked.want, asked.weight):
         chosen = tuple(want.nonzero()[:, 0].tolist())
@@ -125,7 +125,7 @@ def test_elbo_draws_sizes_and_sets_uniformly(table):
 
 def test_elbo_averages_to_the_likelihood(table):
     samples = draw(table, "random", n=2)
-    values = torch.stack([estimate(table, samples, "elbo", draw=i) for i in range(1500)])
+    values = torch.stack([estimate(table, samples, "elbo", draw=i) for i in range(600)])
     error = values.std(0) / len(values) ** 0.5
     assert ((values.mean(0) - exact(table, samples)).abs() < 4.5 * error).all()
 
@@ -142,7 +142,7 @@ def test_d1_is_the_mean_over_prompt_masks_of_independent_tokens(table):
         asked = likelihood._whole_rows(rows, hidden, rows.scored, MASK, 1.0)
         chance = p ** sum(masks) * (1 - p) ** (PROMPT - sum(masks))
         expected += chance * log_likelihood(table.logits, rows, asked, torch.tensor([MASK]))
-    values = torch.stack([estimate(table, samples, "d1", draw=i) for i in range(1500)])
+    values = torch.stack([estimate(table, samples, "d1", draw=i) for i in range(600)])
     error = values.std(0) / len(values) ** 0.5
     assert ((values.mean(0) - expected).abs() < 4.5 * error).all()
     assert ((expected - exact(table, samples)).abs() > 0.01).any(), "a biased estimator must show its bias"
