@@ -110,7 +110,7 @@ def paired(model: LLaDA, wanted: list[Request], steps: int, seconds: float) -> l
         if taken == steps:
             raise Enough
 
-    found = []
+    found: list[tuple[float, float]] = []
     model.logits = listening  # type: ignore[method-assign]
     until = time.perf_counter() + seconds
     try:

@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log
 from pathlib import Path
@@ -44,7 +44,7 @@ class Spread:
         return shown if len(self.values) == 1 else f"{shown} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def interleave(contenders: dict[str, Callable[[], object]], seconds: float) -> dict[str, Times]:
+def interleave(contenders: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, Times]:
     """Every contender once a round, so that a busy moment of the machine is everybody's.
 
     At least one round, then more while the next one should end within `seconds`. With one thread, CPU time is

@@ -131,6 +131,21 @@ def test_prompt_prefill_is_shared(model):
         assert same(alone, sample)
 
 
+@pytest.mark.parametrize("cache", [None, "dual"])
+def test_twins_are_looked_for_only_among_rows_of_one_prompt(model, monkeypatch, cache):
+    from twotemp.engine import runner
+
+    def unwanted(*_):
+        raise AssertionError("these rows cannot be in the same state")
+
+    others = [Request(f"q{i}", (2, 3, 4 + i), policy("lc"), 4, 4) for i in range(3)]
+    twins = [Request("q", (2, 3, 4), policy("lc"), 4, 4, index=i) for i in range(3)]
+    monkeypatch.setattr(runner, "Once", unwanted)
+    assert len(list(run(model, others, cache=cache))) == 3
+    with pytest.raises(AssertionError, match="cannot be in the same state"):
+        list(run(model, twins, cache=cache))
+
+
 # --- memory
 
 

@@ -1,0 +1,120 @@
+"""The measuring tools measure what they say: order, pairing, exponents, steps counted, peers left out aloud."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import peers
+from benchmarks.decoding import limited, paired
+from benchmarks.measure import Enough, Spread, exponent, interleave, ratio, table
+from benchmarks.peers import FullLogits, Task
+from benchmarks.proxies import POLICIES, RATIO, Proxy, prompts, requests
+from benchmarks.scheduling import static
+
+SMALL = Proxy("small", width=64, layers=1, vocabulary=96)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return SMALL.model()
+
+
+@pytest.fixture(scope="module")
+def wanted(model):
+    return requests(prompts(model, 2, 5), POLICIES["LC, K = 1"], 6, 3)
+
+
+def test_contenders_take_turns_and_get_one_round_at_least():
+    order = []
+    contenders = {name: lambda name=name: order.append(name) for name in "ab"}
+    times = interleave(contenders, seconds=0)
+    assert order == ["a", "b"]
+    assert [len(t.cpu) for t in times.values()] == [1, 1]
+    interleave(contenders, seconds=60)
+    assert order[2:] == ["a", "b"] * 5
+
+
+def test_ratios_pair_the_rounds():
+    assert ratio([2.0, 9.0], [1.0, 3.0]).values == (2.0, 3.0)
+    with pytest.raises(ValueError):
+        ratio([1.0], [1.0, 2.0])
+    assert Spread((3.0, 1.0, 2.0)).text(1) == "2.0 (1.0 to 3.0)"
+    assert Spread((3.0,)).text(1) == "3.0"
+
+
+def test_exponent_of_a_power_law():
+    sizes = [64, 256, 1024]
+    assert exponent(sizes, [7 * n**1.5 for n in sizes]) == pytest.approx(1.5)
+
+
+def test_table_is_markdown():
+    assert table(["", "a"], [["x", "1"]]) == "|  | a |\n| --- | --: |\n| x | 1 |\n"
+
+
+def test_the_proxy_has_the_real_ratio():
+    """Counted from the weights: multiplications a token are parameters of the matrices."""
+    weights = SMALL.model().module.state_dict()
+    body = sum(w.numel() for key, w in weights.items() if "layers" in key and w.dim() == 2)
+    assert SMALL.body_to_head == pytest.approx(body / weights["lm_head.weight"].numel())
+    llada_8b = Proxy("", width=4096, layers=32, vocabulary=126_464).body_to_head
+    assert RATIO.body_to_head == pytest.approx(llada_8b, rel=0.05)
+
+
+def test_steps_are_counted_and_cut_short(model, wanted):
+    assert limited(model, wanted, 4) == 4
+    assert limited(model, wanted, 99) == 6
+    full = FullLogits(model, steps=2)
+    ids = torch.full((1, 4), model.mask_id)
+    assert bool((full(ids).logits[..., model.mask_id] == -torch.inf).all())
+    full(ids)
+    with pytest.raises(Enough):
+        full(ids)
+    assert full.calls == 2
+
+
+def test_the_bare_forward_is_made_once_a_step_with_the_same_inputs(model, wanted):
+    calls = []
+    honest = model.logits
+
+    def counting(ids, attention_mask, want):
+        calls.append((ids.clone(), want.clone()))
+        return honest(ids, attention_mask, want)
+
+    model.logits = counting
+    try:
+        pairs = paired(model, wanted, steps=3, seconds=0)
+    finally:
+        model.__dict__.pop("logits", None)
+    assert len(pairs) == 1
+    assert len(calls) == 2 * 2 * 3  # two runs (one warms up) of three steps, each forward twice
+    for (ids, want), (again, positions) in zip(calls[::2], calls[1::2]):
+        assert torch.equal(ids, again)
+        assert torch.equal(want, positions)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_static_batches_finish_every_row(model, wanted, shared):
+    assert static(model, wanted * 2, 3, shared=shared) == 4
+
+
+def test_missing_peers_are_said():
+    found, missing = peers.uncached(None)
+    assert (found, len(missing)) == ({}, 1)
+    found, missing = peers.uncached(Path("/nowhere"))
+    assert found == {}
+    assert len(missing) == 3
+    assert all("left out" in reason for reason in missing)
+
+
+def test_what_a_peer_cannot_do_it_is_not_asked_to():
+    alone = Task(torch.zeros(1, 3), 4, 4, 0.8, None, 9)
+    batch, threshold = (
+        Task(torch.zeros(2, 3), 4, 4, 0.8, None, 9),
+        Task(torch.zeros(1, 3), 4, 4, 0.8, 0.6, 9),
+    )
+    limited_peer = peers.Peer(lambda model, task: task.prompts, thresholds=False, batches=False)
+    assert [limited_peer.can(task) for task in (alone, batch, threshold)] == [True, False, False]
+    assert all(peers.Peer(limited_peer.sample).can(task) for task in (alone, batch, threshold))
