@@ -20,7 +20,7 @@ from twotemp.errors import UserError
 from twotemp.models.transformer import Transformer
 from twotemp.rl.likelihood import Completions, Questions, estimator, idle, log_probs
 from twotemp.rl.objective import advantages, grpo_loss
-from twotemp.rl.parallel import accumulating, assign, distribute, gathered, whole
+from twotemp.rl.parallel import accumulating, assign, distribute, gathered, reshard, whole
 from twotemp.rl.rollouts import Rollouts
 from twotemp.rl.settings import Settings
 
@@ -196,21 +196,26 @@ class Learner:
 
     # What a checkpoint holds. Collective: every worker takes part.
 
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """The parameters the optimizer knows, by name."""
+        reshard(self.scorer)
+        return {name: p for name, p in self.network.named_parameters() if p.requires_grad}
+
     def weights(self) -> dict[str, Tensor]:
         """The trained parameters by name, whole and on the CPU."""
-        return {name: whole(p).cpu() for name, p in self.network.named_parameters() if p.requires_grad}
+        return {name: whole(p).cpu() for name, p in self._trained().items()}
 
     def moments(self) -> dict[str, Tensor]:
         """AdamW's state: `<parameter>/<field>`."""
         state = self.optimizer.state
         return {
             f"{name}/{field}": whole(value).cpu()
-            for name, p in self.network.named_parameters()
+            for name, p in self._trained().items()
             for field, value in state.get(p, {}).items()
         }
 
     def restore(self, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
-        parameters = {name: p for name, p in self.network.named_parameters() if p.requires_grad}
+        parameters = self._trained()
         if parameters.keys() != weights.keys():
             odd = sorted(parameters.keys() ^ weights.keys())[0]
             raise UserError(f"the checkpoint is of another model or adapter: {odd} is only in one of them")

@@ -69,6 +69,13 @@ def gathered(module: Any) -> Iterator[None]:
     finally:
         for part in parts:
             part.set_reshard_after_forward(part is not module, recurse=False)
+        reshard(module)
+
+
+def reshard(module: Any) -> None:
+    """Back to shards: FSDP2 leaves some parameters gathered after a forward pass without a backward pass."""
+    for part in module.modules():
+        if _is_sharded(part):
             part.reshard()
 
 
