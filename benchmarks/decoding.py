@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -151,32 +152,32 @@ def _compare(
     wanted = requests(texts, chosen, LENGTH, BLOCK)
     threshold = chosen.threshold if chosen.rule == "threshold" else None
     task = Task(texts, LENGTH, BLOCK, chosen.t_token, threshold, model.mask_id)
-    taken: dict[str, int] = {}
+    taken: Counter[str] = Counter()  # in all rounds: draws differ, so an adaptive policy's steps do
 
     def ours() -> None:
-        taken["twotemp"] = limited(model, wanted, steps)
+        taken["twotemp"] += limited(model, wanted, steps)
 
     def theirs(peer: str) -> None:
         full = FullLogits(model, steps)
         with suppress(Enough):
             found[peer].sample(full, task)
-        taken[peer] = full.calls
+        taken[peer] += full.calls
 
     limited(model, wanted, 1)  # warm up
     fits = 5 * 8 * batch * (PROMPT + LENGTH) * proxy.vocabulary < GIGABYTES * 2**30
     able = [peer for peer, it in found.items() if it.can(task) and fits]
     contenders: dict[str, Callable[[], None]] = {"twotemp": ours}
     times = interleave(contenders | {peer: partial(theirs, peer) for peer in able}, seconds)
+    ours_ = times["twotemp"]
     rows = [
         [
             f"{name}: {who}",
             str(batch),
-            str(taken[who]),
+            f"{taken[who] / len(spent.cpu):.0f}",
             Spread(tuple(spent.cpu)).text(2),
-            ratio(spent.cpu, times["twotemp"].cpu).text(2),
-            # Draws differ between samplers, so an adaptive policy may take another number of steps.
-            f"{ratio(spent.cpu, times['twotemp'].cpu).median * taken['twotemp'] / taken[who]:.2f}",
-            ratio(spent.wall, times["twotemp"].wall).text(2),
+            ratio(spent.cpu, ours_.cpu).text(2),
+            f"{sum(spent.cpu) / taken[who] / (sum(ours_.cpu) / taken['twotemp']):.2f}",
+            ratio(spent.wall, ours_.wall).text(2),
         ]
         for who, spent in times.items()
     ]

@@ -55,7 +55,7 @@ class Proxy:
 
     @property
     def body_to_head(self) -> float:
-        """Multiplications of the layers a token, over those of the head (LLaDA-8B: 13.5)."""
+        """Multiplications of the layers a token, over those of the head."""
         return self.layers * (4 + 9) * self.width / self.vocabulary
 
     def model(self) -> LLaDA:
@@ -70,7 +70,8 @@ class Proxy:
         return made
 
 
-RATIO = Proxy("the real ratio of body to head", width=512, layers=8, vocabulary=4_096)
+# LLaDA-8B with every width divided by 16: its 32 layers and its ratio of body to head, 13.5 : 1.
+RATIO = Proxy("LLaDA-8B, 16 times narrower", width=256, layers=32, vocabulary=REAL_VOCABULARY // 16)
 VOCABULARY = Proxy("the real vocabulary, a tiny body", width=256, layers=2, vocabulary=REAL_VOCABULARY)
 
 

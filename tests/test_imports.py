@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -79,3 +80,18 @@ def test_help_is_light():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("given", [None, "ACTIVE"])
+def test_waiting_threads_do_not_spin_unless_the_user_says_so(given):
+    """Decided before torch is loaded, or it has no effect: twenty times slower beside other programs."""
+    code = (
+        "import contextlib, os, sys; from twotemp import cli; sys.argv = ['twotemp', '--version']\n"
+        "with contextlib.suppress(SystemExit): cli.main()\n"
+        "print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    )
+    clean = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    setting = {} if given is None else {"OMP_WAIT_POLICY": given}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=clean | setting)
+    assert done.stdout.splitlines()[-1] == f"{given or 'PASSIVE'} False"
