@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import mean
+
+from torch import Tensor
 
 from benchmarks import peers
-from benchmarks.measure import Spread, interleave, ratio, table
+from benchmarks.measure import Contender, Spread, interleave, ratio, table
 from benchmarks.peers import FastModel, Peer, Task
 from benchmarks.proxies import POLICIES, RATIO, prompts, requests
 from twotemp import tasks
@@ -42,32 +45,36 @@ def _compare(
     """One row after another. How many steps an adaptive policy takes is chance, so it samples several rows."""
     threshold = chosen.threshold if chosen.rule == "threshold" else None
     texts = prompts(model, ROWS if threshold else 1, PROMPT)
-    wanted = requests(texts, chosen, LENGTH, BLOCK)
-    forwards: dict[str, int] = {}
 
-    def ours(cache: str | None) -> None:
-        samples = list(run(model, wanted, batch_size=1, cache=cache))
-        forwards[_title(cache)] = sum(sample.forwards for sample in samples)
+    def size(small: bool) -> tuple[Tensor, int]:
+        """Prompts and length; one block of one row warms up."""
+        return (texts[:1], BLOCK) if small else (texts, LENGTH)
 
-    def theirs(name: str) -> None:
+    def ours(cache: str | None, small: bool) -> int:
+        some, length = size(small)
+        wanted = requests(some, chosen, length, BLOCK)
+        return sum(sample.forwards for sample in run(model, wanted, batch_size=1, cache=cache))
+
+    def theirs(name: str, small: bool) -> int:
+        some, length = size(small)
         peer, network = found[name]
         network.calls = 0
-        for text in texts:
-            peer.sample(network, Task(text[None], LENGTH, BLOCK, chosen.t_token, threshold, model.mask_id))
-        forwards[name] = network.calls
+        for text in some:
+            peer.sample(network, Task(text[None], length, BLOCK, chosen.t_token, threshold, model.mask_id))
+        return network.calls
 
-    contenders = {_title(cache): partial(ours, cache) for cache in CACHES}
+    contenders: dict[str, Contender] = {_title(cache): partial(ours, cache) for cache in CACHES}
     times = interleave(contenders | {peer: partial(theirs, peer) for peer in found}, seconds)
-    dual = _title("dual")
+    dual = times[_title("dual")]
     return [
         [
             f"{name}: {who}",
-            str(forwards[who]),
-            Spread(tuple(t.cpu)).text(2),
-            ratio(t.cpu, times[dual].cpu).text(2),
-            f"{ratio(t.cpu, times[dual].cpu).median * forwards[dual] / forwards[who]:.2f}",
+            f"{mean(spent.count):.0f}",
+            Spread(tuple(spent.cpu)).text(2),
+            ratio(spent.cpu, dual.cpu).text(2),
+            f"{spent.each / dual.each:.2f}",
         ]
-        for who, t in times.items()
+        for who, spent in times.items()
     ]
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import mean
 
 import torch
 from torch import Tensor
 
 from benchmarks import peers
-from benchmarks.measure import Enough, Spread, interleave, ratio, table
+from benchmarks.measure import Contender, Enough, Spread, interleave, ratio, table
 from benchmarks.peers import FullLogits, Peer, Task
 from benchmarks.proxies import POLICIES, RATIO, T_TOKEN, VOCABULARY, Proxy, prompts, requests
 from twotemp.engine import Ledger, run
@@ -152,31 +151,29 @@ def _compare(
     wanted = requests(texts, chosen, LENGTH, BLOCK)
     threshold = chosen.threshold if chosen.rule == "threshold" else None
     task = Task(texts, LENGTH, BLOCK, chosen.t_token, threshold, model.mask_id)
-    taken: Counter[str] = Counter()  # in all rounds: draws differ, so an adaptive policy's steps do
 
-    def ours() -> None:
-        taken["twotemp"] += limited(model, wanted, steps)
+    def ours(small: bool) -> int:
+        return limited(model, wanted, 1 if small else steps)
 
-    def theirs(peer: str) -> None:
-        full = FullLogits(model, steps)
+    def theirs(peer: str, small: bool) -> int:
+        full = FullLogits(model, 1 if small else steps)
         with suppress(Enough):
             found[peer].sample(full, task)
-        taken[peer] += full.calls
+        return full.calls
 
-    limited(model, wanted, 1)  # warm up
     fits = 5 * 8 * batch * (PROMPT + LENGTH) * proxy.vocabulary < GIGABYTES * 2**30
     able = [peer for peer, it in found.items() if it.can(task) and fits]
-    contenders: dict[str, Callable[[], None]] = {"twotemp": ours}
+    contenders: dict[str, Contender] = {"twotemp": ours}
     times = interleave(contenders | {peer: partial(theirs, peer) for peer in able}, seconds)
     ours_ = times["twotemp"]
     rows = [
         [
             f"{name}: {who}",
             str(batch),
-            f"{taken[who] / len(spent.cpu):.0f}",
+            f"{mean(spent.count):.0f}",
             Spread(tuple(spent.cpu)).text(2),
             ratio(spent.cpu, ours_.cpu).text(2),
-            f"{sum(spent.cpu) / taken[who] / (sum(ours_.cpu) / taken['twotemp']):.2f}",
+            f"{spent.each / ours_.each:.2f}",
             ratio(spent.wall, ours_.wall).text(2),
         ]
         for who, spent in times.items()

@@ -22,10 +22,16 @@ class Enough(Exception):
 
 @dataclass
 class Times:
-    """Seconds of one contender, one entry a round."""
+    """Seconds of one contender, and what it counted in them (steps, forwards, samples); one entry a round."""
 
     cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
+    count: list[int] = field(default_factory=list)
+
+    @property
+    def each(self) -> float:
+        """CPU seconds for one of what is counted. Over all rounds: how many an adaptive policy needs is chance."""
+        return sum(self.cpu) / sum(self.count)
 
 
 @dataclass(frozen=True)
@@ -44,20 +50,32 @@ class Spread:
         return shown if len(self.values) == 1 else f"{shown} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def interleave(contenders: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, Times]:
+Contender = Callable[
+    [bool], int
+]  # (a small piece of the work only?) -> how many steps, or what else it counts
+
+
+def interleave(contenders: Mapping[str, Contender], seconds: float) -> dict[str, Times]:
     """Every contender once a round, so that a busy moment of the machine is everybody's.
 
-    At least one round, then more while the next one should end within `seconds`. With one thread, CPU time is
-    what the clock would show on an idle machine; both are kept.
+    Each warms up on a small piece first. Then at least one round, and more while the next one should end within
+    `seconds`; another contender begins each, and all start from the same seed. With one thread, CPU time is what
+    the clock would show on an idle machine; both are kept.
     """
     found = {name: Times() for name in contenders}
+    for work in contenders.values():
+        work(True)
+    names = list(contenders)
     began = time.perf_counter()
     for done in range(1, MOST_ROUNDS + 1):
-        for name, work in contenders.items():
+        for name in names:
+            torch.manual_seed(done)
             cpu, wall = time.process_time(), time.perf_counter()
-            work()
+            count = contenders[name](False)
             found[name].cpu.append(time.process_time() - cpu)
             found[name].wall.append(time.perf_counter() - wall)
+            found[name].count.append(count)
+        names = names[1:] + names[:1]
         if (time.perf_counter() - began) * (done + 1) / done > seconds:
             break
     return found

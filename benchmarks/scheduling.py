@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import timeit
-from collections.abc import Callable
-from functools import partial
 
 import torch
 
-from benchmarks.measure import Spread, interleave, ratio, table
+from benchmarks.measure import Contender, Spread, interleave, ratio, table
 from twotemp import tasks
 from twotemp.engine import Ledger, run
 from twotemp.engine.batch import Batch
@@ -41,10 +39,14 @@ def _case(model: Denoiser, name: str, count: int, slots: int, seconds: float) ->
     forwards = {(s.request, s.index): s.forwards for s in run(model, wanted, batch_size=slots, ledger=ledger)}
     steps = [forwards[request.id, request.index] for request in wanted]
     slowest = sum(max(steps[at : at + slots]) * slots for at in range(0, len(steps), slots))
-    contenders: dict[str, Callable[[], int]] = {
-        "refilled": lambda: len(list(run(model, wanted, batch_size=slots))),
-        "static": partial(static, model, wanted, slots, shared=True),
-        "plain": partial(static, model, wanted, slots, shared=False),
+
+    def size(small: bool) -> list[Request]:
+        return wanted[:slots] if small else wanted
+
+    contenders: dict[str, Contender] = {
+        "refilled": lambda small: len(list(run(model, size(small), batch_size=slots))),
+        "static": lambda small: static(model, size(small), slots, shared=True),
+        "plain": lambda small: static(model, size(small), slots, shared=False),
     }
     times = interleave(contenders, seconds)
     ours = times["refilled"].cpu

@@ -9,10 +9,12 @@ import torch
 
 from benchmarks import peers
 from benchmarks.decoding import limited, paired
-from benchmarks.measure import Enough, Spread, exponent, interleave, ratio, table
+from benchmarks.measure import Enough, Spread, Times, exponent, interleave, ratio, table
 from benchmarks.peers import FullLogits, Task
 from benchmarks.proxies import POLICIES, RATIO, Proxy, prompts, requests
 from benchmarks.scheduling import static
+from twotemp.engine import run
+from twotemp.policies import policy
 
 SMALL = Proxy("small", width=64, layers=1, vocabulary=96)
 
@@ -27,14 +29,40 @@ def wanted(model):
     return requests(prompts(model, 2, 5), POLICIES["LC, K = 1"], 6, 3)
 
 
-def test_contenders_take_turns_and_get_one_round_at_least():
-    order = []
-    contenders = {name: lambda name=name: order.append(name) for name in "ab"}
+class Noted:
+    """A contender that notes when it is called and the noise it would see."""
+
+    def __init__(self, name, calls):
+        self.name, self.calls = name, calls
+
+    def __call__(self, small):
+        self.calls.append((self.name, small, float(torch.rand(()))))
+        return len(self.calls)
+
+
+def test_contenders_warm_up_take_turns_and_get_one_round_at_least():
+    calls = []
+    contenders = {name: Noted(name, calls) for name in "abc"}
     times = interleave(contenders, seconds=0)
-    assert order == ["a", "b"]
-    assert [len(t.cpu) for t in times.values()] == [1, 1]
-    interleave(contenders, seconds=60)
-    assert order[2:] == ["a", "b"] * 5
+    assert [(name, small) for name, small, _ in calls[:3]] == [("a", True), ("b", True), ("c", True)]
+    assert [(name, small) for name, small, _ in calls[3:]] == [("a", False), ("b", False), ("c", False)]
+    assert {name: t.count for name, t in times.items()} == {"a": [4], "b": [5], "c": [6]}, "no warm-up in it"
+    assert [len(t.cpu) for t in times.values()] == [1, 1, 1]
+
+
+def test_each_round_begins_with_another_contender_and_has_one_seed_for_all():
+    calls = []
+    interleave({name: Noted(name, calls) for name in "abc"}, seconds=60)
+    assert "".join(name for name, small, _ in calls if not small) == "abcbcacababcbca"
+    noise = [drawn for _, small, drawn in calls if not small]
+    rounds = [set(noise[at : at + 3]) for at in range(0, 15, 3)]
+    assert [len(seen) for seen in rounds] == [1] * 5
+    assert len(set.union(*rounds)) == 5, "and not the same in every round"
+
+
+def test_the_cost_of_one_is_over_all_rounds():
+    """An adaptive policy took 10 steps in one round and 30 in the other."""
+    assert Times(cpu=[1.0, 3.0], wall=[9.0, 9.0], count=[10, 30]).each == pytest.approx(0.1)
 
 
 def test_ratios_pair_the_rounds():
@@ -96,8 +124,12 @@ def test_the_bare_forward_is_made_once_a_step_with_the_same_inputs(model, wanted
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_static_batches_finish_every_row(model, wanted, shared):
-    assert static(model, wanted * 2, 3, shared=shared) == 4
+def test_static_batches_finish_every_row(model, shared):
+    """Adaptive rows end at different steps, and those that are done stay in the batch; 5 + 6 is no multiple of 4."""
+    wanted = requests(prompts(model, 4, 5), policy("tct", t_token=0.8), 6, 4)
+    steps = {sample.forwards for sample in run(model, wanted)}
+    assert len(steps) > 1, "else this tests nothing"
+    assert static(model, wanted, 3, shared=shared) == 4
 
 
 def test_missing_peers_are_said():
