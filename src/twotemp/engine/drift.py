@@ -10,9 +10,11 @@ from torch import Tensor
 
 from twotemp.engine.batch import Batch
 from twotemp.engine.ledger import Ledger
-from twotemp.engine.rows import Window
+from twotemp.engine.memory import fit_batch
+from twotemp.engine.rows import Window, check
 from twotemp.engine.runner import Uncached, check_cache
 from twotemp.engine.scheduler import Scheduler
+from twotemp.errors import UserError
 from twotemp.models.base import Denoiser
 from twotemp.policies.step import Decision
 from twotemp.records import Request
@@ -20,9 +22,9 @@ from twotemp.records import Request
 
 @dataclass(frozen=True)
 class Drift:
-    """KL(exact || cached) over the predictions of a run, and the decisions it changed."""
+    """KL(exact || cached) over the predictions that read the cache, and the decisions it changed in the whole run."""
 
-    predictions: int
+    predictions: int  # those of steps that read the cache: at the first step of a block it is computed afresh
     kl_mean: float
     kl_median: float
     kl_p99: float
@@ -37,11 +39,20 @@ def drift(
     requests: Sequence[Request],
     cache: str,
     *,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     on_step: Callable[[int], None] | None = None,
 ) -> Drift:
-    """Sample with the cache, and at every step ask the uncached model too. Costs both."""
+    """Sample with the cache, and at every step ask the uncached model too. Costs both, in memory too: unset,
+    batch_size is half of what would fit without the comparison."""
+    if not requests:
+        raise UserError("nothing to compare: give at least one request")
+    if batch_size is not None and batch_size < 1:
+        raise UserError(f"batch_size must be >= 1, not {batch_size}")
+    for request in requests:
+        check(request, model)
     check_cache(model, cache)
+    if batch_size is None:
+        batch_size = max(1, fit_batch(model, requests, cache)[0] // 2)
     scheduler = Scheduler(requests, min(batch_size, len(requests)))
     batch = _Compared(model, scheduler.fill(), requests, cache)
     ledger = Ledger()
@@ -53,9 +64,10 @@ def drift(
             _, refilled, dropped = scheduler.finish(finished)
             batch.refill(refilled)
             batch.drop(dropped)
-    kl = torch.cat(batch.kl)
+    read = torch.cat(batch.kl)
+    kl = read if len(read) else torch.zeros(1)  # a cache that is never read changes nothing
     return Drift(
-        predictions=len(kl),
+        predictions=len(read),
         kl_mean=float(kl.mean()),
         kl_median=float(kl.median()),
         kl_p99=float(kl.kthvalue(max(1, round(0.99 * len(kl)))).values),
@@ -75,12 +87,17 @@ class _Compared(Batch):
         self.kl: list[Tensor] = []
         self.row_steps = self.changed_steps = self.committed = self.changed_tokens = 0
 
+    def step(self, ledger: Ledger) -> list[int]:
+        self.cached_before = self.rows.cached.clone()
+        return super().step(ledger)
+
     def decide(self, window: Window, logits: Tensor, ledger: Ledger) -> Decision:
         cost = self.rows.forwards.clone(), self.rows.processed.clone()
         truth = self.exact.logits(self.rows, window)
         self.rows.forwards, self.rows.processed = cost  # the sample did not pay for the comparison
         ours, theirs = super().decide(window, logits, ledger), super().decide(window, truth, ledger)
-        p, q = torch.log_softmax(truth, -1), torch.log_softmax(logits, -1)
+        read = (self.cached_before == window.start)[window.masked.nonzero()[:, 0]]
+        p, q = torch.log_softmax(truth[read], -1), torch.log_softmax(logits[read], -1)
         self.kl.append((p.exp() * (p - q)).nan_to_num(0.0).sum(-1).cpu())  # forbidden ids: 0 * nan
         other = ours.tokens != theirs.tokens
         changed = (ours.commit != theirs.commit) | (ours.commit & other)

@@ -11,7 +11,7 @@ import torch
 from twotemp.engine.batch import Batch
 from twotemp.engine.ledger import Ledger
 from twotemp.engine.memory import fit_batch, out_of_memory
-from twotemp.engine.rows import block_of, check
+from twotemp.engine.rows import check
 from twotemp.engine.runner import check_cache
 from twotemp.engine.scheduler import Scheduler
 from twotemp.errors import UserError
@@ -47,9 +47,8 @@ def run(
     if not waiting:
         return iter(())
     if batch_size is None:
-        columns = max(len(r.prompt) + r.length for r in waiting)
-        batch_size = fit_batch(model, columns, max(block_of(r, model) for r in waiting))
-        log.info("batch of %d rows, by the memory that is free (set batch_size to change it)", batch_size)
+        batch_size, why = fit_batch(model, waiting, cache)
+        log.info("batch size %d: %s (set batch_size to change it)", batch_size, why)
     waiting.sort(key=lambda r: (r.policy.structure, -len(r.prompt) - r.length))
     groups = [list(group) for _, group in groupby(waiting, key=lambda r: r.policy.structure)]
     clock = ledger or Ledger()

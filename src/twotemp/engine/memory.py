@@ -3,29 +3,90 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from twotemp.models.base import Denoiser
+from twotemp.engine.rows import block_of
+from twotemp.models.base import CachedDenoiser, Denoiser
+from twotemp.records import Request
 
 MOST_ROWS = 64  # more rows a batch gain little: the matrix products are large enough
 _SHARE = 0.5  # of the free memory; the rest is for the allocator's gaps and other people
 _ACTIVATIONS = 24  # floats a hidden unit that are alive at once in a layer, roughly
 _LOGIT_COPIES = 3  # the logits themselves and what the draw needs beside them
+_STABLE_COPIES = 4  # KL stability: the prediction before, the one now, and their two products
+_FLOAT = 4
+_MEMINFO, _OWN_CGROUP, _CGROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
-def fit_batch(model: Denoiser, columns: int, block_width: int) -> int:
-    """A batch size that should fit into the memory that is free now, at most MOST_ROWS."""
-    config = getattr(getattr(model, "module", None), "config", None)
+def fit_batch(model: Denoiser, requests: Sequence[Request], cache: str | None) -> tuple[int, str]:
+    """How many of these rows to decode together, by the memory that is free now; and why so many."""
+    fitting = max(1, int(_SHARE * _free_bytes(model.device) / max(1, row_bytes(model, requests, cache))))
+    if len(requests) <= min(fitting, MOST_ROWS):
+        return len(requests), "all there are"
+    if fitting >= MOST_ROWS:
+        return MOST_ROWS, "the most, unless asked for more"
+    return fitting, "what should fit into the memory that is free"
+
+
+def row_bytes(model: Denoiser, requests: Sequence[Request], cache: str | None) -> int:
+    """About what a row needs beside the weights."""
+    columns = max(len(r.prompt) + r.length for r in requests)
+    block = min(columns, max(block_of(r, model) for r in requests))
+    stable = any(r.policy.rule == "stable" for r in requests)
+    logits = block * model.vocab_size * (_LOGIT_COPIES + stable * _STABLE_COPIES)
+    module = getattr(model, "module", None)
+    config = getattr(module, "config", None)
     hidden = getattr(config, "hidden_size", 0) + getattr(config, "intermediate_size", 0)
-    row = 4 * (columns * hidden * _ACTIVATIONS + _LOGIT_COPIES * block_width * model.vocab_size)
-    return max(1, min(MOST_ROWS, int(_SHARE * _free_bytes(model.device) / max(row, 1))))
+    bytes_ = _FLOAT * (columns * hidden * _ACTIVATIONS + logits)
+    if module is not None and isinstance(model, CachedDenoiser) and (cache or model.block_size):
+        bytes_ += columns * _kept_bytes(module)
+    return bytes_
+
+
+def _kept_bytes(module: Any) -> int:
+    """Keys and values of a column in a cache."""
+    config = module.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * module.dtype.itemsize
 
 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([_available_bytes(), *_cgroup_rooms()])
+
+
+def _available_bytes() -> int:
+    """Of the machine; page cache that can be dropped counts as free."""
+    try:
+        lines = _MEMINFO.read_text().splitlines()
+    except OSError:  # no Linux, and nobody else says what is free: take half of what there is
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    (kilobytes,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return 1024 * int(kilobytes)
+
+
+def _cgroup_rooms() -> list[int]:
+    """What our control group and those around it may still take (v2); empty where nothing is limited."""
+    try:
+        own = next(line[4:] for line in _OWN_CGROUP.read_text().splitlines() if line.startswith("0::/"))
+    except (OSError, StopIteration):
+        return []
+    folder, rooms = _CGROUPS / own, []
+    for group in (folder, *folder.parents):
+        try:
+            limit = (group / "memory.max").read_text().strip()
+            used = int((group / "memory.current").read_text())
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        except OSError:  # the root, or a container that does not see the groups around it
+            continue
+        if limit != "max":
+            rooms.append(max(0, int(limit) - used + int(stat["inactive_file"])))
+    return rooms
 
 
 def out_of_memory(error: RuntimeError) -> bool:

@@ -1,0 +1,52 @@
+"""What `drift` counts, and what it refuses. How far caches stray is in test_caches.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.proxies import Proxy
+from twotemp.engine.drift import drift
+from twotemp.errors import UserError
+from twotemp.policies import policy
+from twotemp.records import Request
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Proxy("small", width=64, layers=2, vocabulary=96).model()
+
+
+def requests_of(count: int, length: int = 8, **parameters) -> list[Request]:
+    return [Request(str(i), (7, 8, 9 + i), policy("lc", **parameters), length, 4) for i in range(count)]
+
+
+def test_only_predictions_that_read_the_cache_are_compared(model):
+    """Blocks of 4, one token a step: the first step of a block refreshes the cache, the others predict 3, 2, 1."""
+    found = drift(model, requests_of(3), "dual")
+    assert found.predictions == 3 * 2 * (3 + 2 + 1)
+    assert found.steps == 3 * 8
+    assert found.kl_median > 0
+
+
+def test_a_cache_that_is_never_read_changes_nothing(model):
+    found = drift(model, requests_of(2, k=4), "dual")
+    assert (found.predictions, found.kl_mean, found.kl_max, found.changed_steps) == (0, 0, 0, 0)
+
+
+def test_the_batch_size_changes_nothing(model):
+    one, many = (drift(model, requests_of(3), "dual", batch_size=size) for size in (1, 3))
+    assert one.predictions == many.predictions
+    assert one.kl_mean == pytest.approx(many.kl_mean, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "options", "message"),
+    [
+        (0, 8, {}, "nothing to compare"),
+        (1, 8, {"batch_size": 0}, "batch_size must be >= 1, not 0"),
+        (1, 10**6, {}, "exceed the context"),
+    ],
+)
+def test_mistakes_are_named(model, count, length, options, message):
+    with pytest.raises(UserError, match=message):
+        drift(model, requests_of(count, length), "dual", **options)
