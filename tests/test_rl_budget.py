@@ -40,7 +40,8 @@ def test_budget_from_text(text, expected):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "10", "10x", "m", "-5m", "0m", "0steps", "1.5steps", "5nfe,6nfe", "10m!"]
+    "text",
+    ["", "10", "10x", "m", "-5m", "0m", "0steps", "1.5steps", "5nfe,6nfe", "5steps6steps", "10m,20m", "10m!"],
 )
 def test_impossible_budgets_are_refused(text):
     with pytest.raises(UserError):
@@ -63,6 +64,8 @@ def test_the_first_limit_that_is_reached_counts():
     ("change", "message"),
     [
         ({"size": 1}, "size"),
+        ({"length": 0}, "length"),
+        ({"block": 0}, "block"),
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"beta": math.nan}, "beta"),
         ({"likelihood": "d2"}, "did you mean 'd1'"),
@@ -141,7 +144,19 @@ def test_a_task_without_training_problems_says_what_to_do():
     task = replace(rl_toys.TASK, name="gsm8k")
     assert "gsm8k" not in tasks.SOURCES
     with pytest.raises(UserError, match="--data"):
-        next(training_problems(task, 0))
+        training_problems(task, 0)
+
+
+def test_training_data_is_read_at_once(tmp_path):
+    """Not at the first problem, after the evaluation of the untrained model."""
+    gsm8k = tasks.get("gsm8k")
+    with pytest.raises(UserError, match="nowhere"):
+        training_problems(gsm8k, 0, tmp_path / "nowhere.jsonl")
+    none = replace(
+        gsm8k, load=lambda **_: tasks.ProblemSet((), "", "")
+    )  # else an endless search for the first
+    with pytest.raises(UserError, match="no problem"):
+        training_problems(none, 0, tmp_path / "others.jsonl")
 
 
 # The controller.

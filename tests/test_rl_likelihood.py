@@ -176,14 +176,29 @@ def test_d1_hides_prompt_tokens_at_its_rate_and_anew_with_every_draw():
 def test_mask_noise_is_a_rows_own_and_no_global_generator_moves(name):
     """d1's reference code reseeds the sampler's generator and gives every micro-batch the same masks."""
     samples = [
-        Sample(str(n), 0, 0, policy("ar"), (0,) * 30, tuple(range(30, 50)), (1,) * 20, 1, 1, 9, 0.0, "length")
-        for n in range(3)
+        Sample(
+            str(n),
+            0,
+            0,
+            policy("ar"),
+            (0,) * 30,
+            tuple(range(30, end)),
+            (1,) * (end - 30),
+            1,
+            1,
+            9,
+            0.0,
+            "eos",
+        )
+        for n, end in enumerate((50, 47, 33))
     ]
     before = torch.random.get_rng_state()
     together = questions(name, samples)
     assert torch.equal(before, torch.random.get_rng_state())
     for n, sample in enumerate(samples):
-        torch.testing.assert_close(questions(name, [sample]).ids[0], together.ids[n])
+        alone = questions(name, [sample])
+        torch.testing.assert_close(alone.ids[0], together.ids[n, : alone.ids.shape[1]])
+        torch.testing.assert_close(alone.weight[0], together.weight[n])
     assert not torch.equal(together.ids[0], together.ids[1])
 
 

@@ -35,6 +35,7 @@ def test_ungraded_rewards_count_in_no_mean():
 @pytest.mark.parametrize("scale", [False, True])
 def test_equal_rewards_have_exactly_no_advantage(value, scale):
     assert (advantages(torch.full((1, 7), value), scale=scale) == 0).all()
+    assert group_std(torch.full((1, 7), value)) == 0
 
 
 def test_group_std():

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.rl_worker import work
-from twotemp.rl import telemetry
+from twotemp.rl import evaluation, telemetry
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -28,6 +28,7 @@ def launch(out: Path, mode: str, budget: str = "2steps", **changes: float) -> No
         env=environment,
         capture_output=True,
         text=True,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -57,6 +58,13 @@ def test_ddp_equals_one_worker(tmp_path):
     work(tmp_path / "one", "ddp", "2steps", **CHANGES)
     launch(tmp_path / "two", "ddp", **CHANGES)
     compare(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.timeout(900)
+def test_workers_with_different_clocks_agree_that_the_time_is_used_up(tmp_path):
+    """One clock passes the budget in the first step, the other never; evaluating needs both workers."""
+    launch(tmp_path, "ddp", "100s", haste=1e4, **CHANGES)
+    assert [one.step for one in evaluation.read(tmp_path)] == [0, 1]
 
 
 @pytest.mark.slow

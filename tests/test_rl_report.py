@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +20,9 @@ from twotemp.cli import app
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import save
 from twotemp.models.load import load
+from twotemp.policies import parse
 from twotemp.report import grpo
-from twotemp.rl import telemetry
+from twotemp.rl import evaluation, identity, telemetry
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +76,95 @@ def test_ctrl_c_ends_after_the_step_and_the_same_command_continues(checkpoint, t
     result = CliRunner().invoke(app, arguments(checkpoint, run, "tct", f"{done + 1}steps"))
     assert result.exit_code == 0, result.output
     assert [record.step for record in telemetry.read(run)] == list(range(1, done + 2))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--device gpu9", "give cpu"),
+        ("--length 0", "length must be"),
+        ("--held-out -395", "--held-out"),
+        ("--task gsm8k --held-out 0", "give a file of them"),
+        ("--task gsm8k --held-out 0 --data nowhere.jsonl", "nowhere.jsonl"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_before_anything_is_written(
+    checkpoint, tmp_path, option, message
+):
+    given = [*arguments(checkpoint, tmp_path / "run", "tct"), *option.split()]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code
+    assert message in f"{result.output} {result.exception}"
+    assert not (tmp_path / "run").exists()
+
+
+def test_held_out_problems_of_ones_own(checkpoint, tmp_path):
+    """--eval-data is a file of the user's: it need not be the published one."""
+    rows = [{"question": f"2 + {n}", "answer": f"#### {2 + n}"} for n in range(2)]
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = arguments(checkpoint, tmp_path / "run", "tct", "1step")
+    given += (
+        f"--task gsm8k --data {tmp_path}/train.jsonl --eval-data {tmp_path}/test.jsonl --length 4".split()
+    )
+    result = CliRunner().invoke(app, given)
+    assert "has no token for" in str(
+        result.exception
+    )  # the micro model cannot read English, but the run began
+    assert identity.read(tmp_path / "run")["held_out"].startswith("2 questions")
+
+
+def stored_run(folder: Path, policy: str, model: str = "tiny", evaluated: bool = True) -> Path:
+    """A run's folder as `twotemp grpo` leaves it, of two steps."""
+    described = {"model": model, "task": "countdown-3", "settings": {"policy": parse(policy).to_dict()}}
+    folder.mkdir()
+    identity.write(folder, described)
+    log = telemetry.Log(folder, 0)
+    numbers = dict.fromkeys((field.name for field in fields(telemetry.StepRecord)), 0.5)
+    for step in (1, 2):
+        log.add(
+            telemetry.StepRecord(
+                **{**numbers, "step": step, "total_seconds": 90.0 * step, "total_nfe": 7 * step}
+            )
+        )
+    for step in (0, 2) if evaluated else ():
+        point = evaluation.Point(0.6, 0.5, 0.0, 1.0, 2.0, (1.0, 0.0), (2, 2))
+        evaluation.add(folder, evaluation.Evaluation(step, 0.0, ("a", "b"), (point,)))
+    return folder
+
+
+def legend(runs: list[Path], out: Path, monkeypatch) -> list[str]:
+    from matplotlib.figure import Figure
+
+    found: list[str] = []
+    monkeypatch.setattr(Figure, "legend", lambda self, handles, labels, **_: found.extend(labels))
+    grpo.write(runs, out)
+    return found
+
+
+def test_the_legend_names_every_run_without_evaluations_too(tmp_path, monkeypatch):
+    ar, ct = stored_run(tmp_path / "ar", "ar", evaluated=False), stored_run(tmp_path / "ct", "ct")
+    assert legend([ar, ct], tmp_path, monkeypatch) == ["Autoregressive", "Fast-dLLM (CT)", "before training"]
+
+
+def test_runs_of_one_policy_and_of_several_models_are_told_apart(tmp_path, monkeypatch):
+    runs = [stored_run(tmp_path / name, "ct", model=f"models/{name}") for name in "ab"]
+    expected = {"Fast-dLLM (CT), a", "Fast-dLLM (CT), b", "a before training", "b before training"}
+    assert set(legend(runs, tmp_path, monkeypatch)) == expected
+    first, second = grpo._lines([grpo.read(run) for run in runs])
+    assert first["color"] != second["color"]
+
+
+def test_the_table_says_what_was_used(tmp_path):
+    page, _ = grpo.write([stored_run(tmp_path / "ct", "ct")], tmp_path)
+    assert "| Fast-dLLM (CT) | 2 | 3.0 | 14 |" in page.read_text()
+
+
+def test_a_damaged_description_is_named(tmp_path):
+    run = stored_run(tmp_path / "ct", "ct")
+    (run / "run.json").write_text('{"model')
+    with pytest.raises(UserError, match=r"run\.json cannot be read"):
+        grpo.read(run)
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import signal
 import time
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -19,10 +21,11 @@ from twotemp.errors import UserError
 from twotemp.models.load import load
 from twotemp.policies import policy
 from twotemp.records import Grade
-from twotemp.rl import checkpoint, evaluation, telemetry
+from twotemp.rl import checkpoint, evaluation, identity, telemetry
 from twotemp.rl.budget import Budget
 from twotemp.rl.learner import Learner
 from twotemp.rl.likelihood import ESTIMATORS
+from twotemp.rl.objective import advantages
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.rollouts import collect, training_problems
 from twotemp.rl.trainer import train
@@ -39,9 +42,10 @@ def one_process():
 
 
 def go(
-    out: Path, budget: str = "4steps", *, grader=None, model=None, stop=lambda: False, extra=None, **changes
-):
-    held_out = rl_toys.TASK.problems().problems[:10]
+    out: Path, budget: str = "4steps", *, grader=None, model=None, stop=lambda: False, extra=None, data=None,
+    questions=10, **changes
+):  # fmt: skip
+    held_out = rl_toys.TASK.problems().problems[:questions]
     return train(
         model or micro_model(),
         rl_toys.TASK,
@@ -50,6 +54,7 @@ def go(
         Budget.parse(budget),
         out,
         accelerator=accelerator(cpu=True),
+        data=data,
         held_out=held_out,
         extra_rewards=extra,
         stop=stop,
@@ -125,18 +130,67 @@ def test_other_settings_need_another_folder(tmp_path):
     go(tmp_path, "1step")
     with pytest.raises(UserError, match=r"settings\.epsilon, settings\.policy\.t_pos"):
         go(tmp_path, "2steps", epsilon=0.3, policy=policy("tct", threshold=0.3, t_token=1.0, t_pos=0.2))
+    with pytest.raises(UserError, match=r"differs in held_out\)"):
+        go(tmp_path, "2steps", questions=9)
+    assert len(telemetry.read(tmp_path)) == 1
+
+
+def test_what_cannot_change_the_result_may_differ_and_what_mends_a_run_is_recorded(tmp_path):
+    go(tmp_path, "1step")
+    go(tmp_path, "2steps", batch_size=3, micro_batch=5, save_every=7)
+    assert identity.read(tmp_path)["changes"] == []
+    go(tmp_path, "3steps", learning_rate=1e-4)
+    go(tmp_path, "4steps", learning_rate=1e-4)
+    assert identity.read(tmp_path)["changes"] == [{"after step": 2, "settings.learning_rate": 1e-4}]
+    assert go(tmp_path, "5steps").step == 5
+    assert identity.read(tmp_path)["changes"][1:] == [{"after step": 4, "settings.learning_rate": 2e-3}]
+
+
+def test_a_description_that_cannot_be_read_is_named(tmp_path):
+    go(tmp_path, "1step")
+    (tmp_path / "run.json").write_text('{"twotemp')
+    with pytest.raises(UserError, match=r"run\.json cannot be read"):
+        go(tmp_path, "2steps")
+
+
+def test_the_description_is_written_only_where_it_changes_and_whole(tmp_path, monkeypatch):
+    go(tmp_path, "1step")
+    written = (tmp_path / "run.json").stat().st_mtime_ns
+    go(tmp_path, "2steps")
+    assert (tmp_path / "run.json").stat().st_mtime_ns == written
+    text = (tmp_path / "run.json").read_text()
+
+    def power_cut(*_):
+        raise SystemExit("killed")
+
+    monkeypatch.setattr(Path, "replace", power_cut)
+    with pytest.raises(SystemExit):
+        go(tmp_path, "3steps", learning_rate=1e-4)
+    assert (tmp_path / "run.json").read_text() == text
+
+
+def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path):
+    (tmp_path / "afile").write_text("")
+    with pytest.raises(UserError, match="choose another --out"):
+        go(tmp_path / "afile", "1step")
+
+
+def test_bad_training_data_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(UserError, match="leave the data path out"):
+        go(tmp_path / "run", "1step", data=tmp_path / "train.jsonl")
+    assert not (tmp_path / "run").exists()
 
 
 # Gradients.
 
 
-def drawn(model, size: int = 4):
-    problems = [next(training_problems(rl_toys.TASK, seed)) for seed in range(3)]
+def drawn(model, size: int = 4, problems=None):
+    problems = problems or {seed: next(training_problems(rl_toys.TASK, seed)) for seed in range(3)}
     from twotemp.rl.rewards import correct
 
     tct = rl_toys.settings().policy
     return collect(
-        model, ManyNumbers(), problems, tct, {correct: 1.0}, size=size, step=0, seed=0,
+        model, ManyNumbers(), problems, tct, {correct: 1.0}, size=size, seed=0,
         length=rl_toys.LENGTH, block=None, batch_size=64,
     )  # fmt: skip
 
@@ -174,6 +228,41 @@ def test_the_kl_anchor_is_the_untrained_model(tmp_path):
         learner.update(rollouts)
         torch.testing.assert_close(learner._reference(asked), start)
         assert not torch.allclose(learner._frozen(asked)[0], start[0])
+
+
+def test_a_problem_that_comes_again_in_a_step_is_drawn_anew():
+    """A file with fewer problems than a step has groups."""
+    problem = next(training_problems(rl_toys.TASK, 0))
+    samples = drawn(micro_model(), problems={6: problem, 7: problem}).samples
+    first, second = ([sample.tokens for sample in group] for group in (samples[:4], samples[4:]))
+    assert first != second
+
+
+@pytest.mark.parametrize("beta", [0.5, 0.0])
+def test_the_loss_is_the_documented_one_where_a_group_has_no_signal(beta):
+    """Rows without advantage have a KL like all others; with beta = 0 they only count among the tokens."""
+    model = micro_model()
+    rollouts = drawn(model)
+    rewards = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, math.nan], [0.0, 0.0, 1.0, 1.0]])
+    ended = tuple(replace(s, tokens=(s.tokens[0], model.eos_ids[0], *s.tokens[2:])) for s in rollouts.samples)
+    lengths_differ = tuple(ended[n] if n % 3 else s for n, s in enumerate(rollouts.samples))
+    rollouts = replace(rollouts, rewards=rewards, samples=lengths_differ)
+    learner = Learner(
+        model, rl_toys.settings(likelihood="ar", iterations=1, beta=beta), accelerator(cpu=True)
+    )
+    learner.update(rollouts)  # away from the untrained model
+    graded = ~rewards.flatten().isnan()
+    rows = learner._completions([s for s, known in zip(rollouts.samples, graded) if known])
+    asked = learner._micro_batches(rows, 0)
+    gap = torch.cat(learner._reference(asked)) - torch.cat(learner._frozen(asked))
+    kl = float((gap.exp() - gap - 1).mean())
+    tokens = rows.scored.sum(1)
+    gain = float((advantages(rewards, scale=False).flatten()[graded] * tokens).sum() / tokens.sum())
+    update = learner.update(rollouts)
+    assert kl > 1e-4
+    assert abs(gain) > 0.01
+    assert update.loss == pytest.approx(beta * kl - gain, rel=1e-3)
+    assert update.kl == (pytest.approx(kl, rel=1e-3) if beta else None)
 
 
 def test_groups_without_signal_are_skipped(tmp_path):
@@ -312,22 +401,43 @@ def test_a_reward_that_raises_keeps_every_finished_step(tmp_path):
     assert same(tensors(tmp_path), tensors(tmp_path / "whole"))
 
 
-def test_a_loss_that_is_not_a_number_stops_before_it_reaches_the_weights(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("poison", "finished"), [(4, 2), (5, 2), (1, 0)])
+def test_a_loss_that_is_not_a_number_undoes_its_step(tmp_path, monkeypatch, poison, finished):
+    """Two inner iterations a step: in the first of them, and in the second, when the weights have moved."""
     from twotemp.rl import learner
 
+    changes = {"groups": 4, "size": 8, "save_every": 100}  # so many that every step has a signal
     true_loss, calls = learner.grpo_loss, iter(range(100))
 
     def poisoned(new, *args, **kwargs):
-        return true_loss(new * float("nan") if next(calls) == 4 else new, *args, **kwargs)
+        return true_loss(new * float("nan") if next(calls) == poison else new, *args, **kwargs)
 
     monkeypatch.setattr(learner, "grpo_loss", poisoned)
-    with pytest.raises(UserError, match="not a number"):
-        go(tmp_path, "6steps", save_every=100)
+    with pytest.raises(UserError, match=r"not a number.*lower --learning-rate"):
+        go(tmp_path, "6steps", **changes)
     monkeypatch.undo()
     done = checkpoint.read(tmp_path)[0].step
-    assert done == len(telemetry.read(tmp_path)) >= 2
-    go(tmp_path / "healthy", f"{done}steps", save_every=100)
+    assert done == len(telemetry.read(tmp_path)) == finished
+    go(tmp_path / "healthy", "6steps", **changes, stop=iter([False] * finished + [True]).__next__)
     assert same(tensors(tmp_path), tensors(tmp_path / "healthy"))
+    assert go(tmp_path, "4steps", **changes, learning_rate=1e-5).step == 4  # as the message says
+
+
+def test_a_failure_after_the_update_saves_no_weights_under_the_old_step(tmp_path, monkeypatch):
+    true_summary, calls = telemetry.summarise, iter(range(100))
+
+    def fails(*args):
+        if next(calls) == 3:
+            raise RuntimeError("out of memory")
+        return true_summary(*args)
+
+    monkeypatch.setattr(telemetry, "summarise", fails)
+    with pytest.raises(RuntimeError):
+        go(tmp_path / "parts", "5steps")
+    monkeypatch.undo()
+    go(tmp_path / "parts", "5steps")
+    go(tmp_path / "whole", "5steps")
+    assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "parts"))
 
 
 def test_an_impossible_budget_is_refused_before_anything_is_written(tmp_path):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from twotemp.records import Problem
     from twotemp.rl.evaluation import Evaluation
 
 MODEL = "model"  # the trained model, in the run's folder
@@ -30,7 +31,9 @@ def grpo(
     eval_data: Annotated[
         Path | None, typer.Option(help="Held-out problems, where the task does not find its own.")
     ] = None,
-    held_out: Annotated[int, typer.Option(help="Problems of the greedy evaluation; 0 for none.")] = 200,
+    held_out: Annotated[
+        int, typer.Option(min=0, help="Problems of the greedy evaluation, at most; 0 for none.")
+    ] = 200,
     groups: Annotated[int, typer.Option(help="Problems a step, over all workers.")] = 16,
     size: Annotated[int, typer.Option(help="Samples a problem.")] = 8,
     length: Annotated[int | None, typer.Option(help="Tokens of an answer (default: the task's).")] = None,
@@ -41,7 +44,7 @@ def grpo(
     iterations: Annotated[int, typer.Option(help="Updates on the same rollouts (mu).")] = 1,
     micro_batch: Annotated[int, typer.Option(help="Partly masked rows in one training pass.")] = 1024,
     epsilon: Annotated[float, typer.Option(help="Clip of the probability ratio.")] = 0.5,
-    beta: Annotated[float, typer.Option(help="Weight of the KL to the untrained model.")] = 0.01,
+    beta: Annotated[float, typer.Option(help="Weight of the KL to the untrained model.")] = 0.0,
     scale_advantage: Annotated[
         bool, typer.Option("--scale-advantage", help="Divide advantages by the group's std.")
     ] = False,
@@ -60,7 +63,7 @@ def grpo(
     fsdp: Annotated[bool, typer.Option("--fsdp", help="Shard the weights over workers (FSDP2).")] = False,
     seed: Annotated[int, typer.Option(help="All randomness comes from it.")] = 0,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 20,
-    device: Annotated[str | None, typer.Option(help="cpu, or what accelerate finds.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu; unset: what accelerate finds.")] = None,
     mask_id: Annotated[
         int | None, typer.Option(help="Mask token id, if the checkpoint does not say.")
     ] = None,
@@ -74,9 +77,14 @@ def grpo(
 
       twotemp grpo --model tiny --task countdown-3 --policy tct --budget 10m --out runs/tct
     """
+    from twotemp.errors import UserError
     from twotemp.rl.budget import Budget
 
     limit = Budget.parse(budget)
+    if device not in (None, "cpu"):
+        raise UserError(
+            f"--device {device}: give cpu, or leave it out and accelerate takes a GPU where there is one"
+        )
     with _stopping() as asked_to_stop:
         import twotemp
         from twotemp import graders, tasks
@@ -91,7 +99,7 @@ def grpo(
         chosen = tasks.get(task)
         settings = Settings(
             parse(policy),
-            length=length or chosen.length,
+            length=chosen.length if length is None else length,
             block=block,
             groups=groups,
             size=size,
@@ -115,6 +123,12 @@ def grpo(
             seed=seed,
             save_every=save_every,
         )
+        questions: tuple[Problem, ...] = ()
+        if held_out:
+            # A file that the user names need not be the published one.
+            questions = chosen.problems(data=eval_data, allow_altered=eval_data is not None).problems[
+                :held_out
+            ]
         workers = accelerator(bf16=bf16, cpu=device == "cpu")
 
         def load(where: Any) -> Any:
@@ -139,7 +153,7 @@ def grpo(
                     out,
                     accelerator=workers,
                     data=data,
-                    held_out=chosen.problems(data=eval_data).problems[:held_out] if held_out else (),
+                    held_out=questions,
                     on_step=advance,
                     stop=asked_to_stop,
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,8 @@ DONE = (
     "task",
     "rollouts",
     "steps",
+    "minutes",
+    "NFE of all rollouts",
     "NFE a rollout",
     "reward, first → last tenth",
     "std in a group",
@@ -39,7 +41,8 @@ DONE = (
 CAPTION = (
     "Left: training reward, right of it its standard deviation within a group, both as running means over 5 % "
     "of the steps; dashed lines mark the steps completed within the budget. Right: accuracy on held-out problems "
-    "under greedy confidence thresholding, one point for each lambda, with 95 % bootstrap intervals."
+    "under greedy confidence thresholding, one point for each lambda, with 95 % bootstrap intervals; before "
+    "training as the first run of each model measured it."
 )
 
 
@@ -47,7 +50,7 @@ CAPTION = (
 class TrainingRun:
     """One run's settings, steps and evaluations, as its folder holds them."""
 
-    folder: Path
+    name: str  # its folder's
     model: str
     task: str
     policy: Policy
@@ -63,18 +66,18 @@ def is_run(folder: Path) -> bool:
 
 
 def read(folder: Path) -> TrainingRun:
-    from twotemp.rl import evaluation, telemetry
+    from twotemp.rl import evaluation, identity, telemetry
 
     if not is_run(folder):
         raise UserError(
             f"{folder} is no GRPO run: it has no {RUN} and {STEPS}; give the --out of `twotemp grpo`"
         )
-    described = json.loads((folder / RUN).read_text("utf-8"))
+    described = identity.read(folder)
     records = tuple(telemetry.read(folder))
     if not records:
         raise UserError(f"{folder} has not finished a step yet")
     return TrainingRun(
-        folder,
+        folder.resolve().name,
         described["model"],
         described["task"],
         Policy.from_dict(described["settings"]["policy"]),
@@ -108,30 +111,33 @@ def draw(runs: Sequence[TrainingRun], folder: Path) -> Drawn:
             _training(axes[row, 1], here, "reward_std", "group std of the reward")
             _frontier(axes[row, 2], here)
             axes[row, 0].set_title(style.task_name(task), loc="left")
-        handles, labels = axes[0, 2].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=4)
+        drawn = (axis.get_legend_handles_labels() for axis in axes.flat)
+        legend = {label: handle for handles, labels in drawn for handle, label in zip(handles, labels)}
+        figure.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=4)
         for kind in FORMATS:
             figure.savefig(folder / f"grpo.{kind}", bbox_inches="tight", pad_inches=0.05)
     return Drawn("grpo", folder / "grpo.png", CAPTION)
 
 
 def _training(axis: Axes, runs: Sequence[TrainingRun], name: str, label: str) -> None:
-    for run in runs:
-        line = _line(run)
+    for run, said, line in zip(runs, names(runs), _lines(runs)):
         values = run.column(name)
         steps = run.column("step")
         axis.plot(steps, values, color=line["color"], alpha=0.15, linewidth=0.5)
-        axis.plot(steps, running_mean(values), **{**line, "marker": None})
+        axis.plot(steps, running_mean(values), label=said, **{**line, "marker": None})
         axis.axvline(steps[-1], color=line["color"], linestyle="--", linewidth=1)
     axis.set(xlabel="step", ylabel=label)
 
 
 def _frontier(axis: Axes, runs: Sequence[TrainingRun]) -> None:
-    for number, run in enumerate(runs):
-        if number == 0 and run.evaluations and run.evaluations[0].step == 0:
-            _points(axis, run.evaluations[0], "before training", {"color": UNTRAINED, "marker": "x"})
+    untrained = [run for run in runs if run.evaluations and run.evaluations[0].step == 0]
+    before = {run.model: run.evaluations[0] for run in reversed(untrained)}  # of several runs, the first
+    for model, marker in zip(before, "x+1234|_"):
+        said = "before training" if len(before) == 1 else f"{style.model_name(model)} before training"
+        _points(axis, before[model], said, {"color": UNTRAINED, "marker": marker})
+    for run, said, line in zip(runs, names(runs), _lines(runs)):
         if run.evaluations and run.evaluations[-1].step:
-            _points(axis, run.evaluations[-1], style.label(run.policy), _line(run))
+            _points(axis, run.evaluations[-1], said, line)
     axis.set(xlabel="NFE a sample", ylabel="greedy accuracy (%)")
 
 
@@ -143,8 +149,24 @@ def _points(axis: Axes, one: Evaluation, label: str, line: dict[str, Any]) -> No
     )
 
 
-def _line(run: TrainingRun) -> dict[str, Any]:
-    return style.line(run.policy)
+def names(runs: Sequence[TrainingRun], *, plain: bool = False) -> list[str]:
+    """The policy of each run, with the run's folder where several runs of a task have the same."""
+    labels = [style.label(run.policy, plain=plain) for run in runs]
+    count = Counter((run.task, label) for run, label in zip(runs, labels))
+    return [
+        f"{label}, {run.name}" if count[run.task, label] > 1 else label for run, label in zip(runs, labels)
+    ]
+
+
+def _lines(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:
+    """The policy's own look, in shades where several of these runs have the same policy."""
+    policies = [run.policy for run in runs]
+    return [
+        style.ramp(policy, policies[:place].count(policy), policies.count(policy))
+        if policies.count(policy) > 1
+        else style.line(policy)
+        for place, policy in enumerate(policies)
+    ]
 
 
 def running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -162,13 +184,15 @@ def table(runs: Sequence[TrainingRun]) -> str:
 
     header = (*DONE, *COMPARED)
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    for run in runs:
+    for run, said in zip(runs, names(runs, plain=True)):
         first, last = _ends(run.column("reward"))
         sure, surer = _ends(run.column("confidence"))
         cells = [
             style.task_name(run.task),
-            style.label(run.policy, plain=True),
+            said,
             str(len(run.records)),
+            f"{run.records[-1].total_seconds / 60:.1f}",
+            str(run.records[-1].total_nfe),
             f"{run.column('nfe').mean():.2f}",
             f"{first:.3f} → {last:.3f}",
             f"{run.column('reward_std').mean():.3f}",

@@ -32,6 +32,7 @@ class Budget:
         """A budget from the command line: `10m`, `1h30m`, `2h,500steps`."""
         limits: dict[str, float] = {}
         for part in text.split(","):
+            here: dict[str, float] = {}
             pieces = _PART.findall(part)
             if not pieces or _PART.sub("", part).strip():
                 raise UserError(f"cannot read the budget {text!r}: {_EXAMPLES}")
@@ -40,9 +41,10 @@ class Budget:
                 kind = "steps" if unit.startswith("step") else "nfe" if unit == "nfe" else "seconds"
                 if kind != "seconds" and "." in number:
                     raise UserError(f"the budget {text!r}: {kind} must be a whole number")
-                if kind != "seconds" and kind in limits:
-                    raise UserError(f"the budget {text!r} limits {kind} twice")
-                limits[kind] = limits.get(kind, 0.0) + float(number) * _SECONDS.get(unit, 1)
+                if kind in limits or (kind in here and kind != "seconds"):
+                    raise UserError(f"the budget {text!r} limits {kind} twice; {_EXAMPLES}")
+                here[kind] = here.get(kind, 0.0) + float(number) * _SECONDS.get(unit, 1)
+            limits |= here
         return cls(
             seconds=limits.get("seconds"),
             nfe=int(limits["nfe"]) if "nfe" in limits else None,

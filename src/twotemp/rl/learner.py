@@ -7,7 +7,7 @@ accelerate gives the device, DDP and mixed precision, `parallel` FSDP2. The loss
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from twotemp.errors import UserError
 from twotemp.models.transformer import Transformer
+from twotemp.records import Sample
 from twotemp.rl.likelihood import Completions, Questions, estimator, idle, log_probs
 from twotemp.rl.objective import advantages, grpo_loss
-from twotemp.rl.parallel import accumulating, assign, distribute, gathered, reshard, whole
+from twotemp.rl.parallel import accumulating, assign, distribute, gathered, most, reshard, whole
 from twotemp.rl.rollouts import Rollouts
 from twotemp.rl.settings import Settings
 
@@ -32,9 +33,13 @@ class Update:
     """What an update did; means over the tokens of the global batch and the inner iterations."""
 
     loss: float = 0.0
-    kl: float = 0.0
+    kl: float | None = None  # measured only where it is part of the loss
     clipped: float = 0.0
     grad_norm: float = 0.0
+
+
+class NotANumber(UserError):
+    """The loss or its gradient is not finite. Both are sums over all workers, so every worker raises it."""
 
 
 class Scorer(nn.Module):
@@ -73,7 +78,9 @@ class Learner:
         )
         if settings.fsdp:  # FSDP2 takes the first module that runs for the root; sampling runs only parts
             self._frozen([idle(model.mask_id, accelerator.device)])
-        self.midway = False  # between the first and the last optimizer step of an update
+        self.midway = (
+            False  # the weights are those of no finished step; who counts steps says when it is over
+        )
 
     # Sampling from the weights as they are now.
 
@@ -90,25 +97,32 @@ class Learner:
         """mu optimizer steps of GRPO on these rollouts; none where no worker has anything to learn from."""
         settings = self.settings
         advantage = advantages(rollouts.rewards, scale=settings.scale_advantage).flatten()
-        # Tokens of all graded rows, so that leaving out rows without advantage changes the time, not the mean.
-        graded = [s for s, r in zip(rollouts.samples, rollouts.rewards.flatten().tolist()) if r == r]
-        tokens = self._tokens(graded)
-        useful = advantage.nonzero()[:, 0].tolist()
-        if not self._sum(float(len(useful))):
+        if not self._sum(float(advantage.count_nonzero())):
             return Update()
-        advantage = advantage[useful].to(self.accelerator.device)
-        rows = self._completions([rollouts.samples[n] for n in useful])
+        graded = ~rollouts.rewards.flatten().isnan()
+        tokens = self._tokens(_where(graded, rollouts.samples))
+        # A row without advantage still has a KL; without that it adds nothing, and leaving it out saves its time.
+        used = graded if settings.beta else advantage != 0
+        advantage = advantage[used].to(self.accelerator.device)
+        rows = self._completions(_where(used, rollouts.samples))
         self.network.train()
         # Old and reference log-probabilities of every iteration's questions, before the first update.
         batches = [self._micro_batches(rows, draw) for draw in range(settings.iterations)]
         old = [self._frozen(batch) if draw else None for draw, batch in enumerate(batches)]
         reference = [self._reference(batch) if settings.beta else None for batch in batches]
-        done = [
-            self._iteration(batch, advantage, tokens, before, anchor)
-            for batch, before, anchor in zip(batches, old, reference)
-        ]
-        self.midway = False
-        return Update(*torch.tensor(done).mean(0).tolist())
+        # One step cannot fail halfway for a reason of its own; the second may, after the first.
+        before = self._snapshot() if settings.iterations > 1 else None
+        try:
+            done = [
+                self._iteration(batch, advantage, tokens, previous, anchor)
+                for batch, previous, anchor in zip(batches, old, reference)
+            ]
+        except BaseException:
+            if before is not None:
+                self._undo(before)
+            raise
+        loss, kl, clipped, grad_norm = torch.tensor(done).mean(0).tolist()
+        return Update(loss, kl if settings.beta else None, clipped, grad_norm)
 
     def _iteration(
         self,
@@ -142,9 +156,9 @@ class Learner:
         norm = accelerator.clip_grad_norm_(self.scorer.parameters(), settings.max_grad_norm)
         size = float(whole(norm))
         if not torch.isfinite(torch.tensor([total, size])).all():
-            raise UserError(
-                f"the loss is {total} and its gradient {size}: not a number. The weights were left as they were; "
-                "lower the learning rate or turn bf16 off, and continue from the last checkpoint"
+            raise NotANumber(
+                f"the loss is {total} and its gradient {size}: not a number. Every finished step is kept; the same "
+                "command with a lower --learning-rate or --max-grad-norm, or without --bf16, continues after them"
             )
         self.midway = True
         self.optimizer.step()
@@ -158,8 +172,8 @@ class Learner:
             asked = estimator(settings.likelihood)(rows, mask_id, draw, settings.draws)
             size = settings.micro_batch
             parts = [asked[start : start + size] for start in range(0, len(asked), size)]
-        most = self._most(len(parts))
-        return parts + [idle(mask_id, self.accelerator.device)] * (most - len(parts))
+        missing = int(most(self.accelerator, len(parts))) - len(parts)
+        return parts + [idle(mask_id, self.accelerator.device)] * missing
 
     def _answers(self, scorer: nn.Module, questions: Questions) -> Tensor:
         with self.accelerator.autocast():
@@ -178,21 +192,33 @@ class Learner:
         with self.peft.disable_adapter():
             return self._frozen(batch)
 
-    def _completions(self, samples: list[Any]) -> Completions | None:
+    def _completions(self, samples: list[Sample]) -> Completions | None:
         if not samples:
             return None
         return Completions.of(samples, self.model.eos_ids, self.accelerator.device)
 
-    def _tokens(self, samples: list[Any]) -> float:
+    def _tokens(self, samples: list[Sample]) -> float:
         rows = self._completions(samples)
         return max(1.0, self._sum(float(rows.scored.sum()) if rows is not None else 0.0))
 
     def _sum(self, number: float) -> float:
         return float(self.accelerator.reduce(torch.tensor(number, device=self.accelerator.device), "sum"))
 
-    def _most(self, number: int) -> int:
-        counts = self.accelerator.gather(torch.tensor([number], device=self.accelerator.device))
-        return int(counts.max())
+    def _snapshot(self) -> dict[nn.Parameter, tuple[Tensor, dict[str, Tensor]]]:
+        """Copies of what an optimizer step changes: each parameter (or this worker's shard) and its moments."""
+        state = self.optimizer.state
+        return {
+            p: (p.detach().clone(), {field: value.clone() for field, value in state.get(p, {}).items()})
+            for p in self._trained().values()
+        }
+
+    @torch.no_grad()
+    def _undo(self, before: dict[nn.Parameter, tuple[Tensor, dict[str, Tensor]]]) -> None:
+        reshard(self.scorer)
+        for parameter, (value, moments) in before.items():
+            parameter.copy_(value)
+            self.optimizer.state[parameter] = moments
+        self.midway = False
 
     # What a checkpoint holds. Collective: every worker takes part.
 
@@ -231,6 +257,10 @@ class Learner:
             else:
                 state[parameter][field] = torch.zeros_like(parameter)
                 assign(state[parameter][field], tensor)
+
+
+def _where(chosen: Tensor, samples: Sequence[Sample]) -> list[Sample]:
+    return [samples[place] for place in chosen.nonzero()[:, 0].tolist()]
 
 
 def _adapted(model: Transformer, settings: Settings) -> Any | None:

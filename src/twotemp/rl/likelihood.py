@@ -140,10 +140,10 @@ def elbo(rows: Completions, mask_id: int, draw: int = 0, draws: int = 1) -> Ques
     parts = []
     for number in range(draws):
         u = rows.noise(draw * draws + number)
-        # Uniforms of positions decide S; the number of column C, which no position has, decides l.
-        beyond = torch.full_like(rows.keys[:, None], rows.ids.shape[1])
+        # Uniforms of positions decide S; that of column -1, which no position has in any batch, decides l.
+        nowhere = torch.full_like(rows.keys[:, None], -1)
         step = torch.full_like(rows.keys, draw * draws + number)
-        size = 1 + (rng.uniform(rows.keys, step, beyond, rng.Stream.TRAIN)[:, 0] * count).long()
+        size = 1 + (rng.uniform(rows.keys, step, nowhere, rng.Stream.TRAIN)[:, 0] * count).long()
         rank = u.masked_fill(~rows.scored, 2.0).argsort(1).argsort(1)
         chosen = rows.scored & (rank < size[:, None])
         hidden = chosen | (rows.generated & ~rows.scored)

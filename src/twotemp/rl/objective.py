@@ -25,28 +25,25 @@ def advantages(rewards: Tensor, *, scale: bool) -> Tensor:
     A NaN reward is ungraded: it counts in no mean and has no advantage. A group with equal rewards, or with
     fewer than two graded ones, teaches nothing: all zero.
     """
-    graded = ~rewards.isnan()
-    count = graded.sum(1, keepdim=True)
-    known = rewards.nan_to_num()
-    centred = torch.where(graded, known - known.sum(1, keepdim=True) / count.clamp_min(1), 0.0)
-    # Equal rewards, judged on the rewards: their float mean may differ from them in the last bit.
-    spread = torch.where(graded, rewards, -torch.inf).amax(1) - torch.where(graded, rewards, torch.inf).amin(
-        1
-    )
-    centred = torch.where((spread > 0)[:, None], centred, 0.0)
-    if not scale:
-        return centred
-    std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp_min(1)).sqrt()
-    return centred / (std + STD_FLOOR)
+    centred = _centred(rewards)
+    return centred / (group_std(rewards)[:, None] + STD_FLOOR) if scale else centred
 
 
 def group_std(rewards: Tensor) -> Tensor:
     """Standard deviation of the graded rewards of each group (n - 1), [groups]; 0 for fewer than two."""
+    count = (~rewards.isnan()).sum(1)
+    return (_centred(rewards).square().sum(1) / (count - 1).clamp_min(1)).sqrt()
+
+
+def _centred(rewards: Tensor) -> Tensor:
+    """r - mean of the group's graded rewards; 0 for the ungraded, and exactly 0 where all are equal."""
     graded = ~rewards.isnan()
-    count = graded.sum(1)
-    mean = rewards.nan_to_num().sum(1) / count.clamp_min(1)
-    squares = torch.where(graded, rewards.nan_to_num() - mean[:, None], 0.0).square().sum(1)
-    return (squares / (count - 1).clamp_min(1)).sqrt()
+    known = rewards.nan_to_num()
+    mean = known.sum(1, keepdim=True) / graded.sum(1, keepdim=True).clamp_min(1)
+    # Judged on the rewards themselves: the float mean of equal ones may differ from them in the last bit.
+    most = torch.where(graded, rewards, -torch.inf).amax(1, keepdim=True)
+    least = torch.where(graded, rewards, torch.inf).amin(1, keepdim=True)
+    return torch.where(graded & (most > least), known - mean, 0.0)
 
 
 def grpo_loss(

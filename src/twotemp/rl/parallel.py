@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
@@ -83,6 +84,12 @@ def _is_sharded(module: Any) -> bool:
     from torch.distributed.fsdp import FSDPModule
 
     return isinstance(module, FSDPModule)
+
+
+def most(accelerator: Accelerator, number: float) -> float:
+    """The largest of the workers' numbers. Collective."""
+    mine = torch.tensor([number], dtype=torch.float64, device=accelerator.device)
+    return float(accelerator.gather(mine).max())
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -26,17 +26,26 @@ from twotemp.tasks import SOURCES, Task
 def training_problems(task: Task, seed: int, data: Path | None = None) -> Iterator[Problem]:
     """An endless stream: the train split of a generated task, or the problems of a file in a new order each time.
 
-    A function of the seed alone, so that a run is continued by skipping what it has used.
+    A function of the seed alone, so that a run is continued by skipping what it has used. A file is read, and
+    refused, here and not at the first problem.
     """
-    if data is None:
-        if task.name not in SOURCES:
-            raise UserError(
-                f"{task.name} has no training problems of its own; give a file of them in the task's format "
-                "(--data train.jsonl), and keep it apart from the test problems"
-            )
-        for number, example in enumerate(SOURCES[task.name].examples(seed, "train")):
-            yield Problem(f"{task.name}/train/{number}", task.name, example.prompt, example.reference)
-    problems = task.problems(data=data, allow_altered=True).problems
+    if data is not None:
+        problems = task.problems(data=data, allow_altered=True).problems
+        if not problems:
+            raise UserError(f"{data} has no problem to learn from; give a file with some (--data)")
+        return _again_and_again(problems, seed)
+    if task.name not in SOURCES:
+        raise UserError(
+            f"{task.name} has no training problems of its own; give a file of them in the task's format "
+            "(--data train.jsonl), and keep it apart from the test problems"
+        )
+    return (
+        Problem(f"{task.name}/train/{number}", task.name, example.prompt, example.reference)
+        for number, example in enumerate(SOURCES[task.name].examples(seed, "train"))
+    )
+
+
+def _again_and_again(problems: Sequence[Problem], seed: int) -> Iterator[Problem]:
     for epoch in count():
         yield from sorted(problems, key=lambda p: hashlib.blake2b(f"{seed} {epoch} {p.id}".encode()).digest())
 
@@ -60,25 +69,25 @@ class Rollouts:
 def collect(
     model: Denoiser,
     grader: Grader,
-    problems: Sequence[Problem],
+    problems: Mapping[int, Problem],
     policy: Policy,
     rewards: Mapping[Reward, float],
     *,
     size: int,
-    step: int,
     seed: int,
     length: int,
     block: int | None,
     batch_size: int,
 ) -> Rollouts:
-    """Draw `size` samples a problem and judge them.
+    """Draw `size` samples a problem and judge them; problems by their place in the stream of the whole run.
 
-    A sample's noise is addressed by (seed, step and problem, index): the same on one worker or on many.
+    A sample's noise is addressed by (seed, place and problem, index): the same on one worker or on many, and
+    another where a problem comes again.
     """
     started = perf_counter()
     requests = [
         Request(
-            id=f"{step} {problem.id}",
+            id=f"{place} {problem.id}",
             prompt=tuple(encode(model, problem.prompt, prefill=problem.prefill)),
             policy=policy,
             length=length,
@@ -87,19 +96,19 @@ def collect(
             index=index,
             trace=True,
         )
-        for problem in problems
+        for place, problem in problems.items()
         for index in range(size)
     ]
     found = {(s.request, s.index): s for s in run(model, requests, batch_size=batch_size)}
     drawn = perf_counter()
     texts = [decode(model, found[request.id, request.index].tokens) for request in requests]
     samples = tuple(replace(found[r.id, r.index], text=text) for r, text in zip(requests, texts))
-    asked = [problem for problem in problems for _ in range(size)]
+    asked = [problem for problem in problems.values() for _ in range(size)]
     grades = tuple(grader.grade(zip(asked, texts)))
     columns = scoring.columns_of(asked, samples, grades)
     values = torch.tensor(scoring.total(rewards, texts, columns), dtype=torch.float32)
     return Rollouts(
-        problems=tuple(problems),
+        problems=tuple(problems.values()),
         samples=samples,
         grades=grades,
         rewards=values.view(len(problems), size),

@@ -29,7 +29,7 @@ class Settings:
         1024  # partly masked rows in one training pass; gradients are summed over the passes of an update
     )
     epsilon: float = 0.5
-    beta: float = 0.01
+    beta: float = 0.0  # weight of the KL to the untrained model
     scale_advantage: bool = False  # divide by the group's std
     format_weight: float = 0.0  # reward for an answer the grader can find, right or wrong
     learning_rate: float = 5e-4
@@ -47,6 +47,8 @@ class Settings:
         estimator(self.likelihood)
         for name in ("length", "groups", "batch_size", "draws", "iterations", "micro_batch", "save_every"):
             self._whole(name, 1)
+        if self.block is not None:
+            self._whole("block", 1)
         self._whole("size", 2)
         self._whole("lora_rank", 0)
         self._whole("lora_alpha", 1)

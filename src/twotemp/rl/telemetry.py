@@ -36,7 +36,7 @@ class StepRecord:
     entropy: float  # of the predictions there and then, nats
     threshold: float  # lambda of the policy; moves only if it is controlled
     loss: float
-    kl: float
+    kl: float | None  # to the untrained model; None where it is not part of the loss (beta = 0)
     clipped: float
     grad_norm: float
     seconds_drawing: float

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -14,22 +13,20 @@ import torch
 from accelerate import Accelerator
 
 from twotemp import __version__
-from twotemp.errors import UserError
 from twotemp.graders.base import Grader
 from twotemp.models.transformer import Transformer
 from twotemp.records import Problem
-from twotemp.rl import checkpoint, evaluation, rewards, telemetry
+from twotemp.rl import checkpoint, evaluation, identity, rewards, telemetry
 from twotemp.rl.budget import Budget
 from twotemp.rl.checkpoint import State
 from twotemp.rl.control import next_threshold
-from twotemp.rl.learner import Learner
+from twotemp.rl.learner import Learner, NotANumber
+from twotemp.rl.parallel import most
 from twotemp.rl.rewards import Reward
 from twotemp.rl.rollouts import Rollouts, collect, training_problems
 from twotemp.rl.settings import Settings
 from twotemp.rl.telemetry import StepRecord
 from twotemp.tasks import Task
-
-RUN = "run.json"
 
 
 @dataclass(frozen=True)
@@ -85,15 +82,23 @@ class Trainer:
         if settings.format_weight:
             self.rewards[rewards.answered] = settings.format_weight
         self.state = State(threshold=settings.policy.threshold if settings.tokens_per_forward else None)
-        fresh = self._claim(model, task, data)
+        stream = training_problems(task, settings.seed, data)
+        described = self._described(model, task, data)
+        # A run that was killed before its first checkpoint has nothing to continue.
+        saved = None
+        if checkpoint.exists(out) or telemetry.read(out):
+            saved = checkpoint.read(out)
+            described = identity.continued(out, described, saved[0].step)
+        accelerator.wait_for_everyone()  # all have read before the main worker writes
+        if accelerator.is_main_process:
+            identity.write(out, described)
         self.learner = Learner(model, settings, accelerator)
-        if fresh:
+        if saved is None:
             self._save()
         else:
-            self.state, weights, moments = checkpoint.read(out)
+            self.state, weights, moments = saved
             self.learner.restore(weights, moments)
         self.log = telemetry.Log(out, self.state.step) if accelerator.is_main_process else None
-        stream = training_problems(task, settings.seed, data)
         self.problems: Iterator[Problem] = islice(stream, self.state.problems, None)
 
     def run(
@@ -110,10 +115,11 @@ class Trainer:
                     on_step(Progress(record, self._used(budget)))
                 if self.state.step % self.settings.save_every == 0:
                     self._save()
-        except BaseException:
-            # The weights after the last step are still there, unless an update was cut off midway. With more
-            # workers another one may be gone, and a sharded checkpoint needs all of them.
-            if not self.learner.midway and self.accelerator.num_processes == 1:
+        except BaseException as error:
+            # The weights after the last step are still there, unless an update was cut off midway. Saving is
+            # collective: with more workers only for an error that all of them have.
+            everyone = self.accelerator.num_processes == 1 or isinstance(error, NotANumber)
+            if everyone and not self.learner.midway:
                 self._save()
             raise
         self._save()
@@ -125,8 +131,8 @@ class Trainer:
 
     def _draw(self) -> Rollouts:
         settings, accelerator = self.settings, self.accelerator
-        problems = list(islice(self.problems, settings.groups))
-        mine = problems[accelerator.process_index :: accelerator.num_processes]
+        problems = list(enumerate(islice(self.problems, settings.groups), start=self.state.problems))
+        mine = dict(problems[accelerator.process_index :: accelerator.num_processes])
         policy = settings.policy
         if self.state.threshold is not None:
             policy = replace(policy, threshold=self.state.threshold)
@@ -138,7 +144,6 @@ class Trainer:
                 policy,
                 self.rewards,
                 size=settings.size,
-                step=self.state.step,
                 seed=settings.seed,
                 length=settings.length,
                 block=settings.block,
@@ -164,9 +169,11 @@ class Trainer:
             step=state.step + 1,
             problems=state.problems + settings.groups,
             nfe=state.nfe + round(drawn["nfe"] * rows),
-            seconds=seconds_before + perf_counter() - started,
+            # One time for all, so that they agree on whether the budget is used up.
+            seconds=most(accelerator, seconds_before + perf_counter() - started),
             threshold=controlled,
         )
+        self.learner.midway = False
         return StepRecord(
             step=self.state.step,
             threshold=threshold,
@@ -182,32 +189,18 @@ class Trainer:
 
     # The run's folder.
 
-    def _claim(self, model: Transformer, task: Task, data: Path | None) -> bool:
-        """True for a new run; for an old one, check that it is the same. Written by the main worker only."""
-        described: dict[str, Any] = {
+    def _described(self, model: Transformer, task: Task, data: Path | None) -> dict[str, Any]:
+        return {
             "twotemp": __version__,
             "model": model.name,
             "task": task.name,
             "grader": self.grader.name,
             "data": None if data is None else str(data),
+            "held_out": identity.questions(self.held_out),
             "rewards": {_name(reward): weight for reward, weight in self.rewards.items()},
             "settings": self.settings.to_dict(),
+            "changes": [],
         }
-        path = self.out / RUN
-        if path.exists():
-            changed = _differences(json.loads(path.read_text("utf-8")), json.loads(json.dumps(described)))
-            if changed:
-                raise UserError(
-                    f"{self.out} is a run with other settings (it differs in {', '.join(changed)}); "
-                    "choose another --out, or give the same settings to continue it"
-                )
-        # A run that was killed before its first checkpoint has nothing to continue.
-        fresh = not checkpoint.exists(self.out) and not telemetry.read(self.out)
-        self.accelerator.wait_for_everyone()
-        if self.accelerator.is_main_process:
-            self.out.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(described, indent=2) + "\n", "utf-8")
-        return fresh
 
     def _save(self) -> None:
         weights, moments = self.learner.weights(), self.learner.moments()
@@ -248,14 +241,3 @@ class Trainer:
 
 def _name(reward: Reward) -> str:
     return str(getattr(reward, "__name__", type(reward).__name__))
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], inside: str = "") -> list[str]:
-    changed = []
-    for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            changed += _differences(old, new, f"{inside}{key}.")
-        elif old != new:
-            changed.append(f"{inside}{key}")
-    return changed
