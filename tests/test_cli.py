@@ -14,12 +14,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tests import toy_task
+from tests import tiny_checkpoints, toy_task
 from twotemp import experiments
-from twotemp.cli import app
+from twotemp.cli import app, console
 from twotemp.cli.evaluate import split_policies, task_choices
 from twotemp.errors import UserError
 from twotemp.evaluation import TaskChoice
+from twotemp.models import load
 from twotemp.models.checkpoint import save
 from twotemp.policies import parse
 from twotemp.report import figures
@@ -167,6 +168,89 @@ def test_mistakes_are_named_with_their_fix(arguments, message, tmp_path, monkeyp
     with pytest.raises(UserError) as error:
         call(*arguments)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("drift", "--questions"),
+        ("eval", "--tasks", "toy", "--out", "x", "--questions"),
+        ("forks", "--tasks", "toy", "--out", "x", "--questions"),
+        ("run", "x.yaml", "--questions"),
+        ("run", "x.yaml", "-n"),
+        ("trace", "x.jsonl", "--each"),
+        ("sample", "x", "--batch-size"),
+        ("select", "x", "--batch-size"),
+    ],
+)
+@pytest.mark.parametrize("number", ["0", "-3"])
+def test_a_count_is_at_least_one(arguments, number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.yaml").write_text("title: t\nshows: s\nmodels: [tiny]\ntasks: [toy]\npolicies: [ar]\n")
+    result = CliRunner().invoke(app, [*arguments, number])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{arguments[-1]}'" in result.output
+
+
+# --- caches ---------------------------------------------------------------------------------------------------
+
+
+def test_a_cache_is_named_with_what_it_does_to_the_samples(folder, tmp_path):
+    options = ("--model", str(folder), "--length", "8", "--block", "4", "--trace", "--json", "3 7")
+    plain, cached = (
+        CliRunner().invoke(app, ["sample", *more, *options]) for more in ((), ("--cache", "dual"))
+    )
+    assert "cache" not in plain.stderr
+    assert "cache dual: approximate; twotemp drift measures by how much" in cached.stderr
+    assert [json.loads(done.stdout)["cache"] for done in (plain, cached)] == [None, "dual"]
+    (tmp_path / "dual.jsonl").write_text(cached.stdout)
+    call("trace", tmp_path / "dual.jsonl", "--out", tmp_path / "page.html")  # reads such lines
+    assert (tmp_path / "page.html").exists()
+
+
+def test_an_exact_cache_says_so(monkeypatch):
+    said = []
+    monkeypatch.setattr(console.people, "print", lambda text, **_: said.append(text))
+    console.say_cache(tiny_checkpoints.random_model("sdar"), None)
+    assert said == ["cache block: exact"]
+
+
+def test_evaluation_says_that_a_cache_is_approximate(folder, tmp_path):
+    options = ["--tasks", "toy", "--policies", "lc", "-n", "1", "--questions", "1", "--cache", "dual"]
+    done = CliRunner().invoke(app, ["eval", "--model", str(folder), "--out", str(tmp_path / "run"), *options])
+    assert "cache dual: approximate" in done.stderr
+
+
+@pytest.fixture
+def loads(monkeypatch) -> list[dict]:
+    """What models were asked for with."""
+    given: list[dict] = []
+    honest = load.load
+
+    def noting(source, *, compile=False, **options):
+        given.append({"compile": compile, **options})
+        return honest(source, **options)
+
+    monkeypatch.setattr(load, "load", noting)
+    return given
+
+
+def test_drift_takes_the_options_of_a_run(folder, loads):
+    options = ("--batch-size", 2, "--length", 4, "--block", 2, "--dtype", "float32", "--mask-id", 2)
+    text = call(
+        "drift", "--model", folder, "--task", "toy", "--questions", 3, "--policy", "lc", *options, "--json"
+    )
+    assert json.loads(text)["steps"] == 3 * 4
+    assert loads == [{"compile": False, "device": None, "dtype": "float32", "mask_id": 2, "block_size": None}]
+
+
+def test_evaluations_may_be_compiled(folder, loads, tmp_path):
+    file = tmp_path / "one.yaml"
+    file.write_text("title: t\nshows: s\nmodels: [tiny]\ntasks: [toy]\npolicies: [ar]\n")
+    few = ("-n", 1, "--questions", 1, "--model", folder, "--compile")
+    call("eval", "--tasks", "toy", "--policies", "ar", "--out", tmp_path / "eval", *few)
+    call("run", file, "--out", tmp_path / "run", *few)
+    assert [given["compile"] for given in loads] == [True, True]
 
 
 # --- experiments ----------------------------------------------------------------------------------------------

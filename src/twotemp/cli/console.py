@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -18,6 +19,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+if TYPE_CHECKING:
+    from twotemp.models.base import Denoiser
+
 people = Console(stderr=True)
 output = Console()
 
@@ -28,6 +32,14 @@ def show_log() -> None:
     logger = logging.getLogger("twotemp")
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
+
+
+def say_cache(model: Denoiser, cache: str | None) -> None:
+    """Whether the cache in use, if any, changes results."""
+    if cache is not None:
+        people.print(f"cache {cache}: approximate; twotemp drift measures by how much", highlight=False)
+    elif model.block_size is not None:
+        people.print("cache block: exact", highlight=False)
 
 
 @contextmanager

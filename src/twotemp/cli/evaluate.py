@@ -12,6 +12,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twotemp.cli.options import (
+    Altered,
+    BatchSize,
+    Block,
+    BlockSize,
+    Cache,
+    Compiled,
+    Data,
+    Device,
+    Dtype,
+    GraderName,
+    Length,
+    MaskId,
+    Model,
+    Prompt,
+    Seed,
+    Subset,
+    Traced,
+)
 from twotemp.cli.report import show_table, summary, write_report
 from twotemp.errors import UserError
 
@@ -21,20 +40,6 @@ if TYPE_CHECKING:
     from twotemp.records import Policy
 
 QUIET_SECONDS = 30.0  # between two lines of progress where stderr is not a terminal
-
-Model = Annotated[str, typer.Option(help="`tiny`, a checkpoint folder, or a hub id.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … (default: CUDA if there is any)")]
-BatchSize = Annotated[int | None, typer.Option(help="Rows decoded together; unset: what fits.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, …; unset: as fits the device.")]
-MaskId = Annotated[int | None, typer.Option(help="Mask token id, if the checkpoint does not say.")]
-BlockSize = Annotated[int | None, typer.Option(help="Block size of a block-causal checkpoint.")]
-Data = Annotated[list[str] | None, typer.Option(help="A local data file; with several tasks TASK=FILE.")]
-Prompt = Annotated[list[str] | None, typer.Option(help="A prompt template; with several tasks TASK=NAME.")]
-Subset = Annotated[list[str] | None, typer.Option(help="Which questions; with several tasks TASK=NAME.")]
-Altered = Annotated[
-    bool, typer.Option("--allow-altered-data", help="Take a --data file that is not the published one.")
-]
-GraderName = Annotated[list[str] | None, typer.Option("--grader", help="Another grader; or TASK=NAME.")]
 
 
 def evaluate(
@@ -47,18 +52,18 @@ def evaluate(
         ),
     ] = ["ar,lc,random,tlc,ct,tct"],  # noqa: B006
     model: Model = "tiny",
-    n: Annotated[int, typer.Option("-n", help="Samples a question.")] = 64,
-    questions: Annotated[int | None, typer.Option(help="Only the first so many of each task.")] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens of an answer (default: the task's).")] = None,
-    block: Annotated[int | None, typer.Option(help="Block width (default 32, or the model's).")] = None,
-    seed: Annotated[int, typer.Option(help="All randomness comes from it.")] = 0,
+    n: Annotated[int, typer.Option("-n", min=1, help="Samples a question.")] = 64,
+    questions: Annotated[int | None, typer.Option(min=1, help="Only the first so many of each task.")] = None,
+    length: Length = None,
+    block: Block = None,
+    seed: Seed = 0,
     data: Data = None,
     prompt: Prompt = None,
     subset: Subset = None,
     grader: GraderName = None,
     altered: Altered = False,
-    cache: Annotated[str | None, typer.Option(help="prefix or dual: faster, approximate.")] = None,
-    trace: Annotated[bool, typer.Option("--trace", help="Record when each position was committed.")] = False,
+    cache: Cache = None,
+    trace: Traced = False,
     shard: Annotated[
         str, typer.Option(help="Draw only part I of N, e.g. 2/8; all shards share --out.")
     ] = "1/1",
@@ -67,6 +72,7 @@ def evaluate(
     dtype: Dtype = None,
     mask_id: MaskId = None,
     block_size: BlockSize = None,
+    compiled: Compiled = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a task and policy.")] = False,
 ) -> None:
     """Draw n samples a question with each policy, grade them, and store both.
@@ -94,7 +100,7 @@ def evaluate(
         cache=cache,
         trace=trace,
     )
-    opened = opener(model, device, dtype, mask_id, block_size)
+    opened = opener(model, device, dtype, mask_id, block_size, compiled)
     run_plan(plan, out, opened, shard=_shard(shard), batch_size=batch_size)
     from twotemp.report import read
 
@@ -163,8 +169,8 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Where to (default: runs/NAME).")] = None,
     model: Annotated[list[str] | None, typer.Option(help="Instead of the file's models.")] = None,
     tasks: Annotated[str | None, typer.Option(help="Instead of the file's tasks.")] = None,
-    n: Annotated[int | None, typer.Option("-n", help="Instead of the file's n.")] = None,
-    questions: Annotated[int | None, typer.Option(help="Instead of the file's number.")] = None,
+    n: Annotated[int | None, typer.Option("-n", min=1, help="Instead of the file's n.")] = None,
+    questions: Annotated[int | None, typer.Option(min=1, help="Instead of the file's number.")] = None,
     data: Data = None,
     prompt: Prompt = None,
     subset: Subset = None,
@@ -175,6 +181,7 @@ def run(
     dtype: Dtype = None,
     mask_id: MaskId = None,
     block_size: BlockSize = None,
+    compiled: Compiled = False,
 ) -> None:
     """Run an experiment file: evaluate, then report. It continues what it finds in --out."""
     from twotemp import experiments
@@ -190,7 +197,7 @@ def run(
     runs = []
     for source in model or chosen.models:
         runs.append(folder / model_name(source))
-        opened = opener(source, device, dtype, mask_id, block_size)
+        opened = opener(source, device, dtype, mask_id, block_size, compiled)
         run_plan(plan, runs[-1], opened, batch_size=batch_size)
     write_report(read(runs), folder / "report")
 
@@ -201,13 +208,16 @@ def opener(
     dtype: str | None = None,
     mask_id: int | None = None,
     block_size: int | None = None,
+    compiled: bool = False,
 ) -> Callable[[], Denoiser]:
     """Loads the model when called: after everything that is quick to check was checked."""
 
     def load() -> Denoiser:
         from twotemp.models.load import load
 
-        return load(model, device=device, dtype=dtype, mask_id=mask_id, block_size=block_size)
+        return load(
+            model, device=device, dtype=dtype, mask_id=mask_id, block_size=block_size, compile=compiled
+        )
 
     return load
 
@@ -221,10 +231,12 @@ def run_plan(
     batch_size: int | None = None,
 ) -> None:
     """Evaluate with live progress."""
+    from twotemp.cli.console import say_cache
     from twotemp.evaluation import Evaluation
 
     with Evaluation(plan, out, shard=shard) as evaluation:
         model = load()
+        say_cache(model, plan.cache)
         with _watching(model.name) as watch:
             evaluation.run(model, batch_size=batch_size, watch=watch)
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twotemp.cli.evaluate import Data, Device, GraderName, Model, Prompt, Subset, task_choices
+from twotemp.cli.evaluate import task_choices
+from twotemp.cli.options import Block, Data, Device, GraderName, Length, Model, Prompt, Seed, Subset
 from twotemp.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,21 +24,23 @@ def forks(
     out: Annotated[Path, typer.Option(help="The run's folder; one that exists is continued.")],
     tasks: Annotated[str, typer.Option("--tasks", "--task", help="Names, separated by commas.")],
     model: Model = "tiny",
-    questions: Annotated[int, typer.Option(help="Prompts completed, the first so many of each task.")] = 100,
-    n: Annotated[int, typer.Option("-n", help="Completions a prompt.")] = 1,
+    questions: Annotated[
+        int, typer.Option(min=1, help="Prompts completed, the first so many of each task.")
+    ] = 100,
+    n: Annotated[int, typer.Option("-n", min=1, help="Completions a prompt.")] = 1,
     quantile: Annotated[
         float, typer.Option(help="Positions above this quantile of entropy are forks.")
     ] = 0.99,
     alternatives: Annotated[int, typer.Option(help="Likeliest tokens tried at each fork.")] = 5,
     t_token: Annotated[float, typer.Option(help="Token temperature of completions and restarts.")] = 0.8,
-    length: Annotated[int | None, typer.Option(help="Tokens of an answer (default: the task's).")] = None,
-    block: Annotated[int | None, typer.Option(help="Block width (default 32, or the model's).")] = None,
-    seed: Annotated[int, typer.Option(help="All randomness comes from it.")] = 0,
+    length: Length = None,
+    block: Block = None,
+    seed: Seed = 0,
     data: Data = None,
     prompt: Prompt = None,
     subset: Subset = None,
     grader: GraderName = None,
-    batch_size: Annotated[int, typer.Option(help="Rows decoded together.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows decoded together.")] = 64,
     device: Device = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a task on stdout.")] = False,
 ) -> None:
@@ -146,7 +149,7 @@ def trace(
     ],
     out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("trace.html"),
     request: Annotated[str | None, typer.Option(help="Which question (default: the first).")] = None,
-    each: Annotated[int, typer.Option(help="Samples shown of each file or cell.")] = 2,
+    each: Annotated[int, typer.Option(min=1, help="Samples shown of each file or cell.")] = 2,
     model: Annotated[
         str | None, typer.Option(help="Whose tokenizer writes the tokens (default: the run's; else ids).")
     ] = None,
@@ -226,8 +229,10 @@ def _read_lines(path: Path) -> list[Sample]:
     samples = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
-            samples.append(Sample.from_dict(json.loads(line)))
-        except (ValueError, TypeError, KeyError) as error:
+            row = json.loads(line)
+            row.pop("cache", None)  # of the command, not of the sample
+            samples.append(Sample.from_dict(row))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(
                 f"{path}, line {number} is not a sample ({error}); write the file with `twotemp sample --json`"
             ) from None

@@ -11,6 +11,19 @@ from typing import Annotated, Any
 
 import typer
 
+from twotemp.cli.options import (
+    BatchSize,
+    Block,
+    BlockSize,
+    Cache,
+    Compiled,
+    Device,
+    Dtype,
+    MaskId,
+    Model,
+    Seed,
+    Traced,
+)
 from twotemp.errors import UserError
 
 
@@ -18,7 +31,7 @@ def sample(
     prompts: Annotated[
         list[str] | None, typer.Argument(help="Prompts; `-` reads one a line from stdin.")
     ] = None,
-    model: Annotated[str, typer.Option(help="`tiny`, a checkpoint folder, or a hub id.")] = "tiny",
+    model: Model = "tiny",
     policy: Annotated[
         str, typer.Option(help="A name from `twotemp policies`, or tct:t_pos=0.1,threshold=0.6.")
     ] = "tct",
@@ -26,10 +39,10 @@ def sample(
     t_pos: Annotated[float | None, typer.Option(help="Temperature of where; `inf` is legal.")] = None,
     threshold: Annotated[float | None, typer.Option(help="Confidence threshold lambda.")] = None,
     k: Annotated[int | None, typer.Option("--k", "-k", help="Positions a step.")] = None,
-    n: Annotated[int, typer.Option("-n", help="Samples a prompt.")] = 1,
+    n: Annotated[int, typer.Option("-n", min=1, help="Samples a prompt.")] = 1,
     length: Annotated[int, typer.Option(help="Tokens to generate.")] = 32,
-    block: Annotated[int | None, typer.Option(help="Block width (default 32).")] = None,
-    seed: Annotated[int, typer.Option(help="All randomness comes from it.")] = 0,
+    block: Block = None,
+    seed: Seed = 0,
     chat: Annotated[bool, typer.Option(help="Wrap the prompt in the chat template.")] = True,
     infill: Annotated[
         bool,
@@ -38,23 +51,18 @@ def sample(
     eos_stop: Annotated[
         bool, typer.Option("--eos-stop", help="Stop a row at its first finished EOS.")
     ] = False,
-    trace: Annotated[bool, typer.Option("--trace", help="Record when each position was committed.")] = False,
-    batch_size: Annotated[int | None, typer.Option(help="Rows decoded together; unset: what fits.")] = None,
-    cache: Annotated[str | None, typer.Option(help="prefix or dual: faster, approximate.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …; unset: what there is.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, …; unset: as fits the device.")
-    ] = None,
-    mask_id: Annotated[
-        int | None, typer.Option(help="Mask token id, if the checkpoint does not say.")
-    ] = None,
-    block_size: Annotated[int | None, typer.Option(help="Block size of a block-causal checkpoint.")] = None,
-    compiled: Annotated[
-        bool,
-        typer.Option("--compile", help="torch.compile the network: slow to start, faster for long runs."),
-    ] = False,
+    trace: Traced = False,
+    batch_size: BatchSize = None,
+    cache: Cache = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    mask_id: MaskId = None,
+    block_size: BlockSize = None,
+    compiled: Compiled = False,
     profile: Annotated[bool, typer.Option("--profile", help="Say where the time went.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One Sample a line on stdout.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One sample a line on stdout, with its cache.")
+    ] = False,
 ) -> None:
     """Draw samples and show how different they are.
 
@@ -68,7 +76,7 @@ def sample(
     """
     texts = _prompts(prompts)
     import twotemp
-    from twotemp.cli.console import people, progress, show_log
+    from twotemp.cli.console import people, progress, say_cache, show_log
     from twotemp.engine import Ledger
     from twotemp.policies import parse
 
@@ -79,6 +87,7 @@ def sample(
     loaded = twotemp.load(
         model, mask_id=mask_id, block_size=block_size, device=device, dtype=dtype, compile=compiled
     )
+    say_cache(loaded, cache)
     ledger = Ledger(loaded) if profile else None
     with progress() as bar:
         task = bar.add_task("sampling", total=len(texts) * n, note="")
@@ -106,8 +115,9 @@ def sample(
     if ledger is not None:
         people.print(ledger.report(), highlight=False)
     if as_json:
+        used = cache or ("block" if loaded.block_size else None)
         for one in found:
-            typer.echo(json.dumps(one.to_dict()))
+            typer.echo(json.dumps(one.to_dict() | {"cache": used}))
     else:
         for number, text in enumerate(texts):
             _show(text, found[number * n : (number + 1) * n])

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from twotemp.cli.evaluate import Altered, task_files
+from twotemp.cli.evaluate import task_files
+from twotemp.cli.options import Altered
 
 
 def select(
@@ -27,7 +28,7 @@ def select(
     grader: Annotated[str | None, typer.Option(help="Whose grades, where there are several.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="Local data files: TASK=FILE.")] = None,
     altered: Altered = False,
-    batch_size: Annotated[int, typer.Option(help="Answers scored together.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Answers scored together.")] = 32,
     device: Annotated[str | None, typer.Option(help="Of the reward model (default: CUDA if any).")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a task, policy and selector.")
