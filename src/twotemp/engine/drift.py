@@ -96,7 +96,7 @@ class _Compared(Batch):
         truth = self.exact.logits(self.rows, window)
         self.rows.forwards, self.rows.processed = cost  # the sample did not pay for the comparison
         ours, theirs = super().decide(window, logits, ledger), super().decide(window, truth, ledger)
-        read = (self.cached_before == window.start)[window.masked.nonzero()[:, 0]]
+        read = (self.cached_before == window.start).to(logits.device)[window.masked.nonzero()[:, 0]]
         p, q = torch.log_softmax(truth[read], -1), torch.log_softmax(logits[read], -1)
         self.kl.append((p.exp() * (p - q)).nan_to_num(0.0).sum(-1).cpu())  # forbidden ids: 0 * nan
         other = ours.tokens != theirs.tokens
