@@ -146,6 +146,22 @@ def test_twins_are_looked_for_only_among_rows_of_one_prompt(model, monkeypatch, 
         list(run(model, twins, cache=cache))
 
 
+def test_rows_with_another_future_are_not_the_same_state(model):
+    """Dual: blocks alike at the start of the row, but what follows differs, and its frozen keys are read."""
+    start = (model.mask_id,) * 4
+    texts = {"a": (*start, 2, 3, 4, 5, 6, 7), "b": (*start, 12, 13, 14, 15, 16, 17)}
+    for seed in range(30):
+        wanted = [
+            Request(name, text, policy("lc", t_token=1.0), 0, 4, index=i, seed=seed)
+            for name, text in texts.items()
+            for i in (0, 1)
+        ]
+        together = by_key(run(model, wanted, cache="dual"))
+        for request in wanted:
+            (alone,) = run(model, [request], cache="dual")
+            assert same(alone, together[request.id, request.index])
+
+
 # --- memory
 
 

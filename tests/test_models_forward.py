@@ -54,6 +54,14 @@ def full(model: Transformer, row: list[int]) -> torch.Tensor:
         return model.logits(ids, None, wanted(model, torch.ones_like(ids, dtype=torch.bool)))
 
 
+def test_a_mask_and_its_indices_ask_for_the_same(model: Transformer) -> None:
+    ids, real = left_padded([[1, 2, MASK, MASK], [3, MASK]], 4)
+    want = (ids == MASK) & real
+    asked = want.flatten().nonzero()[:, 0]
+    with torch.no_grad():
+        assert torch.equal(model.logits(ids, real, want), model.logits(ids, real, asked))
+
+
 def test_the_protocol_is_satisfied(model: Transformer) -> None:
     assert isinstance(model, Denoiser)
     assert isinstance(model, CachedDenoiser)
@@ -120,7 +128,7 @@ def attention_masks(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor | None
 def test_no_mask_is_built_when_nothing_is_padded(attention_masks: list[torch.Tensor | None]) -> None:
     for model_type in BIDIRECTIONAL:
         ids = torch.tensor([[1, 2, MASK]])
-        MODELS[model_type].logits(ids, torch.ones_like(ids, dtype=torch.bool), ids == MASK)
+        MODELS[model_type].logits(ids, None, ids == MASK)
     assert attention_masks == [None] * 4
 
 

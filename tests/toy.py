@@ -36,7 +36,7 @@ class ToyModel:
             (self.embed[ids] * self.place[at]).double().masked_fill(~real[..., None], 0).sum(1, keepdim=True)
         )
         hidden = torch.tanh(self.embed[ids] + self.place[at] + context.float())
-        return hidden[want] @ self.head
+        return hidden.flatten(0, 1)[want.flatten()] @ self.head
 
 
 class FixedModel(ToyModel):
@@ -49,4 +49,5 @@ class FixedModel(ToyModel):
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
         self.calls += 1
-        return self.table[: ids.shape[1]].expand(ids.shape[0], -1, -1)[want].clone()
+        logits = self.table[: ids.shape[1]].expand(ids.shape[0], -1, -1)
+        return logits.flatten(0, 1)[want.flatten()].clone()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -39,21 +38,19 @@ class Batch:
 
     def step(self, ledger: Ledger) -> list[int]:
         """One step of every row; the slots that are finished now."""
-        rows, window = self.rows, self.rows.window()
-        window = replace(window, masked=self.policies.candidates(window.masked))
+        rows, window = self.rows, self.rows.window(self.policies.candidates)
         ledger.lap("bookkeeping")
         logits = self.runner.logits(rows, window)
-        ledger.lap("forward")
+        ledger.lap("bookkeeping" if ledger.watched else "forward")
         decision = self.decide(window, logits, ledger)
+        # Nothing was changed so far: a step that runs out of memory leaves no trace.
         self.memory = decision.memory
+        self.runner.book(rows, window)
         rows.commit(window, decision.tokens, decision.commit, decision.confidence, decision.entropy)
-        # One round trip to the host: which rows are done, and were all logits numbers.
-        healthy = torch.isfinite(decision.log_norm).all()
-        *done, sane = torch.cat([rows.finished(), healthy[None]]).tolist()
-        if not sane:
+        if not rows.look(healthy=torch.isfinite(decision.log_norm).all()):
             raise _not_a_number(rows, window, decision.log_norm)
         ledger.lap("bookkeeping")
-        return [slot for slot, flag in enumerate(done) if flag]
+        return (rows.open == 0).nonzero()[:, 0].tolist()
 
     def decide(self, window: Window, logits: torch.Tensor, ledger: Ledger) -> Decision:
         """What the policies make of these logits."""
@@ -62,6 +59,7 @@ class Batch:
             Noise(self.rows.key, self.rows.step, window.positions),
             logits,
             window.masked,
+            index=window.index,
             eos_ids=self.rows.eos_ids,
             memory=self.memory,
             want_entropy=self.rows.traced,
@@ -91,8 +89,9 @@ class Batch:
         """Samples of finished rows; what an EOS stop left masked becomes that EOS."""
         now, rows = perf_counter(), self.rows
         index = torch.tensor(slots, dtype=torch.int64, device=rows.ids.device)
-        names = ("ids", "generated", "step", "forwards", "processed", "commit_step", "confidence", "entropy")
+        names = ("ids", "generated", "step", "commit_step", "confidence", "entropy")
         host = {name: getattr(rows, name)[index].cpu() for name in names}
+        host |= {name: getattr(rows, name)[list(slots)] for name in ("forwards", "processed")}
         mask_id, eos_ids = self.model.mask_id, set(self.model.eos_ids)
         for i, slot in enumerate(slots):
             request = rows.requests[slot]
@@ -134,10 +133,10 @@ def _paper_nfe(request: Request, written: int, steps: int) -> int:
 
 def _not_a_number(rows: Rows, window: Window, log_norm: torch.Tensor) -> UserError:
     bad = int((~torch.isfinite(log_norm)).nonzero()[0, 0])
-    row, column = window.masked.nonzero()[bad].tolist()
+    row, at = int(window.row[bad]), int(window.at[bad])
     request = rows.requests[row]
     return UserError(
         f"the model returned NaN or infinite logits for request {request.id!r}, sample {request.index}, "
-        f"row {row}, step {int(rows.step[row]) - 1}, position {int(window.positions[row, column])}; "
+        f"row {row}, step {int(rows.step[row]) - 1}, position {at}; "
         "check the weights and the dtype (try float32)"
     )

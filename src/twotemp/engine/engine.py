@@ -60,25 +60,33 @@ def _decode(
     model: Denoiser, waiting: list[Request], slots: int, cache: str | None, on_step, ledger: Ledger
 ) -> Iterator[Sample]:
     scheduler = Scheduler(waiting, min(slots, len(waiting)))
-    batch = Batch(model, scheduler.fill(), waiting, cache)
-    while scheduler.running:
-        ledger.start()
-        rows = len(scheduler.running)
-        try:
-            finished = batch.step(ledger)
-        except RuntimeError as error:
-            if not out_of_memory(error):
-                raise
-            batch.drop(scheduler.halve())
-            log.warning("out of memory with %d rows; going on with %d", rows, len(scheduler.running))
-            continue
-        ledger.step(rows)
-        if on_step is not None:
-            on_step(rows)
-        if finished:
-            yield from batch.samples(finished)
+    scheduler.fill()
+    batch: Batch | None = None
+    with ledger.watching():
+        while scheduler.running:
             ledger.start()
-            _, refilled, dropped = scheduler.finish(finished)
-            batch.refill(refilled)
-            batch.drop(dropped)
-            ledger.lap("bookkeeping")
+            rows = len(scheduler.running)
+            finished: list[int] | None = None
+            try:
+                batch = batch or Batch(model, scheduler.running, waiting, cache)
+                finished = batch.step(ledger)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+            if batch is None or finished is None:
+                # Not inside `except`, where the error would keep the failed step's tensors alive.
+                dropped = scheduler.halve()
+                log.warning("out of memory with %d rows; going on with %d", rows, len(scheduler.running))
+                if batch is not None:
+                    batch.drop(dropped)
+                continue
+            ledger.step(rows)
+            if on_step is not None:
+                on_step(rows)
+            if finished:
+                yield from batch.samples(finished)
+                ledger.start()
+                _, refilled, dropped = scheduler.finish(finished)
+                batch.refill(refilled)
+                batch.drop(dropped)
+                ledger.lap("bookkeeping")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -21,11 +23,27 @@ class Ledger:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.steps = self.row_steps = 0
         self._last = perf_counter()
+        self._model = model
         self._cuda = model is not None and model.device.type == "cuda"
-        head = getattr(getattr(model, "module", None), "lm_head", None)
-        if head is not None:  # inside the model's call, so it is timed by hooks and not by a lap
-            head.register_forward_pre_hook(lambda *_: self.lap("forward"))
-            head.register_forward_hook(lambda *_: self.lap("head"))
+        self.watched = hasattr(getattr(model, "module", None), "lm_head")  # else the model is timed as one
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Body and head lie inside the model's call, so they are timed by hooks and not by a lap."""
+        if not self.watched:
+            yield
+            return
+        module = self._model.module
+        hooks = [
+            module.base_model.register_forward_pre_hook(lambda *_: self.lap("bookkeeping")),
+            module.lm_head.register_forward_pre_hook(lambda *_: self.lap("forward")),
+            module.lm_head.register_forward_hook(lambda *_: self.lap("head")),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def start(self) -> None:
         """Forget the time since the last lap: the consumer's, not ours."""
@@ -42,7 +60,7 @@ class Ledger:
 
     def _now(self) -> float:
         if self._cuda:  # else a lap would time the launch, not the work
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._model.device)
         return perf_counter()
 
     def report(self) -> str:

@@ -2,11 +2,14 @@
 
 What can be derived is derived: a row's block is the one that holds its leftmost mask, so there is no block
 pointer to keep in step, and infilling is generation whose masks lie elsewhere.
+
+The host knows the shape of what comes next (where each row's block is, how many masks are open in it) from one
+small transfer a step, `look`; nothing else waits for the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -23,12 +26,36 @@ DEFAULT_BLOCK = 32
 
 @dataclass(frozen=True)
 class Window:
-    """The active block of each row: [B, W] positions, and which of them are masked."""
+    """The active block of each row: [B, W] positions, and which of them may be committed now."""
 
     positions: Tensor
     masked: Tensor
-    start: Tensor  # [B]: first position of the block
-    end: Tensor  # [B]: one past its last position
+    index: Tensor  # [N]: the True entries of `masked.flatten()`
+    # [B], on the host:
+    count: Tensor  # masked.sum(1)
+    start: Tensor  # first position of the block
+    end: Tensor  # one past its last position
+
+    @property
+    def row(self) -> Tensor:
+        """[N]"""
+        return self.index // self.masked.shape[1]
+
+    @property
+    def at(self) -> Tensor:
+        """[N]: position in the row"""
+        return self.positions.flatten()[self.index]
+
+
+def compact(flags: Tensor, count: int) -> Tensor:
+    """The indices of the True entries of `flags.flatten()`: nonzero for whoever knows how many there are.
+
+    By prefix sums: an answer whose size is known needs no word from the device.
+    """
+    flags = flags.flatten()
+    place = torch.where(flags, flags.cumsum(0) - 1, count)  # all others share a last entry, which is cut off
+    found = torch.empty(count + 1, dtype=torch.int64, device=flags.device)
+    return found.scatter_(0, place, torch.arange(len(flags), device=flags.device))[:count]
 
 
 def check(request: Request, model: Denoiser) -> None:
@@ -45,6 +72,12 @@ def check(request: Request, model: Denoiser) -> None:
         )
     if not request.length and not masks:
         raise UserError(f"{where}: nothing to do: length is 0 and the text has no mask token to fill")
+    lookback = getattr(model, "lookback", 0)
+    if model.mask_id in request.prompt[:lookback] or len(request.prompt) < lookback:
+        raise UserError(
+            f"{where}: {model.name} predicts a token from the one before it, so the first position of a row cannot "
+            "be predicted; start the text with a given token"
+        )
     total = len(request.prompt) + request.length
     if model.max_length is not None and total > model.max_length:
         raise UserError(
@@ -78,45 +111,47 @@ class Rows:
         self.block = torch.empty(0, dtype=torch.int64, device=device)
         self.key = torch.empty(0, dtype=torch.int64, device=device)
         self.step = torch.empty(0, dtype=torch.int64, device=device)
-        self.forwards = torch.empty(0, dtype=torch.int64, device=device)
-        self.processed = torch.empty(0, dtype=torch.int64, device=device)
-        self.cached = torch.empty(
-            0, dtype=torch.int64, device=device
-        )  # start of the block the cache is about
         self.eos_stop = torch.empty(0, dtype=torch.bool, device=device)
         self.generated = torch.empty(0, columns, dtype=torch.bool, device=device)  # masked at the start
         self.commit_step = torch.empty(0, columns, dtype=torch.int32, device=device)
         self.confidence = torch.empty(0, columns, device=device)
         self.entropy = torch.empty(0, columns, device=device)
+        # On the host.
+        self.tokens = torch.empty(0, dtype=torch.int64)  # `length` again
+        self.start = torch.empty(0, dtype=torch.int64)  # of the active block
+        self.end = torch.empty(0, dtype=torch.int64)
+        self.open = torch.empty(0, dtype=torch.int64)  # masks in the active block; 0: the row is finished
+        self.cached = torch.empty(0, dtype=torch.int64)  # start of the block the cache is about, -1: none
+        self.forwards = torch.empty(0, dtype=torch.int64)
+        self.processed = torch.empty(0, dtype=torch.int64)
         self.eos_ids = torch.tensor(model.eos_ids, dtype=torch.int64, device=device)
         self.append(requests)
 
-    _TENSORS = (
-        "ids length origin block key step forwards processed cached eos_stop "
-        "generated commit_step confidence entropy"
-    ).split()
+    _ON_DEVICE = "ids length origin block key step eos_stop generated commit_step confidence entropy".split()
+    _ON_HOST = "tokens start end open cached forwards processed".split()
 
     def append(self, requests: Sequence[Request]) -> None:
         fresh = self._fresh(requests)
-        for name in self._TENSORS:
-            setattr(self, name, torch.cat([getattr(self, name), fresh[name]]))
+        for name, values in fresh.items():
+            setattr(self, name, torch.cat([getattr(self, name), values]))
         self.requests += requests
         self.entered += [perf_counter()] * len(requests)
         self._know_the_batch()
 
     def replace(self, slots: Mapping[int, Request]) -> None:
         """Put new rows where finished ones stood."""
-        index = torch.tensor(list(slots), device=self.ids.device)
+        index = torch.tensor(list(slots))
         for name, values in self._fresh(list(slots.values())).items():
-            getattr(self, name)[index] = values
+            getattr(self, name)[index.to(values.device)] = values
         for slot, request in slots.items():
             self.requests[slot], self.entered[slot] = request, perf_counter()
         self._know_the_batch()
 
     def keep(self, slots: Sequence[int]) -> None:
-        index = torch.tensor(slots, dtype=torch.int64, device=self.ids.device)
-        for name in self._TENSORS:
-            setattr(self, name, getattr(self, name)[index])
+        index = torch.tensor(slots, dtype=torch.int64)
+        for name in (*self._ON_DEVICE, *self._ON_HOST):
+            tensor = getattr(self, name)
+            setattr(self, name, tensor[index.to(tensor.device)])
         self.requests = [self.requests[s] for s in slots]
         self.entered = [self.entered[s] for s in slots]
         self._know_the_batch()
@@ -141,55 +176,72 @@ class Rows:
         generated = (ids == mask) & (torch.arange(self.columns) < length[:, None])
         # Block-causal models share one grid for prompt and answer; else blocks start at the first mask.
         origin = torch.zeros_like(length) if self.model.block_size else generated.int().argmax(1)
+        block = torch.tensor([block_of(r, self.model) for r in requests])
+        start, end, open_ = _active(generated, origin, block, length)
         shape = (len(texts), self.columns)
+        none = torch.zeros(len(texts), dtype=torch.int64)
         values = {
             "ids": ids,
             "length": length,
             "origin": origin,
-            "block": torch.tensor([block_of(r, self.model) for r in requests]),
+            "block": block,
             "key": torch.tensor([rng.row_key(r.seed, r.id, r.index) for r in requests]),
-            **{n: torch.zeros(len(texts), dtype=torch.int64) for n in ("step", "forwards", "processed")},
-            "cached": torch.full((len(texts),), -1),
+            "step": none,
             "eos_stop": torch.tensor([r.eos_stop for r in requests], dtype=torch.bool),
             "generated": generated,
             "commit_step": torch.full(shape, -1, dtype=torch.int32),
             "confidence": torch.zeros(shape),
             "entropy": torch.zeros(shape),
         }
-        return {name: value.to(self.ids.device) for name, value in values.items()}
+        on_host = {"tokens": length, "start": start, "end": end, "open": open_, "cached": none - 1}
+        on_host |= {"forwards": none, "processed": none}
+        return {name: value.to(self.ids.device) for name, value in values.items()} | on_host
 
     def masked(self) -> Tensor:
         """[B, C]: what is still to be written."""
         return (self.ids == self.model.mask_id) & self.generated
 
-    def window(self) -> Window:
-        """The block of each row that holds its leftmost mask."""
-        masked = self.masked()
-        first = masked.int().argmax(1)
-        start = self.origin + (first - self.origin) // self.block * self.block
-        end = torch.minimum(start + self.block, self.length)
+    def window(self, candidates: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Window:
+        """The block of each row that holds its leftmost mask; `candidates`: see `PolicyBatch.candidates`."""
+        start, end = torch.stack([self.start, self.end]).to(self.ids.device, non_blocking=True)
         at = start[:, None] + torch.arange(self.block_width, device=self.ids.device)
         inside = at < end[:, None]
         at = torch.where(inside, at, self.columns - 1)
-        return Window(at, inside & masked.gather(1, at), start, end)
+        masked, count = candidates(inside & self.masked().gather(1, at), self.open)
+        return Window(at, masked, compact(masked, int(count.sum())), count, self.start, self.end)
 
     def commit(self, window: Window, tokens: Tensor, commit: Tensor, confidence: Tensor, entropy) -> None:
-        row, column = commit.nonzero(as_tuple=True)
-        at = window.positions[row, column]
-        self.ids[row, at] = tokens[row, column]
+        """Write what is committed. The other candidates stay what they are: masks."""
+        row, at = window.row, window.at
+        chosen = commit.flatten()[window.index]
+
+        def write(into: Tensor, values: Tensor) -> None:
+            into[row, at] = torch.where(chosen, values, into[row, at])
+
+        write(self.ids, tokens.flatten()[window.index])
         if self.traced:
-            self.commit_step[row, at] = self.step[row].int()
-            self.confidence[row, at] = confidence[row, column]
-            self.entropy[row, at] = entropy[row, column]
+            write(self.commit_step, self.step[row].int())
+            write(self.confidence, confidence.flatten()[window.index])
+            write(self.entropy, entropy.flatten()[window.index])
         self.step += 1
 
-    def finished(self) -> Tensor:
-        """[B] bool: nothing left to write, or (eos_stop) nothing left to write before the first EOS."""
+    def look(self, healthy: Tensor) -> bool:
+        """Tell the host where every row stands now, and whether all is well: the round trip of a step."""
         masked = self.masked()
-        done = ~masked.any(1)
-        if self.stops_at_eos:
+        start, end, open_ = _active(masked, self.origin, self.block, self.length)
+        if self.stops_at_eos:  # nothing left to write before the first EOS
             ended = torch.isin(self.ids, self.eos_ids) & self.generated
-            first_mask = torch.where(done, self.columns, masked.int().argmax(1))
             first_eos = torch.where(ended.any(1), ended.int().argmax(1), self.columns)
-            done = done | (self.eos_stop & (first_eos < first_mask))
-        return done
+            open_ = open_.masked_fill(self.eos_stop & (first_eos < masked.int().argmax(1)), 0)
+        *found, sane = torch.cat([start, end, open_, healthy[None].long()]).cpu().split(len(start))
+        self.start, self.end, self.open = found
+        return bool(sane)
+
+
+def _active(masked: Tensor, origin: Tensor, block: Tensor, length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[B] each: where the block with the leftmost mask starts and ends, and how many masks it holds."""
+    first = torch.where(masked.any(1), masked.int().argmax(1), origin)
+    start = origin + (first - origin) // block * block
+    end = torch.minimum(start + block, length)
+    inside = torch.arange(masked.shape[1], device=masked.device) < end[:, None]
+    return start, end, (masked & inside).sum(1)

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from twotemp.engine.rows import Rows, Window
+from twotemp.engine.rows import Rows, Window, compact
 from twotemp.errors import UserError, unknown
 from twotemp.models.base import CachedDenoiser, Denoiser
 
@@ -22,6 +22,10 @@ Kind = Literal["block", "prefix", "dual"]
 class Runner(Protocol):
     def logits(self, rows: Rows, window: Window) -> Tensor:
         """Logits at the masked positions of the window, row-major."""
+        ...
+
+    def book(self, rows: Rows, window: Window) -> None:
+        """The step with these logits was taken: what it cost, and what the cache is about now."""
         ...
 
     def keep(self, slots: Sequence[int]) -> None:
@@ -53,28 +57,36 @@ def runner_for(model: Denoiser, rows: int, columns: int, cache: str | None) -> R
 
 
 class Once:
-    """Rows in the same state are computed once: which stand for which, and how logits are handed out."""
+    """Rows in the same state are computed once: which stand for which, and how logits are handed out.
 
-    def __init__(self, ids: Tensor, want: Tensor, length: Tensor, vocab_size: int) -> None:
+    To know them costs two round trips to the device; rows that started from different prompts never ask.
+    """
+
+    def __init__(self, ids: Tensor, want: Tensor, length: Tensor, count: Tensor, vocab_size: int) -> None:
+        """want: indices of ids.flatten(); length: tokens a row; count: wanted ones a row, on the host."""
+        wanted = torch.zeros_like(ids, dtype=torch.bool).flatten().index_fill(0, want, True).view_as(ids)
         # All that a call depends on, in one matrix: ids, which of them are wanted, which are padding.
-        state = ids + vocab_size * want
+        state = ids + vocab_size * wanted
         state = state.masked_fill(torch.arange(ids.shape[1], device=ids.device) >= length[:, None], -1)
-        _, which = torch.unique(state, dim=0, return_inverse=True)
-        order = torch.arange(len(ids), device=ids.device)
-        size = int(which.max()) + 1
+        distinct, self._which = torch.unique(state, dim=0, return_inverse=True)
+        self.needed = len(distinct) < len(ids)
+        if not self.needed:
+            return
         # The first row of each state stands for it.
-        self.chosen = torch.full((size,), len(ids), device=ids.device).scatter_reduce(0, which, order, "amin")
-        self.which = which
-        self.needed = size < len(ids)
+        order = torch.arange(len(ids), device=ids.device)
+        first = torch.full((len(distinct),), len(ids), device=ids.device)
+        self.chosen = first.scatter_reduce(0, self._which, order, "amin")
+        self.source = self.chosen[self._which]  # [B]: the row that stands for each
+        self._count = count
+        self.want = compact(wanted[self.chosen], int(count[self.chosen.cpu()].sum()))
 
-    def spread(self, logits: Tensor, want: Tensor) -> Tensor:
-        """Every row takes its state's stretch of the logits of the chosen rows. want: of all rows."""
-        count = want.sum(1)
+    def spread(self, logits: Tensor) -> Tensor:
+        """Every row takes its state's stretch of the logits of the chosen rows."""
+        total, count = int(self._count.sum()), self._count.to(logits.device)
         chosen = count[self.chosen]
-        first = (chosen.cumsum(0) - chosen)[self.which]
-        stretch = torch.arange(int(count.sum()), device=want.device)
-        stretch = stretch - (count.cumsum(0) - count).repeat_interleave(count)
-        return logits[first.repeat_interleave(count) + stretch]
+        first = (chosen.cumsum(0) - chosen)[self._which] - (count.cumsum(0) - count)
+        stretch = torch.arange(total, device=logits.device)
+        return logits[stretch + first.repeat_interleave(count, output_size=total)]
 
 
 class Uncached:
@@ -85,20 +97,19 @@ class Uncached:
 
     def logits(self, rows: Rows, window: Window) -> Tensor:
         ids = rows.ids[:, : rows.width]
-        want = torch.zeros_like(ids, dtype=torch.bool)
-        row, column = window.masked.nonzero(as_tuple=True)
-        want[row, window.positions[row, column]] = True
+        want = window.row * rows.width + window.at
         real = torch.arange(rows.width, device=ids.device) < rows.length[:, None] if rows.padded else None
-        once = Once(ids, want, rows.length, self.model.vocab_size) if rows.twins else None
-        if once is not None and once.needed:
-            some = once.chosen
-            logits = self.model.logits(ids[some], None if real is None else real[some], want[some])
-            logits = once.spread(logits, want)
-        else:
-            logits = self.model.logits(ids, real, want)
+        if rows.twins:
+            once = Once(ids, want, rows.length, window.count, self.model.vocab_size)
+            if once.needed:
+                some = once.chosen
+                found = self.model.logits(ids[some], None if real is None else real[some], once.want)
+                return once.spread(found)
+        return self.model.logits(ids, real, want)
+
+    def book(self, rows: Rows, window: Window) -> None:
         rows.forwards += 1
-        rows.processed += rows.length
-        return logits
+        rows.processed += rows.tokens
 
     def keep(self, slots: Sequence[int]) -> None:
         pass
@@ -123,58 +134,66 @@ class Windowed:
 
     def logits(self, rows: Rows, window: Window) -> Tensor:
         begin, end, visible = self._span(rows, window)
-        span = end - begin
-        row = window.masked.nonzero()[:, 0]
         # Rows that take in a prompt or refresh the whole row go apart, so that the others stay narrow.
-        wide = span > 2 * rows.block_width
-        groups = [group for group in (wide.nonzero()[:, 0], (~wide).nonzero()[:, 0]) if len(group)]
-        parts = [
-            self._compute(rows, window, begin, end, visible, group, len(groups) == 1) for group in groups
-        ]
-        if len(parts) == 1:
-            logits = parts[0]
-        else:
-            logits = parts[0].new_empty(len(row), parts[0].shape[1])
-            logits[wide[row]], logits[~wide[row]] = parts
-        rows.forwards += 1
-        rows.processed += span
-        rows.cached = window.start.clone()
+        wide = end - begin > 2 * rows.block_width
+        if bool(wide.all()) or not bool(wide.any()):
+            return self._compute(rows, window, begin, end, visible, None)
+        device, logits = self.model.device, None
+        for member in (wide, ~wide):
+            found = self._compute(rows, window, begin, end, visible, member.nonzero()[:, 0])
+            if logits is None:
+                logits = found.new_empty(len(window.index), found.shape[1])
+            mine = compact(member.to(device)[window.row], len(found))
+            logits.index_copy_(0, mine, found)
+        assert logits is not None
         return logits
 
+    def book(self, rows: Rows, window: Window) -> None:
+        begin, end, _ = self._span(rows, window)
+        rows.forwards += 1
+        rows.processed += end - begin
+        rows.cached = window.start.clone()
+
     def _span(self, rows: Rows, window: Window) -> tuple[Tensor, Tensor, Tensor]:
-        """Which columns to compute, [begin, end), and how many are visible. `rows.cached`: the block whose
-        first step the cache has seen, by its start; -1: none."""
+        """Which columns to compute, [begin, end), and how many are visible; on the host. `rows.cached`: the
+        block whose first step the cache has seen, by its start; -1: none."""
         if self.kind == "block":
             return rows.cached.clamp_min(0), window.end, window.end
         stale = rows.cached != window.start
         begin = torch.where(stale, 0, (window.start - self.model.lookback).clamp_min(0))
-        end = rows.length if self.kind == "prefix" else torch.where(stale, rows.length, window.end)
-        return begin, end, rows.length
+        end = rows.tokens if self.kind == "prefix" else torch.where(stale, rows.tokens, window.end)
+        return begin, end, rows.tokens
 
     def _compute(
-        self, rows: Rows, window: Window, begin: Tensor, end: Tensor, seen: Tensor, group: Tensor, all_: bool
+        self, rows: Rows, window: Window, begin: Tensor, end: Tensor, seen: Tensor, group: Tensor | None
     ) -> Tensor:
-        ids, begin, end, seen = rows.ids[group], begin[group], end[group], seen[group]
-        at = begin[:, None] + torch.arange(int((end - begin).max()), device=ids.device)
-        inside = at < end[:, None]
-        at = torch.where(inside, at, rows.columns)
-        row, column = window.masked[group].nonzero(as_tuple=True)
-        want = torch.zeros_like(inside)
-        want[row, window.positions[group][row, column] - begin[row]] = True
-        visible = torch.arange(rows.columns, device=ids.device) < seen[:, None]
-        tokens = ids.gather(1, at.clamp_max(rows.columns - 1))
+        """Logits of a group of rows (on the host; None: all of them)."""
+        device = self.model.device
+        every = torch.arange(len(begin)) if group is None else group
+        begin, end, seen, count = begin[every], end[every], seen[every], window.count[every]
         # Only where nothing of the cache is reused do a row's keys and values follow from its tokens alone.
-        alone = rows.twins and not bool((begin > 0).any())
-        once = Once(tokens, want, end - begin, self.model.vocab_size) if alone else None
-        if once is None or not once.needed:
-            subset = None if all_ else group
-            return self.model.window_logits(tokens, at, visible, self.cache, want, subset)
-        some = once.chosen
-        logits = self.model.window_logits(
-            tokens[some], at[some], visible[some], self.cache, want[some], group[some]
+        alone = rows.twins and not bool(((begin > 0) | (end < seen)).any())
+        width = int((end - begin).max())
+        members, begin, end, seen = torch.stack([every, begin, end, seen]).to(device, non_blocking=True)
+        at = begin[:, None] + torch.arange(width, device=device)
+        at = torch.where(at < end[:, None], at, rows.columns)
+        index = compact(window.masked[members], int(count.sum()))
+        row = index // window.masked.shape[1]
+        want = row * width + window.positions[members].flatten()[index] - begin[row]
+        visible = torch.arange(rows.columns, device=device) < seen[:, None]
+        tokens = rows.ids[members].gather(1, at.clamp_max(rows.columns - 1))
+        if alone:
+            once = Once(tokens, want, end - begin, count, self.model.vocab_size)
+            if once.needed:
+                some = once.chosen
+                found = self.model.window_logits(
+                    tokens[some], at[some], visible[some], self.cache, once.want, members[some]
+                )
+                self.cache.copy(members[once.source], members)
+                return once.spread(found)
+        return self.model.window_logits(
+            tokens, at, visible, self.cache, want, None if group is None else members
         )
-        self.cache.copy(group[some[once.which]], group)
-        return once.spread(logits, want)
 
     def keep(self, slots: Sequence[int]) -> None:
         self.cache.keep(torch.tensor(slots, dtype=torch.int64, device=self.model.device))

@@ -69,12 +69,12 @@ class AnchorForkModel:
         self.forbidden_ids = (self.mask_id,)
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
-        real = torch.ones_like(want) if attention_mask is None else attention_mask
+        real = torch.ones_like(ids, dtype=torch.bool) if attention_mask is None else attention_mask
         position = real.int().cumsum(1) - 2  # of the column among the generated; the prompt is -1
         revealed = real & (position >= 0) & (ids != self.mask_id)
         state = torch.where(revealed, 1 << position.clamp_min(0).long(), 0).sum(1)
-        row, column = want.nonzero(as_tuple=True)
-        asked = torch.stack([state[row], position[row, column].long()], dim=1)
+        asked = torch.stack([state[:, None].expand_as(position), position.long()], dim=2)
+        asked = asked.flatten(0, 1)[want.flatten()]
         distinct, which = asked.unique(dim=0, return_inverse=True)
         return torch.stack([self._row(s, j) for s, j in distinct.tolist()])[which]
 

@@ -26,10 +26,11 @@ class Denoiser(Protocol):
     device: device
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
-        """Logits [want.sum(), vocab_size] (float32) at the positions asked for, in row-major order.
+        """Logits [N, vocab_size] (float32) at the N positions asked for, in row-major order.
 
         ids: [B, L] int64; attention_mask: [B, L] bool, False on padding (either side), None if nothing is
-        padded; want: [B, L] bool. Padding never changes the logits of a real position.
+        padded; want: [B, L] bool, or the same as indices [N] of `ids.flatten()`, which spares the device a round
+        trip. Both index alike: `[want.flatten()]`. Padding never changes the logits of a real position.
         """
         ...
 
@@ -57,9 +58,9 @@ class CachedDenoiser(Denoiser, Protocol):
         want: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Logits [want.sum(), vocab_size] (float32) of windows, row-major; writes the windows' K, V.
+        """Logits [N, vocab_size] (float32) of windows, row-major; writes the windows' K, V.
 
-        ids, positions, want: [B, W]; visible: [B, cache.columns] bool, the columns that count. Positions
+        ids, positions: [B, W]; want: as above; visible: [B, cache.columns] bool, the columns that count. Positions
         may differ from row to row; an entry with position >= cache.columns is padding, never wanted.
         rows: which rows of the cache these are; None for all of them, in order.
         """

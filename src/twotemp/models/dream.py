@@ -44,6 +44,8 @@ class Dream(Transformer):
 
     def _sources(self, want: Tensor, positions: Tensor) -> Tensor:
         """Row i - 1 predicts position i, so the entry before a wanted one must hold the position before."""
+        if want.dtype != torch.bool:  # the engine's, which has checked its requests
+            return want - 1
         follows = torch.zeros_like(want)
         follows[:, 1:] = positions[:, 1:] == positions[:, :-1] + 1
         if bool((want & ~follows).any()):
@@ -51,6 +53,4 @@ class Dream(Transformer):
                 "Dream predicts a token from the one before it, so the first position of a row cannot be "
                 "predicted; start the row with a given token (a window: one position earlier)"
             )
-        sources = torch.zeros_like(want)
-        sources[:, :-1] = want[:, 1:]
-        return sources
+        return want.flatten().nonzero()[:, 0] - 1

@@ -100,8 +100,7 @@ class MaskedLM:
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
         """See `Denoiser.logits`. The heads of these classes differ too much to apply them at `want` alone."""
-        if attention_mask is None or bool(attention_mask.all()):
-            attention_mask = None
+        if attention_mask is None:
             positions = torch.arange(ids.shape[1], device=ids.device)[None]
         else:
             positions = positions_of(attention_mask)
@@ -111,7 +110,7 @@ class MaskedLM:
             attention_mask=attention_mask,
             position_ids=(positions + self._first_position).expand_as(ids),
         )
-        return output.logits[want].float()
+        return output.logits.flatten(0, 1)[want.flatten()].float()
 
     def tensors(self) -> dict[str, Tensor]:
         return self.module.state_dict()

@@ -73,8 +73,8 @@ class TableModel:
         count = (seen[:, None] != self.sequences).sum(2)  # [B, S]
         weights = self.weights * (count == count.amin(1, keepdim=True))  # [B, S]
 
-        row, column = want.nonzero(as_tuple=True)
-        tokens = self.sequences.T[positions[row, column]]  # [n, S]: what each sequence has there
+        row = torch.arange(ids.shape[0]).repeat_interleave(ids.shape[1])[want.flatten()]
+        tokens = self.sequences.T[positions.flatten()[want.flatten()]]  # [n, S]: what each sequence has there
         q = torch.zeros(len(row), self.vocab_size, dtype=torch.float64)
         q.scatter_add_(1, tokens, weights[row])
         return (q / q.sum(1, keepdim=True)).log().float()

@@ -145,7 +145,7 @@ class Transformer:
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
         """See `Denoiser.logits`. Gradients flow; wrap in `torch.no_grad()` when sampling."""
-        if attention_mask is None or bool(attention_mask.all()):
+        if attention_mask is None:
             positions = torch.arange(ids.shape[1], device=ids.device)[None]  # the same for every row
             attend = None  # nothing to hide: the fused kernel needs no mask
         else:
@@ -183,17 +183,17 @@ class Transformer:
         want: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Logits [want.sum(), vocab_size] of a window of each row, against the cache; for sampling only.
+        """Logits [N, vocab_size] of a window of each row, against the cache; for sampling only.
 
-        ids, positions, want: [B, W]; visible: [B, cache.columns] bool; rows: [B], which rows of the cache
-        they are (None: all of them, in order). The W tokens are computed at their
-        positions (which may differ from row to row), their K and V overwrite those columns of the cache,
+        ids, positions: [B, W]; want: [B, W] bool or indices [N] of them flattened; visible: [B, cache.columns]
+        bool; rows: [B], which rows of the cache they are (None: all of them, in order). The W tokens are computed
+        at their positions (which may differ from row to row), their K and V overwrite those columns of the cache,
         and they attend to the visible columns, their own included only if visible; block-causal models
         look at no later block. An entry with position >= cache.columns is padding: written nowhere,
         never to be wanted.
         """
         padding = positions >= cache.columns
-        if bool((want & padding).any()):
+        if want.dtype == torch.bool and bool((want & padding).any()):  # of indices it would cost a round trip
             raise ValueError("a padding entry of the window is wanted")
         attend = visible[:, None, :]
         if self.block_size is not None:
@@ -218,11 +218,11 @@ class Transformer:
 
     def _head(self, hidden: Tensor, want: Tensor, positions: Tensor) -> Tensor:
         """The head, only where wanted: at 8B parameters the full logits would be most of the memory."""
-        return self.module.lm_head(hidden[self._sources(want, positions)]).float()
+        return self.module.lm_head(hidden.flatten(0, 1)[self._sources(want, positions)]).float()
 
     def _sources(self, want: Tensor, positions: Tensor) -> Tensor:
-        """Which hidden states predict the wanted positions, in the same row-major order."""
-        return want
+        """Which hidden states (flattened) predict the wanted positions, in the same row-major order."""
+        return want.flatten()
 
 
 def _stored(module: PreTrainedModel) -> Weights:

@@ -78,6 +78,7 @@ class PolicyBatch:
             values = [getattr(p, name) for p in policies]
             setattr(self, name, torch.tensor(values, dtype=dtype, device=device))
         # Known on the host, so that no step waits for the device to learn what it may skip.
+        self.host_k = torch.tensor([p.k for p in policies])
         self.any_tempered = any(p.t_pos > 0 for p in policies)
         self.any_greedy = any(p.t_token == 0 for p in policies)
         self.any_drawn = any(p.t_token > 0 for p in policies)
@@ -101,18 +102,19 @@ class PolicyBatch:
     top_k: Tensor
     top_p: Tensor
 
-    def candidates(self, masked: Tensor) -> Tensor:
-        """Which masked positions could be committed now; the others need no prediction.
+    def candidates(self, masked: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Which masked positions could be committed now, and how many in each row; the others need no prediction.
 
         Strictly left to right, that is the K leftmost; under every other rule it is all of them.
+        count: masked.sum(1) as the host knows it, so that nothing has to be asked of the device.
         """
         if (
             self.score == "position"
             and self.rule == "budget"
             and not (self.any_tempered or self.any_eos_last)
         ):
-            return masked & (masked.cumsum(1) <= self.k[:, None])
-        return masked
+            return masked & (masked.cumsum(1) <= self.k[:, None]), torch.minimum(count, self.host_k)
+        return masked, count
 
     def step(
         self,
@@ -121,26 +123,29 @@ class PolicyBatch:
         masked: Tensor,
         *,
         eos_ids: Tensor,
+        index: Tensor | None = None,
         memory: Memory | None = None,
         want_entropy: bool = False,
         lap: Callable[[str], None] = lambda part: None,
     ) -> Decision:
-        """Choose tokens and positions. logits: [masked.sum(), V], row-major over `masked` [B, W].
+        """Choose tokens and positions. logits: [N, V], row-major over the N True entries of `masked` [B, W].
 
+        index: these entries in `masked.flatten()`, where the caller knows them (it saves a round trip).
         `lap(part)` is called when a part of the step ("draw", "select") is over, for whoever keeps time.
         """
-        row, column = masked.nonzero(as_tuple=True)
+        if index is None:
+            index = masked.flatten().nonzero()[:, 0]
+        row = index // masked.shape[1]
         if self.any_eos_never:
             logits = logits.clone()
             logits[:, eos_ids] = logits[:, eos_ids].masked_fill(self.eos_never[row, None], -torch.inf)
         rules = self._token_rules(row, want_entropy)
-        found = tokens.predict(logits, noise.uniform(rng.Stream.TOKEN)[row, column], rules)
+        found = tokens.predict(logits, noise.uniform(rng.Stream.TOKEN).flatten()[index], rules)
         lap("draw")
 
         def spread(values: Tensor) -> Tensor:
-            grid = torch.zeros(masked.shape, dtype=values.dtype, device=values.device)
-            grid[row, column] = values
-            return grid
+            grid = torch.zeros(masked.numel(), dtype=values.dtype, device=values.device)
+            return grid.index_copy(0, index, values).view_as(masked)
 
         written = spread(found.tokens)
         log_confidence = spread(found.log_confidence)
@@ -161,7 +166,7 @@ class PolicyBatch:
             commit = positions.select_entropy_bound(score, entropy.double(), masked, k, self.entropy_bound)
         else:
             if self.rule == "stable":
-                memory = self._remember(memory, found, masked, noise.positions)
+                memory = self._remember(memory, found, masked, index, noise.positions)
                 score = positions.demote(score, memory.stable < self.kl_steps[:, None])
             commit = positions.select(score, masked, k, self._cut())
         lap("select")
@@ -227,10 +232,10 @@ class PolicyBatch:
         planned = torch.where(now == total - 1, remaining, planned)
         return torch.where(self.steps > 0, planned, self.k)
 
-    def _remember(self, memory: Memory | None, found, masked: Tensor, at: Tensor) -> Memory:
+    def _remember(self, memory: Memory | None, found, masked: Tensor, index: Tensor, at: Tensor) -> Memory:
         """Compare predictions with the step before: stable where KL(q_now || q_before) < epsilon."""
-        now = torch.zeros(*masked.shape, found.probabilities.shape[1], device=masked.device)
-        now[masked] = found.probabilities
+        now = torch.zeros(masked.numel(), found.probabilities.shape[1], device=masked.device)
+        now = now.index_copy_(0, index, found.probabilities).view(*masked.shape, -1)
         if memory is None:
             return Memory(at, now, torch.zeros_like(at))
         kl = (torch.special.xlogy(now, now) - torch.special.xlogy(now, memory.weights)).sum(-1)
