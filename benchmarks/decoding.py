@@ -61,15 +61,15 @@ def introduction(proxy: Proxy) -> str:
 def beside_bare(batches: list[int], seconds: float) -> None:
     """Engine time over the time of the forward passes it makes, and where the rest goes."""
     for proxy in PROXIES:
-        model, hooked, rows = proxy.model(), proxy.model(), []  # a ledger's hooks stay in its model
+        model, rows = proxy.model(), []
         print(introduction(proxy))
         for name, chosen in POLICIES.items():
             for batch in batches:
                 wanted = requests(prompts(model, batch, PROMPT), chosen, LENGTH, BLOCK)
                 pairs = paired(model, wanted, steps_of(batch), seconds)
                 engine, bare = ([pair[i] for pair in pairs] for i in (0, 1))
-                ledger = Ledger(hooked)
-                limited(hooked, wanted, steps_of(batch), ledger)
+                ledger = Ledger(model)
+                limited(model, wanted, steps_of(batch), ledger)
                 whole = sum(ledger.seconds.values())
                 rows.append(
                     [

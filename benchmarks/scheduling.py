@@ -19,7 +19,7 @@ from twotemp.sampling import make_requests
 SAMPLES = 64
 CASES = (("words-2", 1, 16), ("words-2", 1, 64), ("words-3", 1, 16), ("words-2", 20, 64))  # prompts, slots
 CHOSEN = policy("tct", t_token=0.8)
-LAPS = 7  # of a ledger in one step, those inside the head included
+LAPS = 8  # of a ledger in one step, those by hooks inside the model included
 
 
 def report(seconds: float) -> None:

@@ -87,16 +87,10 @@ class _Compared(Batch):
         self.kl: list[Tensor] = []
         self.row_steps = self.changed_steps = self.committed = self.changed_tokens = 0
 
-    def step(self, ledger: Ledger) -> list[int]:
-        self.cached_before = self.rows.cached.clone()
-        return super().step(ledger)
-
     def decide(self, window: Window, logits: Tensor, ledger: Ledger) -> Decision:
-        cost = self.rows.forwards.clone(), self.rows.processed.clone()
-        truth = self.exact.logits(self.rows, window)
-        self.rows.forwards, self.rows.processed = cost  # the sample did not pay for the comparison
+        truth = self.exact.logits(self.rows, window)  # not booked: the sample does not pay for the comparison
         ours, theirs = super().decide(window, logits, ledger), super().decide(window, truth, ledger)
-        read = (self.cached_before == window.start).to(logits.device)[window.masked.nonzero()[:, 0]]
+        read = (self.rows.cached == window.start).to(logits.device)[window.row]
         p, q = torch.log_softmax(truth[read], -1), torch.log_softmax(logits[read], -1)
         self.kl.append((p.exp() * (p - q)).nan_to_num(0.0).sum(-1).cpu())  # forbidden ids: 0 * nan
         other = ours.tokens != theirs.tokens
