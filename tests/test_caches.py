@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.test_engine import by_key, requests_of, same
+from tests.tiny_checkpoints import random_model
 from tests.toy import ToyModel
 from twotemp.engine import run
 from twotemp.engine.scheduler import Scheduler
@@ -129,6 +130,30 @@ def test_prompt_prefill_is_shared(model):
             model, [Request("q", tuple(range(2, 20)), policy("tlc"), 8, 4, index=sample.index)], cache="dual"
         )
         assert same(alone, sample)
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_prompt_is_taken_in_once_for_all_its_rows(monkeypatch, slots):
+    """Block-causal: its finished blocks are final, so rows that come later take them over; exact, and booked."""
+    sdar = random_model("sdar")
+    prompts = [tuple(range(2, 19)), tuple(range(3, 21))]
+    wanted = [
+        Request(str(n), prompt, policy("tct"), 9, index=i)
+        for n, prompt in enumerate(prompts)
+        for i in range(6)
+    ]
+    alone = by_key(sample for request in wanted for sample in run(sdar, [request]))
+    from_the_start: list[int] = []
+    honest = sdar.window_logits
+
+    def counting(ids, positions, *rest):
+        from_the_start.append(int((positions[:, 0] == 0).sum()))
+        return honest(ids, positions, *rest)
+
+    monkeypatch.setattr(sdar, "window_logits", counting, raising=False)
+    refilled = by_key(run(sdar, wanted, batch_size=slots))
+    assert sum(from_the_start) == 2
+    assert all(same(alone[key], refilled[key]) for key in alone)
 
 
 @pytest.mark.parametrize("cache", [None, "dual"])

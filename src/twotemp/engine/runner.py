@@ -121,7 +121,8 @@ class Windowed:
     block    exact for block-causal models: a block sees itself and what lies before, so what is committed
              before it never changes again. The window runs from the first column without final K, V to the
              end of the block: the first pass of a row takes in its prompt, the first pass of a block the
-             finished block before it (the commit pass, merged), the others compute the block alone.
+             finished block before it (the commit pass, merged), the others compute the block alone. A prompt
+             is taken in once for all rows that start from it.
     prefix   approximate (Fast-dLLM): the whole row at the first step of a block; after that the block and
              all that follows, against the K, V of what lies before as they were then.
     dual     approximate (Fast-dLLM): the same, but the columns after the block are frozen too.
@@ -131,8 +132,13 @@ class Windowed:
         self.model = model
         self.kind = kind
         self.cache = model.new_cache(rows, columns)
+        self.prompts: list[tuple[int, ...] | None] = [
+            None
+        ] * rows  # whose final K, V each row of the cache holds
 
     def logits(self, rows: Rows, window: Window) -> Tensor:
+        if self.kind == "block" and bool((rows.cached < 0).any()):
+            self._take_over(rows, window)
         begin, end, visible = self._span(rows, window)
         # Rows that take in a prompt or refresh the whole row go apart, so that the others stay narrow.
         wide = end - begin > 2 * rows.block_width
@@ -153,6 +159,23 @@ class Windowed:
         rows.forwards += 1
         rows.processed += end - begin
         rows.cached = window.start.clone()
+        self.prompts = [request.prompt for request in rows.requests]
+
+    def _take_over(self, rows: Rows, window: Window) -> None:
+        """Give new rows their prompt's finished blocks from a row that has had the same prompt.
+
+        They are booked as if computed, so that a sample's cost does not depend on its neighbours.
+        """
+        known = {prompt: slot for slot, prompt in enumerate(self.prompts) if prompt is not None}
+        new = [
+            slot for slot in (rows.cached < 0).nonzero()[:, 0].tolist() if rows.requests[slot].prompt in known
+        ]
+        if new:
+            source = torch.tensor([known[rows.requests[slot].prompt] for slot in new])
+            target = torch.tensor(new)
+            self.cache.copy(source.to(self.model.device), target.to(self.model.device))
+            rows.cached[target] = window.start[target]
+            rows.processed[target] += window.start[target]
 
     def _span(self, rows: Rows, window: Window) -> tuple[Tensor, Tensor, Tensor]:
         """Which columns to compute, [begin, end), and how many are visible; on the host. `rows.cached`: the
@@ -197,3 +220,4 @@ class Windowed:
 
     def keep(self, slots: Sequence[int]) -> None:
         self.cache.keep(torch.tensor(slots, dtype=torch.int64, device=self.model.device))
+        self.prompts = [self.prompts[slot] for slot in slots]
