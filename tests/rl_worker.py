@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from itertools import count
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,17 +14,26 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from tests import rl_toys
+from twotemp.rl import learner as learner_module
 from twotemp.rl import trainer as trainer_module
 from twotemp.rl.budget import Budget
+from twotemp.rl.objective import grpo_loss
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.trainer import Trainer
 
 
-def work(out: Path, mode: str, budget: str, haste: float = 1, **changes: Any) -> None:
-    """Train, and write the final weights as this worker has them. haste: of the second worker's clock."""
+def work(out: Path, mode: str, budget: str, haste: float = 1, poison: int = -1, **changes: Any) -> None:
+    """Train, and write the final weights as this worker has them.
+
+    haste: of the second worker's clock. poison: which of its losses is not a number.
+    """
     workers = accelerator(cpu=True)
     if workers.process_index:
         trainer_module.perf_counter = lambda: haste * perf_counter()
+        calls = count()
+        learner_module.grpo_loss = lambda new, *args, **kwargs: grpo_loss(
+            new * float("nan") if next(calls) == poison else new, *args, **kwargs
+        )
     held_out = rl_toys.TASK.problems().problems[:5]
     settings = rl_toys.settings(**changes, fsdp=mode == "fsdp")
     trainer = Trainer(

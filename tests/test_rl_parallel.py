@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 from tests.rl_worker import work
-from twotemp.rl import evaluation, telemetry
+from twotemp.rl import checkpoint, evaluation, telemetry
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def launch(out: Path, mode: str, budget: str = "2steps", **changes: float) -> None:
-    """Two workers."""
+def launch(out: Path, mode: str, budget: str = "2steps", succeeds: bool = True, **changes: float) -> str:
+    """Two workers; returns what they said."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "tests.rl_worker"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -30,7 +30,8 @@ def launch(out: Path, mode: str, budget: str = "2steps", **changes: float) -> No
         text=True,
         timeout=600,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert (done.returncode == 0) == succeeds, done.stderr[-3000:]
+    return done.stderr
 
 
 def weights(out: Path, rank: int) -> dict[str, torch.Tensor]:
@@ -65,6 +66,14 @@ def test_workers_with_different_clocks_agree_that_the_time_is_used_up(tmp_path):
     """One clock passes the budget in the first step, the other never; evaluating needs both workers."""
     launch(tmp_path, "ddp", "100s", haste=1e4, **CHANGES)
     assert [one.step for one in evaluation.read(tmp_path)] == [0, 1]
+
+
+@pytest.mark.timeout(900)
+def test_a_loss_that_is_not_a_number_on_one_worker_keeps_the_finished_steps_of_both(tmp_path):
+    """In the second inner iteration of the third step; the last checkpoint was that of the untrained model."""
+    changes = {"groups": 4, "size": 8, "save_every": 100, "poison": 5}
+    assert "not a number" in launch(tmp_path, "ddp", "6steps", succeeds=False, **changes)
+    assert checkpoint.read(tmp_path)[0].step == len(telemetry.read(tmp_path)) == 2
 
 
 @pytest.mark.slow
