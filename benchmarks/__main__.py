@@ -16,7 +16,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--peers", default="", help="folder with checkouts named LLaDA, Fast-dLLM and dllm")
     parser.add_argument("--batches", default="1,8,64", help="batch sizes, e.g. 1,8")
-    parser.add_argument("--seconds", type=float, default=5.0, help="for one case; at least one round is made")
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, help="for one case; at least one round is made"
+    )
     parser.add_argument("--only", default="", help="some parts, e.g. caches,growth")
     given = parser.parse_args()
     torch.set_num_threads(1)
