@@ -14,7 +14,10 @@ from twotemp.models import llada
 from twotemp.models.llada import LLaDA
 from twotemp.policies import policy
 from twotemp.records import Grade, Problem
+from twotemp.rl.budget import Budget
+from twotemp.rl.parallel import accelerator
 from twotemp.rl.settings import Settings
+from twotemp.rl.trainer import train
 from twotemp.training import tokenizer
 
 LENGTH = 4
@@ -88,3 +91,24 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
     _, weights, moments = checkpoint.read(folder)
     return {**weights, **moments}
+
+
+def go(
+    out: Path, budget: str = "4steps", *, grader=None, model=None, stop=lambda: False, extra=None, data=None,
+    questions=10, **changes
+):  # fmt: skip
+    """Train the micro model on the toy task; the other arguments are settings."""
+    held_out = TASK.problems().problems[:questions]
+    return train(
+        model or micro_model(),
+        TASK,
+        grader or ManyNumbers(),
+        settings(**changes),
+        Budget.parse(budget),
+        out,
+        accelerator=accelerator(cpu=True),
+        data=data,
+        held_out=held_out,
+        extra_rewards=extra,
+        stop=stop,
+    )

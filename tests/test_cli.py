@@ -244,6 +244,13 @@ def test_drift_takes_the_options_of_a_run(folder, loads):
     assert loads == [{"compile": False, "device": None, "dtype": "float32", "mask_id": 2, "block_size": None}]
 
 
+def test_an_evaluation_says_where_its_time_went(folder, tmp_path):
+    options = ["--tasks", "toy", "--policies", "lc", "-n", "2", "--questions", "1", "--profile"]
+    done = CliRunner().invoke(app, ["eval", "--model", str(folder), "--out", str(tmp_path / "run"), *options])
+    assert "bookkeeping" in done.stderr
+    assert f"{toy_task.LENGTH} steps, {2 * toy_task.LENGTH} row-steps" in done.stderr
+
+
 def test_evaluations_may_be_compiled(folder, loads, tmp_path):
     file = tmp_path / "one.yaml"
     file.write_text("title: t\nshows: s\nmodels: [tiny]\ntasks: [toy]\npolicies: [ar]\n")

@@ -26,6 +26,7 @@ from twotemp.cli.options import (
     Length,
     MaskId,
     Model,
+    Profile,
     Prompt,
     Seed,
     Subset,
@@ -73,6 +74,7 @@ def evaluate(
     mask_id: MaskId = None,
     block_size: BlockSize = None,
     compiled: Compiled = False,
+    profile: Profile = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a task and policy.")] = False,
 ) -> None:
     """Draw n samples a question with each policy, grade them, and store both.
@@ -101,7 +103,7 @@ def evaluate(
         trace=trace,
     )
     opened = opener(model, device, dtype, mask_id, block_size, compiled)
-    run_plan(plan, out, opened, shard=_shard(shard), batch_size=batch_size)
+    run_plan(plan, out, opened, shard=_shard(shard), batch_size=batch_size, profile=profile)
     from twotemp.report import read
 
     series = read([out])
@@ -182,6 +184,7 @@ def run(
     mask_id: MaskId = None,
     block_size: BlockSize = None,
     compiled: Compiled = False,
+    profile: Profile = False,
 ) -> None:
     """Run an experiment file: evaluate, then report. It continues what it finds in --out."""
     from twotemp import experiments
@@ -198,7 +201,7 @@ def run(
     for source in model or chosen.models:
         runs.append(folder / model_name(source))
         opened = opener(source, device, dtype, mask_id, block_size, compiled)
-        run_plan(plan, runs[-1], opened, batch_size=batch_size)
+        run_plan(plan, runs[-1], opened, batch_size=batch_size, profile=profile)
     write_report(read(runs), folder / "report")
 
 
@@ -229,16 +232,21 @@ def run_plan(
     *,
     shard: tuple[int, int] = (1, 1),
     batch_size: int | None = None,
+    profile: bool = False,
 ) -> None:
     """Evaluate with live progress."""
-    from twotemp.cli.console import say_cache
+    from twotemp.cli.console import people, say_cache
+    from twotemp.engine import Ledger
     from twotemp.evaluation import Evaluation
 
     with Evaluation(plan, out, shard=shard) as evaluation:
         model = load()
         say_cache(model, plan.cache)
+        ledger = Ledger(model) if profile else None
         with _watching(model.name) as watch:
-            evaluation.run(model, batch_size=batch_size, watch=watch)
+            evaluation.run(model, batch_size=batch_size, watch=watch, ledger=ledger)
+    if ledger is not None:
+        people.print(ledger.report(), highlight=False)
 
 
 @contextmanager

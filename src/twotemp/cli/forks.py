@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twotemp.cli.evaluate import task_choices
-from twotemp.cli.options import Block, Data, Device, GraderName, Length, Model, Prompt, Seed, Subset
+from twotemp.cli.options import (
+    BatchSize,
+    Block,
+    Data,
+    Device,
+    GraderName,
+    Length,
+    Model,
+    Prompt,
+    Seed,
+    Subset,
+)
 from twotemp.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,7 +51,7 @@ def forks(
     prompt: Prompt = None,
     subset: Subset = None,
     grader: GraderName = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows decoded together.")] = 64,
+    batch_size: BatchSize = None,
     device: Device = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a task on stdout.")] = False,
 ) -> None:
@@ -96,7 +107,7 @@ def forks(
     people.print(f"report: {folder / 'forks.md'}", highlight=False)
 
 
-def _complete(evaluation: Evaluation, model: Denoiser, batch_size: int) -> Store:
+def _complete(evaluation: Evaluation, model: Denoiser, batch_size: int | None) -> Store:
     from twotemp.cli.console import progress
 
     with progress() as bar:
@@ -109,7 +120,7 @@ def _complete(evaluation: Evaluation, model: Denoiser, batch_size: int) -> Store
 
 
 def _study(
-    store: Store, choice: TaskChoice, plan: Plan, model: Denoiser, settings: Settings, batch_size: int
+    store: Store, choice: TaskChoice, plan: Plan, model: Denoiser, settings: Settings, batch_size: int | None
 ) -> Study:
     from twotemp import graders
     from twotemp import tasks as known

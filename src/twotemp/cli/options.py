@@ -14,6 +14,7 @@ BlockSize = Annotated[int | None, typer.Option(help="Block size of a block-causa
 Compiled = Annotated[
     bool, typer.Option("--compile", help="torch.compile the network: slow to start, faster for long runs.")
 ]
+Profile = Annotated[bool, typer.Option("--profile", help="Say where the time went.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows decoded together; unset: what fits.")]
 Block = Annotated[int | None, typer.Option(min=1, help="Block width (default 32, or the model's).")]
 Length = Annotated[int | None, typer.Option(min=1, help="Tokens of an answer (default: the task's).")]

@@ -21,6 +21,7 @@ from twotemp.cli.options import (
     Dtype,
     MaskId,
     Model,
+    Profile,
     Seed,
     Traced,
 )
@@ -59,7 +60,7 @@ def sample(
     mask_id: MaskId = None,
     block_size: BlockSize = None,
     compiled: Compiled = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Say where the time went.")] = False,
+    profile: Profile = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One sample a line on stdout, with its cache.")
     ] = False,

@@ -20,6 +20,7 @@ from twotemp.records import Policy, Request, Sample
 from twotemp.store import Cell, Config, Store
 
 if TYPE_CHECKING:
+    from twotemp.engine import Ledger
     from twotemp.models.base import Denoiser
 
 # Finished samples wait for a write of this many, or of this age in seconds: a kill costs no more.
@@ -63,7 +64,14 @@ class Evaluation:
             self._graders[name] = graders.get(name)
         return self._graders[name]
 
-    def run(self, model: Denoiser, *, batch_size: int | None = None, watch: Watch | None = None) -> Store:
+    def run(
+        self,
+        model: Denoiser,
+        *,
+        batch_size: int | None = None,
+        watch: Watch | None = None,
+        ledger: Ledger | None = None,
+    ) -> Store:
         """Draw and grade what is missing. Interrupted, it leaves everything finished in the store."""
         from twotemp.models.checkpoint import fingerprint
 
@@ -80,7 +88,7 @@ class Evaluation:
             for lane in lanes:  # what a run stored that ended before it could grade
                 lane.grade(lane.waiting(), counter)
             for chunk in chunks(missing):
-                for lane, samples in self._draw(model, chunk, batch_size, counter).items():
+                for lane, samples in self._draw(model, chunk, batch_size, counter, ledger).items():
                     lane.grade(samples, counter)
         return self.store
 
@@ -102,7 +110,12 @@ class Evaluation:
         return self.store.cell(f"{task.name}@{spell(policy)}", config)
 
     def _draw(
-        self, model: Denoiser, chunk: Sequence[Todo], batch_size: int | None, counter: Counter
+        self,
+        model: Denoiser,
+        chunk: Sequence[Todo],
+        batch_size: int | None,
+        counter: Counter,
+        ledger: Ledger | None,
     ) -> dict[Lane, list[Sample]]:
         """Draw a chunk; every sample is in the store when this returns, or as soon as something stops it."""
         from twotemp.models.text import encode
@@ -138,7 +151,7 @@ class Evaluation:
 
         try:
             for count, sample in enumerate(
-                stream(model, requests, batch_size=batch_size, cache=self.plan.cache), start=1
+                stream(model, requests, batch_size=batch_size, cache=self.plan.cache, ledger=ledger), start=1
             ):
                 fresh[lanes[sample.policy]].append(sample)
                 if count % WRITE_SAMPLES == 0 or perf_counter() - written > WRITE_SECONDS:

@@ -150,7 +150,7 @@ def measure(
     grader: Grader,
     settings: Settings,
     *,
-    batch_size: int = 64,
+    batch_size: int | None = None,
 ) -> list[Fork]:
     """Both experiments on some forks."""
     paths = _restart(model, places, settings, batch_size)
@@ -182,7 +182,7 @@ def measure(
 
 
 def _restart(
-    model: Denoiser, places: Sequence[Place], settings: Settings, batch_size: int
+    model: Denoiser, places: Sequence[Place], settings: Settings, batch_size: int | None
 ) -> list[tuple[tuple[int, ...], Tensor]]:
     """For each fork: how many positions LC had revealed, and the logits at the fork, until it is committed.
 
@@ -220,7 +220,7 @@ def _likeliest(logits: Tensor, count: int) -> list[int]:
 
 
 def _answers(
-    model: Denoiser, chosen: Sequence[tuple[Place, int]], settings: Settings, batch_size: int
+    model: Denoiser, chosen: Sequence[tuple[Place, int]], settings: Settings, batch_size: int | None
 ) -> list[str]:
     """The text of each completion: everything left of the fork as it was, the fork set, the rest by greedy LC."""
     lc = policy("lc", t_token=0.0)
@@ -289,7 +289,7 @@ def study(
     settings: Settings,
     folder: Path,
     *,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     watch: Callable[[int, int], None] | None = None,
 ) -> Study:
     """Measure every fork of some completions; those that `folder` already holds are not measured again."""

@@ -95,7 +95,7 @@ def _mask_id(
     ):
         if found is not None:
             return found
-    raise _unknown(facts, "mask id", "mask_id=...")
+    raise _unknown(facts, "mask id", "mask_id")
 
 
 def _eos_ids(
@@ -135,10 +135,11 @@ def _block_size(
             if isinstance(found, bool) or not isinstance(found, int) or found < 1:
                 raise UserError(f"block_size must be an integer >= 1, not {found!r}")
             return found
-    raise _unknown(facts, "block size", "block_size=...")
+    raise _unknown(facts, "block size", "block_size")
 
 
 def _unknown(facts: Facts, what: str, argument: str) -> UserError:
     return UserError(
-        f"the files of this {facts.family} checkpoint do not name its {what}; pass load(..., {argument})"
+        f"the files of this {facts.family} checkpoint do not name its {what}; pass load(..., {argument}=...), "
+        f"or --{argument.replace('_', '-')} on the command line"
     )
