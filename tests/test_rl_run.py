@@ -288,7 +288,7 @@ def test_killed_at_any_moment_a_run_continues_to_the_same_weights(tmp_path):
             target=go, args=(tmp_path / "killed", "8steps"), kwargs={"save_every": 1}
         )
         child.start()
-        child.join(moments.uniform(0.1, 0.6) * longest)
+        child.join(moments.uniform(0.1, 0.3) * longest)
         child.kill()
         child.join()
         kills += child.exitcode == -signal.SIGKILL

@@ -1,0 +1,67 @@
+"""What a run's folder says of it: only the same run continues there, and another is refused at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.rl_toys import go
+from twotemp.errors import UserError
+from twotemp.policies import policy
+from twotemp.rl import identity, telemetry
+
+
+def test_other_settings_need_another_folder(tmp_path):
+    go(tmp_path, "1step")
+    with pytest.raises(UserError, match=r"settings\.epsilon, settings\.policy\.t_pos"):
+        go(tmp_path, "2steps", epsilon=0.3, policy=policy("tct", threshold=0.3, t_token=1.0, t_pos=0.2))
+    with pytest.raises(UserError, match=r"differs in held_out\)"):
+        go(tmp_path, "2steps", questions=9)
+    assert len(telemetry.read(tmp_path)) == 1
+
+
+def test_what_cannot_change_the_result_may_differ_and_what_mends_a_run_is_recorded(tmp_path):
+    go(tmp_path, "1step")
+    go(tmp_path, "2steps", batch_size=3, micro_batch=5, save_every=7)
+    assert identity.read(tmp_path)["changes"] == []
+    go(tmp_path, "3steps", learning_rate=1e-4)
+    go(tmp_path, "4steps", learning_rate=1e-4)
+    assert identity.read(tmp_path)["changes"] == [{"after step": 2, "settings.learning_rate": 1e-4}]
+    assert go(tmp_path, "5steps").step == 5
+    assert identity.read(tmp_path)["changes"][1:] == [{"after step": 4, "settings.learning_rate": 2e-3}]
+
+
+def test_a_description_that_cannot_be_read_is_named(tmp_path):
+    go(tmp_path, "1step")
+    (tmp_path / "run.json").write_text('{"twotemp')
+    with pytest.raises(UserError, match=r"run\.json cannot be read"):
+        go(tmp_path, "2steps")
+
+
+def test_the_description_is_written_only_where_it_changes_and_whole(tmp_path, monkeypatch):
+    go(tmp_path, "1step")
+    written = (tmp_path / "run.json").stat().st_mtime_ns
+    go(tmp_path, "2steps")
+    assert (tmp_path / "run.json").stat().st_mtime_ns == written
+    text = (tmp_path / "run.json").read_text()
+
+    def power_cut(*_):
+        raise SystemExit("killed")
+
+    monkeypatch.setattr(Path, "replace", power_cut)
+    with pytest.raises(SystemExit):
+        go(tmp_path, "3steps", learning_rate=1e-4)
+    assert (tmp_path / "run.json").read_text() == text
+
+
+def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path):
+    (tmp_path / "afile").write_text("")
+    with pytest.raises(UserError, match="choose another --out"):
+        go(tmp_path / "afile", "1step")
+
+
+def test_bad_training_data_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(UserError, match="leave the data path out"):
+        go(tmp_path / "run", "1step", data=tmp_path / "train.jsonl")
+    assert not (tmp_path / "run").exists()
