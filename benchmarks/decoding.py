@@ -17,6 +17,7 @@ from benchmarks.measure import Contender, Enough, Spread, interleave, ratio, tab
 from benchmarks.peers import FullLogits, Peer, Task
 from benchmarks.proxies import POLICIES, RATIO, T_TOKEN, VOCABULARY, Proxy, prompts, requests
 from twotemp.engine import Ledger, run
+from twotemp.errors import UserError
 from twotemp.models.llada import LLaDA
 from twotemp.records import Policy, Request
 
@@ -25,6 +26,7 @@ PROMPT, LENGTH, BLOCK = 64, 32, 32
 LEAST_STEPS = 2
 GIGABYTES = 12  # what a peer may need at once; they keep several float64 copies of the canvas's logits
 PROXIES = (RATIO, VOCABULARY)
+OURS = "twotemp"
 
 
 def steps_of(batch: int) -> int:
@@ -134,26 +136,37 @@ def beside_peers(folder: Path | None, batches: list[int], seconds: float) -> Non
     if not found:
         return
     for proxy in PROXIES:
-        model, rows = proxy.model(), []
+        ours, rows = {OURS: proxy.model()}, []
         print(introduction(proxy))
-        print(agreement(model, found))
+        try:
+            ours[f"{OURS} --compile"] = proxy.compiled()
+        except UserError as error:
+            print(f"*{error}*\n")
+        print(agreement(ours, found))
         for name, chosen in POLICIES.items():
             for batch in batches:
-                rows += _compare(proxy, model, name, chosen, batch, found, seconds)
+                rows += _compare(proxy, ours, name, chosen, batch, found, seconds)
         print(table(["", "B", "steps", "CPU s", "to ours", "a step", "by the clock"], rows), flush=True)
 
 
 def _compare(
-    proxy: Proxy, model: LLaDA, name: str, chosen: Policy, batch: int, found: dict[str, Peer], seconds: float
+    proxy: Proxy,
+    ours: dict[str, LLaDA],
+    name: str,
+    chosen: Policy,
+    batch: int,
+    found: dict[str, Peer],
+    seconds: float,
 ) -> list[list[str]]:
     """One policy at one batch size: everybody's time, in the same rounds."""
+    model = ours[OURS]
     texts, steps = prompts(model, batch, PROMPT), steps_of(batch)
     wanted = requests(texts, chosen, LENGTH, BLOCK)
     threshold = chosen.threshold if chosen.rule == "threshold" else None
     task = Task(texts, LENGTH, BLOCK, chosen.t_token, threshold, model.mask_id)
 
-    def ours(small: bool) -> int:
-        return limited(model, wanted, 1 if small else steps)
+    def engine(ours: LLaDA, small: bool) -> int:
+        return limited(ours, wanted, 1 if small else steps)
 
     def theirs(peer: str, small: bool) -> int:
         full = FullLogits(model, 1 if small else steps)
@@ -163,18 +176,18 @@ def _compare(
 
     fits = 5 * 8 * batch * (PROMPT + LENGTH) * proxy.vocabulary < GIGABYTES * 2**30
     able = [peer for peer, it in found.items() if it.can(task) and fits]
-    contenders: dict[str, Contender] = {"twotemp": ours}
+    contenders: dict[str, Contender] = {name: partial(engine, model) for name, model in ours.items()}
     times = interleave(contenders | {peer: partial(theirs, peer) for peer in able}, seconds)
-    ours_ = times["twotemp"]
+    plain = times[OURS]
     rows = [
         [
             f"{name}: {who}",
             str(batch),
             f"{mean(spent.count):.0f}",
             Spread(tuple(spent.cpu)).text(2),
-            ratio(spent.cpu, ours_.cpu).text(2),
-            f"{spent.each / ours_.each:.2f}",
-            ratio(spent.wall, ours_.wall).text(2),
+            ratio(spent.cpu, plain.cpu).text(2),
+            f"{spent.each / plain.each:.2f}",
+            ratio(spent.wall, plain.wall).text(2),
         ]
         for who, spent in times.items()
     ]
@@ -184,16 +197,19 @@ def _compare(
 
 
 @torch.inference_mode()
-def agreement(model: LLaDA, found: dict[str, Peer]) -> str:
+def agreement(ours: dict[str, LLaDA], found: dict[str, Peer]) -> str:
     """At T_token = 0 every sampler must write the same tokens; else speeds of different things are compared."""
     greedy = replace(POLICIES["LC, K = 1"], t_token=0.0)
+    model = ours[OURS]
     texts = prompts(model, 1, PROMPT)
-    (ours,) = run(model, requests(texts, greedy, LENGTH, BLOCK))
     task = Task(texts, LENGTH, BLOCK, 0.0, None, model.mask_id)
     written = {
-        name: it.sample(FullLogits(model, LENGTH), task)[0, PROMPT:].tolist() for name, it in found.items()
+        name: next(run(it, requests(texts, greedy, LENGTH, BLOCK))).tokens for name, it in ours.items()
     }
-    same = [name for name, tokens in written.items() if tuple(tokens) == ours.tokens]
+    first = written.pop(OURS)
+    for name, peer in found.items():
+        written[name] = tuple(peer.sample(FullLogits(model, LENGTH), task)[0, PROMPT:].tolist())
+    same = [name for name, tokens in written.items() if tokens == first]
     other = [name for name in written if name not in same]
     text = f"Same tokens as ours at T_token = 0: {', '.join(same) or 'none'}."
     return text + (f" NOT the same: {', '.join(other)}.\n" if other else "\n")

@@ -9,6 +9,7 @@ import torch
 
 from twotemp.models import llada
 from twotemp.models.llada import LLaDA
+from twotemp.models.load import compile_body
 from twotemp.policies import policy
 from twotemp.records import Policy, Request
 
@@ -67,6 +68,12 @@ class Proxy:
             std=LOGIT_SCALE / self.width**0.5,
             generator=torch.Generator().manual_seed(1),
         )
+        return made
+
+    def compiled(self) -> LLaDA:
+        """The same model behind torch.compile; a UserError where that does not work."""
+        made = self.model()
+        compile_body(made)
         return made
 
 

@@ -62,11 +62,11 @@ def load(
         folder, config, name=str(source), given=given, device=where, dtype=number
     )
     if compile:
-        _compile(model)
+        compile_body(model)
     return model
 
 
-def _compile(model: Transformer | MaskedLM) -> None:
+def compile_body(model: Transformer | MaskedLM) -> None:
     """Compile the body for any batch and length, and try it once: it needs a compiler that may not be there."""
     ids = torch.full((1, 2), model.mask_id, device=model.device)
     try:
