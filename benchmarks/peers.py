@@ -139,17 +139,20 @@ def _llada(root: Path) -> Peer:
     generate = _load_file("peer_llada", root / "LLaDA" / "generate.py").generate
 
     def sample(model: Any, task: Task) -> Tensor:
-        return generate(
-            model,
-            task.prompts,
-            steps=task.length,
-            gen_length=task.length,
-            block_length=task.block,
-            temperature=task.temperature,
-            mask_id=task.mask_id,
-        )
+        return generate(model, task.prompts, **_generate_options(task))
 
     return Peer(sample, thresholds=False)
+
+
+def _generate_options(task: Task) -> dict[str, Any]:
+    """What LLaDA's `generate` and those derived from it call things."""
+    return {
+        "steps": task.length,
+        "gen_length": task.length,
+        "block_length": task.block,
+        "temperature": task.temperature,
+        "mask_id": task.mask_id,
+    }
 
 
 def _fast(root: Path) -> Peer:
@@ -170,16 +173,7 @@ def _fast_module(root: Path) -> ModuleType:
 
 def _fast_sampler(generate: Callable[..., tuple[Tensor, int]]) -> Sampler:
     def sample(model: Any, task: Task) -> Tensor:
-        ids, _ = generate(
-            model,
-            task.prompts,
-            steps=task.length,
-            gen_length=task.length,
-            block_length=task.block,
-            temperature=task.temperature,
-            mask_id=task.mask_id,
-            threshold=task.threshold,
-        )
+        ids, _ = generate(model, task.prompts, **_generate_options(task), threshold=task.threshold)
         return ids
 
     return sample

@@ -47,8 +47,8 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 def main() -> None:
     """Run the command line; what the user can mend is printed as one message, without a traceback."""
-    # Before torch is imported: a thread of its that waits shall spin for some microseconds only, then sleep. Beside
-    # another busy program torch's own choice makes the embedded model many times slower (docs/LOG.md).
+    # Before torch is imported: its threads, when they wait, spin for some microseconds only, then sleep. Beside
+    # another busy program torch's own choice makes the embedded model several times slower (docs/LOG.md).
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:

@@ -43,7 +43,7 @@ class Batch:
         logits = self.runner.logits(rows, window)
         ledger.lap("bookkeeping" if ledger.watched else "forward")
         decision = self.decide(window, logits, ledger)
-        # Nothing was changed so far: a step that runs out of memory leaves no trace.
+        # Nothing that counts was changed so far: a step that runs out of memory is taken again.
         self.memory = decision.memory
         self.runner.book(rows, window)
         rows.commit(window, decision.tokens, decision.commit, decision.confidence, decision.entropy)

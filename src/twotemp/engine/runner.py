@@ -132,9 +132,8 @@ class Windowed:
         self.model = model
         self.kind = kind
         self.cache = model.new_cache(rows, columns)
-        self.prompts: list[tuple[int, ...] | None] = [
-            None
-        ] * rows  # whose final K, V each row of the cache holds
+        # Whose final K, V each row of the cache holds.
+        self.prompts: list[tuple[int, ...] | None] = [None] * rows
 
     def logits(self, rows: Rows, window: Window) -> Tensor:
         if self.kind == "block" and bool((rows.cached < 0).any()):
@@ -144,14 +143,10 @@ class Windowed:
         wide = end - begin > 2 * rows.block_width
         if bool(wide.all()) or not bool(wide.any()):
             return self._compute(rows, window, begin, end, visible, None)
-        device, logits = self.model.device, None
+        logits = torch.empty(len(window.index), self.model.vocab_size, device=self.model.device)
         for member in (wide, ~wide):
             found = self._compute(rows, window, begin, end, visible, member.nonzero()[:, 0])
-            if logits is None:
-                logits = found.new_empty(len(window.index), found.shape[1])
-            mine = compact(member.to(device)[window.row], len(found))
-            logits.index_copy_(0, mine, found)
-        assert logits is not None
+            logits.index_copy_(0, compact(member.to(logits.device)[window.row], len(found)), found)
         return logits
 
     def book(self, rows: Rows, window: Window) -> None:
