@@ -74,7 +74,7 @@ def sample(
     )
     found = draw(
         model,
-        _repeated(templates, _whole("n", n, least=1)),
+        _repeated(templates, whole_number("n", n, least=1)),
         stop=_strings(stop),
         batch_size=batch_size,
         cache=cache,
@@ -115,7 +115,7 @@ def stream(
     )
     return draw(
         model,
-        _repeated(templates, _whole("n", n, least=1)),
+        _repeated(templates, whole_number("n", n, least=1)),
         stop=_strings(stop),
         batch_size=batch_size,
         cache=cache,
@@ -150,7 +150,7 @@ def infill(
     True
     """
     templates = _templates(model, texts, policy, 0, block, seed, ids=ids, chat=False, trace=trace)
-    requests = _repeated(templates, _whole("n", n, least=1))
+    requests = _repeated(templates, whole_number("n", n, least=1))
     found = draw(model, requests, batch_size=batch_size, cache=cache, on_step=on_step, ledger=ledger)
     return _in_order(model, found, templates, on_sample)
 
@@ -187,8 +187,8 @@ def _templates(
 ) -> list[Request]:
     """The first request of each prompt, checked; the others differ in their index alone."""
     text = language_model(model)
-    rows = [_row(text, prompt, chat) for prompt in listed(prompts)]
-    names = _names(rows) if ids is None else _given(ids, len(rows))
+    rows = [row_of(text, prompt, chat) for prompt in listed(prompts)]
+    names = names_of(rows) if ids is None else _given(ids, len(rows))
     chosen = as_policy(policy)
     made = []
     for name, row in zip(names, rows):
@@ -196,9 +196,9 @@ def _templates(
             id=name,
             prompt=row,
             policy=chosen,
-            length=_room(text, row) if length is None else _whole("length", length),
-            block=None if block is None else _whole("block", block, least=1),
-            seed=_whole("seed", seed, least=None),
+            length=_room(text, row) if length is None else whole_number("length", length),
+            block=None if block is None else whole_number("block", block, least=1),
+            seed=whole_number("seed", seed, least=None),
             eos_stop=eos_stop,
             trace=trace,
         )
@@ -248,14 +248,14 @@ def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [several] if one else several
 
 
-def _row(model: LanguageModel, prompt: Any, chat: bool | None) -> tuple[int, ...]:
+def row_of(model: LanguageModel, prompt: Any, chat: bool | None) -> tuple[int, ...]:
     """A prompt's token ids."""
     if isinstance(prompt, str):
         return tuple(model.encode(prompt, chat=chat))
     items = _plain(prompt)
     if items and all(isinstance(item, Mapping) for item in items):
         return tuple(model.encode(items, chat=chat))
-    return tuple(_whole("a token id", item) for item in items)
+    return tuple(whole_number("a token id", item) for item in items)
 
 
 def _plain(items: Any) -> list[Any]:
@@ -280,7 +280,7 @@ def _room(model: LanguageModel, row: Sequence[int]) -> int:
     return min(MOST, max(LEAST, model.max_length // 4), left)
 
 
-def _names(rows: Iterable[Sequence[int]]) -> list[str]:
+def names_of(rows: Iterable[Sequence[int]]) -> list[str]:
     """A prompt's id: a hash of its tokens; with a number where it is given again."""
     seen: Counter[str] = Counter()
     names = []
@@ -305,7 +305,7 @@ def _strings(stop: Sequence[str]) -> tuple[str, ...]:
     return strings
 
 
-def _whole(name: str, value: Any, least: int | None = 0) -> int:
+def whole_number(name: str, value: Any, least: int | None = 0) -> int:
     """An integer, of Python's or NumPy's kind, but neither a flag nor a float."""
     try:
         number = whole(value)
