@@ -18,7 +18,7 @@ from twotemp.evaluation import Evaluation, Plan, TaskChoice
 from twotemp.policies import PRESETS, parse, policy, spell
 from twotemp.records import Policy
 
-PLUGIN = '''
+PLUGIN = """
 from twotemp import plugins
 from twotemp.records import Grade, Policy, Problem
 from twotemp.tasks import ProblemSet, Task
@@ -45,7 +45,7 @@ class Equal:
 plugins.add_task(Task("sums", "two sums", "equal", 8, load))
 plugins.add_grader("equal", Equal)
 plugins.add_policy(Policy("careful", "confidence", "threshold", threshold=0.95), ("threshold",), "c > 0.95", "me")
-'''
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,10 @@ def test_a_module_and_an_entry_point_are_plugins_too(file, tmp_path, monkeypatch
         ("1 / 0", r"mine.py cannot be loaded \(ZeroDivisionError"),
         ("import nowhere_to_be_found", "ModuleNotFoundError"),
         (PLUGIN + PLUGIN.replace("sums", "other"), "a grader named 'equal' already"),
-        ("from twotemp import plugins, policy\nplugins.add_policy(policy('lc'))", "policy named 'lc' already"),
+        (
+            "from twotemp import plugins, policy\nplugins.add_policy(policy('lc'))",
+            "policy named 'lc' already",
+        ),
     ],
 )
 def test_a_plugin_that_fails_says_which_and_why(tmp_path, text, message):

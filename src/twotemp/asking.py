@@ -7,8 +7,8 @@ judges them reads `answer` of what `finish` says. No torch: the model does the e
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 from twotemp.records import Policy, Problem, Request, Sample
 
@@ -24,7 +24,8 @@ class Encoder(Protocol):
     ) -> list[int]: ...
 
 
-class Ask(NamedTuple):
+@dataclass(frozen=True)
+class Ask:
     """One sample to draw of a problem."""
 
     problem: Problem
@@ -46,17 +47,18 @@ def requests(
     """A request for each ask, made when it is needed; a problem asked several times in a row is encoded once."""
     last: Problem | None = None
     prompt: tuple[int, ...] = ()
-    for problem, policy, index, name in asks:
-        if problem is not last:
-            last, prompt = problem, tuple(model.encode(problem.prompt, prefill=problem.prefill, chat=chat))
+    for ask in asks:
+        if ask.problem is not last:
+            last = ask.problem
+            prompt = tuple(model.encode(last.prompt, prefill=last.prefill, chat=chat))
         yield Request(
-            id=problem.id if name is None else name,
+            id=ask.problem.id if ask.id is None else ask.id,
             prompt=prompt,
-            policy=policy,
+            policy=ask.policy,
             length=length,
             block=block,
             seed=seed,
-            index=index,
+            index=ask.index,
             trace=trace,
         )
 

@@ -1,4 +1,4 @@
-'''Own tasks, graders and policies from outside the source tree.
+"""Own tasks, graders and policies from outside the source tree.
 
 A plug-in is a Python file or module that calls `add_task`, `add_grader` or `add_policy` when it is imported:
 
@@ -15,7 +15,7 @@ A plug-in is a Python file or module that calls `add_task`, `add_grader` or `add
 
 The command line takes it as `--plugin mine.py`; a package that is installed with an entry point in the group
 `twotemp.plugins` needs no option. In Python, import it.
-'''
+"""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def sample(
     >>> samples = twotemp.sample(model, "3 7 12 -> 33", "tct:t_pos=0.2", n=4, length=16)
     >>> len(samples), samples[0].policy.t_pos
     (4, 0.2)
-    >>> samples[2:] == twotemp.sample(model, "3 7 12 -> 33", "tct:t_pos=0.2", n=8, length=16)[2:4]
+    >>> samples[3].text == twotemp.sample(model, "3 7 12 -> 33", "tct:t_pos=0.2", n=8, length=16)[3].text
     True
     """
     templates = _templates(

@@ -88,7 +88,9 @@ def _answers(model: Denoiser, asked: Questions, forbidden: Tensor, batch: int) -
         part = asked[start : start + batch]
         read = part.terms()[1] * log_probs(model.logits, part, forbidden)
         question = part.want.nonzero()[:, 0]
-        sums.append(torch.zeros(len(part), dtype=torch.float64).index_add(0, question.cpu(), read.double().cpu()))
+        sums.append(
+            torch.zeros(len(part), dtype=torch.float64).index_add(0, question.cpu(), read.double().cpu())
+        )
     return torch.cat(sums)
 
 
@@ -98,9 +100,7 @@ def _error(by_draw: Tensor, strata: int) -> Tensor:
     return (inside.var(0) / inside.shape[0]).sum(0).sqrt() / strata
 
 
-def _samples(
-    model: Denoiser, prompts: Any, completions: Any, seed: int, chat: bool | None
-) -> list[Sample]:
+def _samples(model: Denoiser, prompts: Any, completions: Any, seed: int, chat: bool | None) -> list[Sample]:
     """The rows to score, as if they had been sampled."""
     text = language_model(model)
     if completions is None:

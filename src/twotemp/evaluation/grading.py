@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from threading import Condition, Thread
 
@@ -20,7 +21,8 @@ class Grading:
     """
 
     def __init__(self, works: Sequence[CellWork], told: Callable[[str, Sequence[Grade]], None]) -> None:
-        """works: whose earlier samples wait to be graded, first of all; told(policy, grades) is called in the thread."""
+        """works: whose earlier samples wait to be graded, first of all; told(policy, grades) is called in the
+        thread."""
         self._works, self._told = works, told
         self._waiting: dict[CellWork, list[Sample]] = {}
         self._changed = Condition()
@@ -60,14 +62,11 @@ class Grading:
     def _run(self) -> None:
         try:
             for work, samples in chain(self._backlog(), self._taken()):
-                work.grade(samples, lambda grades, name=work.name: self._told(name, grades), self._is_stopped)  # type: ignore[misc]
+                work.grade(samples, partial(self._told, work.name), lambda: self._stopped)
         except BaseException as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
-
-    def _is_stopped(self) -> bool:
-        return self._stopped
 
     def _backlog(self) -> Iterator[tuple[CellWork, list[Sample]]]:
         for work in self._works:

@@ -251,9 +251,9 @@ def _fill(
 
 def _count_distinct(grader: Grader, problem: Problem, answers: Iterable[str | None]) -> int:
     kept: list[str] = []
-    for answer in answers:
-        if answer is not None and not any(grader.same(problem, answer, other) for other in kept):
-            kept.append(answer)
+    for said in answers:
+        if said is not None and not any(grader.same(problem, said, other) for other in kept):
+            kept.append(said)
     return len(kept)
 
 

@@ -242,7 +242,9 @@ class _Plain(LanguageModel):
     def tensors(self) -> Mapping[str, Tensor]:
         """The logits of one row of masks after a given token."""
         given = next(i for i in range(self.vocab_size) if i not in self.forbidden_ids)
-        ids = torch.full((1, min(self.PROBE, self.max_length or self.PROBE)), self.mask_id, device=self.device)
+        ids = torch.full(
+            (1, min(self.PROBE, self.max_length or self.PROBE)), self.mask_id, device=self.device
+        )
         ids[0, 0] = given
         with torch.inference_mode():
             return {"logits": self.logits(ids, None, ids == self.mask_id)}

@@ -52,6 +52,10 @@ def load(
     device: None is CUDA where there is one, else the CPU. dtype: None is float32 on the CPU and the
     checkpoint's own elsewhere. compile: torch.compile the network (the first calls take a while, and sums are
     rounded in another order, so that a sample may differ from the uncompiled model's).
+
+    >>> import twotemp
+    >>> twotemp.load("tiny").max_length
+    128
     """
     where = usable_device(device)
     number = usable_dtype(dtype, where)

@@ -165,7 +165,7 @@ class Transformer(LanguageModel):
     @property
     def _head_dim(self) -> int:
         config = self.module.config
-        return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
     def new_cache(self, rows: int, columns: int) -> KVCache:
         """An empty cache for `rows` rows of at most `columns` positions."""

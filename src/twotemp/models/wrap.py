@@ -62,7 +62,7 @@ class _Wrapped(LanguageModel):
         self.lookback = int(shift)
         weight = next(module.parameters(), torch.empty(0))
         self.device, self._dtype = weight.device, weight.dtype
-        native = getattr(module, "config", None)
+        native: Any = getattr(module, "config", None)
         self.config: Mapping[str, Any] = native.to_dict() if hasattr(native, "to_dict") else {}
         self.max_length = self.config.get("max_position_embeddings") or self.config.get("max_sequence_length")
         takes = signature(module.forward).parameters
@@ -103,21 +103,25 @@ class _Wrapped(LanguageModel):
             inside = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
             ids = torch.full_like(ids, self.mask_id).masked_scatter(inside, ids[real])
         if self.lookback and want.dtype == torch.bool and bool((column == 0).any()):
-            raise UserError(f"{self.name} predicts a token from the one before it; start rows with a given token")
+            raise UserError(
+                f"{self.name} predicts a token from the one before it; start rows with a given token"
+            )
         source = column - self.lookback
         if attention_mask is None:
             return self._forward(ids)[row, source].float()
         if self._respects_masks:
             return self._forward(ids, inside)[row, source].float()
         found = torch.empty(len(index), self.vocab_size, device=ids.device)
-        for length in lengths[row].unique().tolist():
+        for length in sorted(set(lengths[row].tolist())):
             rows, mine = (lengths == length).nonzero()[:, 0], lengths[row] == length
             part = self._forward(ids[rows, :length])
             found[mine] = part[torch.searchsorted(rows, row[mine]), source[mine]].float()
         return found
 
     def _forward(self, ids: Tensor, real: Tensor | None = None) -> Tensor:
-        output = self.module(ids, **self._options, **({} if real is None else {"attention_mask": real.long()}))
+        output = self.module(
+            ids, **self._options, **({} if real is None else {"attention_mask": real.long()})
+        )
         if not isinstance(output, Tensor):
             output = output[0] if isinstance(output, tuple) else output.logits
         if not isinstance(output, Tensor) or output.shape[:2] != ids.shape:

@@ -203,7 +203,12 @@ PRESETS: dict[str, Preset] = {
 
 
 def policy(name: str, **parameters: Any) -> Policy:
-    """The policy of that name with some parameters set: policy("tct", t_pos=0.1, threshold=0.6)."""
+    """The policy of that name (`twotemp policies` lists them) with some parameters set.
+
+    >>> import twotemp
+    >>> twotemp.policy("tct", t_pos=0.2).t_pos
+    0.2
+    """
     if name not in PRESETS:
         raise unknown("policy", name, PRESETS)
     preset = PRESETS[name]
