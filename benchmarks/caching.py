@@ -13,14 +13,13 @@ from benchmarks import peers
 from benchmarks.measure import Contender, Spread, interleave, ratio, table
 from benchmarks.peers import FastModel, Peer, Task
 from benchmarks.proxies import POLICIES, RATIO, prompts, requests
-from twotemp import tasks
+from twotemp import asking, tasks
 from twotemp.engine import run
 from twotemp.engine.drift import drift
 from twotemp.models.llada import LLaDA
 from twotemp.models.load import load
 from twotemp.policies import policy
 from twotemp.records import Policy
-from twotemp.sampling import make_requests
 
 PROMPT, LENGTH, BLOCK = 64, 64, 32
 ROWS = 8  # of an adaptive policy
@@ -98,9 +97,10 @@ def _agreement(model: LLaDA, found: dict[str, tuple[Peer, FastModel]]) -> str:
 def drifts(questions: int) -> None:
     """What the approximations change on the embedded, trained model."""
     model, task, rows = load("tiny", device="cpu"), tasks.get("words-3"), []
-    texts = [problem.prompt for problem in task.problems().problems[:questions]]
+    problems = task.problems().problems[:questions]
     for chosen in (policy("lc"), policy("ct"), policy("tct")):
-        wanted = make_requests(model, texts, chosen, 1, task.length, 16, 0)
+        asks = (asking.Ask(problem, chosen) for problem in problems)
+        wanted = list(asking.requests(model, asks, length=task.length, block=16))
         for cache in ("prefix", "dual"):
             found = drift(model, wanted, cache)
             rows.append(

@@ -7,14 +7,13 @@ import timeit
 import torch
 
 from benchmarks.measure import Contender, Spread, interleave, ratio, table
-from twotemp import tasks
+from twotemp import asking, tasks
 from twotemp.engine import Ledger, run
 from twotemp.engine.batch import Batch
-from twotemp.models.base import Denoiser
+from twotemp.models.base import LanguageModel
 from twotemp.models.load import load
 from twotemp.policies import policy
 from twotemp.records import Request
-from twotemp.sampling import make_requests
 
 SAMPLES = 64
 CASES = (("words-2", 1, 16), ("words-2", 1, 64), ("words-3", 1, 16), ("words-2", 20, 64))  # prompts, slots
@@ -31,10 +30,11 @@ def report(seconds: float) -> None:
     print(f"Keeping time: {LAPS} laps a step of {1e6 * lap:.1f} µs each.\n")
 
 
-def _case(model: Denoiser, name: str, count: int, slots: int, seconds: float) -> list[str]:
+def _case(model: LanguageModel, name: str, count: int, slots: int, seconds: float) -> list[str]:
     task = tasks.get(name)
-    texts = [problem.prompt for problem in task.problems().problems[:count]]
-    wanted = make_requests(model, texts, CHOSEN, SAMPLES, task.length, None, 0)
+    problems = task.problems().problems[:count]
+    asks = (asking.Ask(problem, CHOSEN, index) for problem in problems for index in range(SAMPLES))
+    wanted = list(asking.requests(model, asks, length=task.length))
     ledger = Ledger()
     forwards = {(s.request, s.index): s.forwards for s in run(model, wanted, batch_size=slots, ledger=ledger)}
     steps = [forwards[request.id, request.index] for request in wanted]
@@ -63,7 +63,7 @@ def _case(model: Denoiser, name: str, count: int, slots: int, seconds: float) ->
 
 
 @torch.inference_mode()
-def static(model: Denoiser, wanted: list[Request], slots: int, *, shared: bool) -> int:
+def static(model: LanguageModel, wanted: list[Request], slots: int, *, shared: bool) -> int:
     """A batch is over when its slowest row is, and finished rows stay in it till then.
 
     shared: rows in the same state are still computed once, as the engine does; else every row every time.

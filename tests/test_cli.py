@@ -15,11 +15,10 @@ import torch
 from typer.testing import CliRunner
 
 from tests import tiny_checkpoints, toy_task
-from twotemp import experiments
 from twotemp.cli import app, console
 from twotemp.cli.evaluate import split_policies, task_choices
 from twotemp.errors import UserError
-from twotemp.evaluation import TaskChoice
+from twotemp.evaluation import TaskChoice, experiments
 from twotemp.models import load
 from twotemp.models.checkpoint import save
 from twotemp.policies import parse

@@ -19,9 +19,8 @@ from tests import toy_task
 from twotemp import sampling
 from twotemp.engine import run as engine_run
 from twotemp.errors import UserError
-from twotemp.evaluation import Evaluation, Plan, Progress, TaskChoice, lanes, regrade, runner
+from twotemp.evaluation import Evaluation, Plan, Progress, TaskChoice, regrade, runner, work
 from twotemp.graders import sandbox
-from twotemp.models.text import encode
 from twotemp.policies import parse
 from twotemp.records import Grade, Request, Sample
 from twotemp.report import read
@@ -86,7 +85,7 @@ def test_every_sample_is_there_graded_and_what_the_engine_draws(model, whole):
             problem = problems[key.question]
             assert grade is not None
             assert grade.passed == toy_task.right(problem, sample.text or "")
-            ids = tuple(encode(model, problem.prompt))
+            ids = tuple(model.encode(problem.prompt))
             request = Request(key.question, ids, POLICIES[1], length=toy_task.LENGTH, index=key.sample)
             (alone,) = engine_run(model, [request])
             assert (alone.tokens, alone.nfe) == (sample.tokens, sample.nfe)
@@ -95,7 +94,7 @@ def test_every_sample_is_there_graded_and_what_the_engine_draws(model, whole):
 
 def test_started_again_it_draws_nothing(model, tmp_path, monkeypatch):
     evaluate(model, PLAN, tmp_path / "run")
-    monkeypatch.setattr(sampling, "stream", never)
+    monkeypatch.setattr(sampling, "draw", never)
     states: list[Progress] = []
     evaluate(model, PLAN, tmp_path / "run", watch=states.append)
     last = states[-1]
@@ -108,11 +107,11 @@ def test_a_larger_n_adds_only_what_is_missing(model, tmp_path, monkeypatch, whol
     drawn = []
 
     def spy(model, requests, **options):
-        drawn.extend(requests)
-        return original(model, requests, **options)
+        drawn.extend(wanted := list(requests))
+        return original(model, wanted, **options)
 
-    original = sampling.stream
-    monkeypatch.setattr(sampling, "stream", spy)
+    original = sampling.draw
+    monkeypatch.setattr(sampling, "draw", spy)
     evaluate(model, PLAN, tmp_path / "run")
     assert {r.index for r in drawn} == {2}
     assert len(drawn) == 2 * 4 * len(POLICIES)
@@ -126,17 +125,18 @@ def test_more_questions_and_policies_may_be_added(model, tmp_path, whole):
 
 
 def test_tasks_take_turns_and_a_question_keeps_its_policies_together(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(lanes, "CHUNK_SAMPLES", 9)
+    monkeypatch.setattr(work, "CHUNK_SAMPLES", 9)
     order = []
-    original = sampling.stream
+    original = sampling.draw
 
     def spy(model, requests, **options):
+        requests = list(requests)
         order.append(
             ({len(r.prompt) for r in requests}, {r.id for r in requests}, {r.policy.name for r in requests})
         )
         return original(model, requests, **options)
 
-    monkeypatch.setattr(sampling, "stream", spy)
+    monkeypatch.setattr(sampling, "draw", spy)
     evaluate(model, PLAN, tmp_path / "run")
     assert [ids for _, ids, _ in order] == [{f"toy/{i}"} for i in range(4) for _ in range(2)]
     assert all(names == {"ar", "tlc", "tct"} for _, _, names in order)
@@ -164,7 +164,7 @@ def test_the_batch_size_changes_nothing(model, tmp_path, whole, batch_size):
 
 
 def stopped_after(count: int, error: BaseException):
-    original = sampling.stream
+    original = sampling.draw
 
     def stream(model, requests, **options):
         for number, sample in enumerate(original(model, requests, **options)):
@@ -178,7 +178,7 @@ def stopped_after(count: int, error: BaseException):
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
 def test_what_is_finished_is_stored_when_something_stops_the_run(model, tmp_path, whole, error):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "stream", stopped_after(5, error))
+        patch.setattr(sampling, "draw", stopped_after(5, error))
         with pytest.raises(type(error)):
             evaluate(model, PLAN, tmp_path / "run")
     part = rows(tmp_path / "run")
@@ -209,7 +209,7 @@ def test_ungraded_is_counted_left_out_and_tried_again(model, tmp_path, monkeypat
         evaluate(model, PLAN, tmp_path / "run")
     with pytest.raises(UserError, match="no graded sample"):
         read([tmp_path / "run"])
-    monkeypatch.setattr(sampling, "stream", never)
+    monkeypatch.setattr(sampling, "draw", never)
     evaluate(model, PLAN, tmp_path / "run")
     assert rows(tmp_path / "run") == whole
     assert all(series.ungraded == 0 for series in read([tmp_path / "run"]))
@@ -218,10 +218,10 @@ def test_ungraded_is_counted_left_out_and_tried_again(model, tmp_path, monkeypat
 def test_killed_at_twenty_random_moments_it_ends_up_the_same(model, tmp_path, monkeypatch):
     """Children of this warm process run the evaluation and are killed; then it is finished and compared."""
     plan = replace(PLAN, n=16)
-    monkeypatch.setattr(lanes, "CHUNK_SAMPLES", 40)
+    monkeypatch.setattr(work, "CHUNK_SAMPLES", 40)
     monkeypatch.setattr(runner, "WRITE_SAMPLES", 8)
     expected = rows(evaluate(model, plan, tmp_path / "whole"))
-    original = sampling.stream
+    original = sampling.draw
     forks = multiprocessing.get_context("fork")
     rng = random.Random(1)
     for _ in range(20):
@@ -233,7 +233,7 @@ def test_killed_at_twenty_random_moments_it_ends_up_the_same(model, tmp_path, mo
                 yield sample
 
         def child(batch_size: int, stream=reporting) -> None:
-            monkeypatch.setattr(sampling, "stream", stream)
+            monkeypatch.setattr(sampling, "draw", stream)
             evaluate(model, plan, tmp_path / "run", batch_size=batch_size)
 
         process = forks.Process(target=child, args=(rng.choice((3, 8, 64)),))

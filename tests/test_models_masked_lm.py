@@ -24,7 +24,6 @@ from twotemp.models.base import Denoiser
 from twotemp.models.checkpoint import SINGLE, fingerprint, save
 from twotemp.models.load import load
 from twotemp.models.masked_lm import MaskedLM
-from twotemp.models.text import encode
 
 _size: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -107,9 +106,9 @@ def test_ids_come_from_the_tokenizer_and_prompts_are_plain_text(tmp_path: Path) 
     tokenizer.save_pretrained(folder)
     model = load(folder, eos_ids=(EOS,))
     assert model.mask_id == MASK
-    assert encode(model, "a <|mask|> b", chat=False) == [0, MASK, 1]
+    assert model.encode("a <|mask|> b") == model.encode("a <|mask|> b", chat=False) == [0, MASK, 1]
     with pytest.raises(UserError, match="chat=False"):
-        encode(model, "a")
+        model.encode("a", chat=True)
 
 
 def test_heads_of_other_objectives_are_ignored_but_no_other_weight_is(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_command_puts_sources_side_by_side(tmp_path):
     files = [
         write_lines(
             tmp_path / f"{name}.jsonl",
-            sample(model, [[5, 6], [7, 8]], policy(name), n=3, length=6, trace=True),
+            sample(model, [[5, 6], [7, 8]], policy(name), n=3, length=6, trace=True, ids=["0", "1"]),
         )
         for name in ("lc", "random")
     ]

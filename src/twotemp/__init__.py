@@ -1,25 +1,54 @@
 """twotemp: simple, efficient and diverse sampling from masked diffusion language models.
 
-model = twotemp.load("tiny")
-policy = twotemp.policy("tct", t_token=0.8, t_pos=0.1, threshold=0.6)
-samples = twotemp.sample(model, prompts, policy, n=64, length=256, block=32, seed=0)
+>>> import twotemp
+>>> model = twotemp.load("tiny")
+>>> policy = twotemp.policy("tct", t_token=0.8, t_pos=0.1, threshold=0.6)
+>>> samples = twotemp.sample(model, ["3 7 12 -> 33", "4 9 2 -> 15"], policy, n=4, seed=0)
+>>> len(samples)
+8
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from twotemp.errors import UserError
+    from twotemp.models.base import Denoiser, LanguageModel
     from twotemp.models.load import load
+    from twotemp.models.wrap import wrap
     from twotemp.policies.presets import policy
-    from twotemp.sampling import infill, sample
+    from twotemp.records import Policy, Sample
+    from twotemp.sampling import infill, sample, stream
+    from twotemp.scoring import score
 
-__all__ = ["infill", "load", "policy", "sample"]
+__all__ = [
+    "Denoiser",
+    "LanguageModel",
+    "Policy",
+    "Sample",
+    "UserError",
+    "infill",
+    "load",
+    "policy",
+    "sample",
+    "score",
+    "stream",
+    "wrap",
+]
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Denoiser": "twotemp.models.base",
+    "LanguageModel": "twotemp.models.base",
+    "Policy": "twotemp.records",
+    "Sample": "twotemp.records",
+    "UserError": "twotemp.errors",
+    "infill": "twotemp.sampling",
     "load": "twotemp.models.load",
     "policy": "twotemp.policies.presets",
     "sample": "twotemp.sampling",
-    "infill": "twotemp.sampling",
+    "score": "twotemp.scoring",
+    "stream": "twotemp.sampling",
+    "wrap": "twotemp.models.wrap",
 }
 
 
@@ -30,3 +59,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -141,6 +141,15 @@ class Sample:
     text: str | None = None
     trace: Trace | None = None
 
+    @property
+    def said(self) -> str:
+        """The text, or the token ids where there is no tokenizer."""
+        return " ".join(map(str, self.tokens)) if self.text is None else self.text
+
+    def __repr__(self) -> str:
+        said = self.said if len(self.said) <= 60 else self.said[:57] + "..."
+        return f"Sample({said!r}, {self.policy.name}, {self.nfe} NFE, {self.request} [{self.index}])"
+
     def to_dict(self) -> dict[str, Any]:
         # Not asdict: it copies every token by itself, which costs more than writing the sample to the disk.
         trace = None if self.trace is None else vars(self.trace)

@@ -1,142 +1,317 @@
-"""The front door: text (or token ids) in, samples out."""
+"""The front door: prompts in, samples out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
+from operator import index as whole
+from typing import Any
 
+from twotemp.asking import finish
 from twotemp.engine import Ledger, run
+from twotemp.engine.rows import check
 from twotemp.errors import UserError
-from twotemp.models.base import Denoiser
-from twotemp.models.text import decode, encode
+from twotemp.models.base import Denoiser, LanguageModel, Message, language_model
+from twotemp.policies import parse
 from twotemp.records import Policy, Request, Sample
+from twotemp.samples import Samples
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[Message] | Sequence[int]
+# Tokens of an answer, unless said otherwise: a quarter of the context, but no more and no fewer than these.
+MOST, LEAST = 256, 32
+# Requests the engine sees at once. It sorts them by length and holds them all, so there is a limit for huge n.
+CHUNK = 8192
 
 
 def sample(
     model: Denoiser,
     prompts: Prompt | Sequence[Prompt],
-    policy: Policy,
+    policy: Policy | str,
     n: int = 1,
-    length: int = 256,
+    length: int | None = None,
     block: int | None = None,
     seed: int = 0,
     *,
-    chat: bool = True,
+    ids: Sequence[str] | None = None,
+    chat: bool | None = None,
+    stop: Sequence[str] = (),
     eos_stop: bool = False,
     trace: bool = False,
     batch_size: int | None = None,
     cache: str | None = None,
     on_sample: Callable[[Sample], None] | None = None,
+    on_step: Callable[[Any], None] | None = None,
     ledger: Ledger | None = None,
-) -> list[Sample]:
-    """Draw n samples a prompt; sample i of prompt j is at index j * n + i.
+) -> Samples:
+    """Draw n samples per prompt; sample i of prompt j is at index j * n + i.
 
-    prompts: one text or several, or token ids. Text becomes a user turn of the model's chat template unless
-    chat=False. block: width of the semi-autoregressive blocks (32; a block-causal model has its own).
-    Sample (prompt, i) is the same whatever n, the other prompts and batch_size are. cache: None is exact,
-    "prefix" and "dual" are Fast-dLLM's approximations; a `ledger` says where the time went.
+    prompts: one or several; each is a text, a list of chat messages {"role": ..., "content": ...}, or token ids (a
+    list, a NumPy array, a tensor).
+    policy: a `Policy`, or its spelling such as "tct:t_pos=0.2".
+    length: tokens to generate; None: a quarter of the model's context, at least 32 and at most 256.
+    block: width of the semi-autoregressive blocks (32; a block-causal model has its own).
+    seed, ids: a sample's noise is addressed by (seed, id, i), and a prompt's id is a hash of its tokens unless you
+    name it. So a sample is the same whatever n, batch_size and the other prompts are; a prompt that is given twice
+    gets other samples the second time.
+    chat: None puts text into the model's chat format where it has one, False never.
+    stop: strings before which the text ends; eos_stop: end a row once everything up to its first EOS is written.
+    cache: None is exact, "prefix" and "dual" are Fast-dLLM's approximations.
+    on_sample(sample) is called as rows finish, on_step(view) after every step; a `ledger` says where the time went.
+
+    >>> import twotemp
+    >>> model = twotemp.load("tiny")
+    >>> samples = twotemp.sample(model, "3 7 12 -> 33", "tct:t_pos=0.2", n=4, length=16)
+    >>> len(samples), samples[0].policy.t_pos
+    (4, 0.2)
+    >>> samples[3].text == twotemp.sample(model, "3 7 12 -> 33", "tct:t_pos=0.2", n=8, length=16)[3].text
+    True
     """
-    requests = make_requests(
-        model, _listed(prompts), policy, n, length, block, seed, chat=chat, eos_stop=eos_stop, trace=trace
+    templates = _templates(
+        model, prompts, policy, length, block, seed, ids=ids, chat=chat, eos_stop=eos_stop, trace=trace
     )
-    return _in_order(
-        stream(model, requests, batch_size=batch_size, cache=cache, ledger=ledger), requests, on_sample
+    found = draw(
+        model,
+        _repeated(templates, whole_number("n", n, least=1)),
+        stop=_strings(stop),
+        batch_size=batch_size,
+        cache=cache,
+        on_step=on_step,
+        ledger=ledger,
+    )
+    return _in_order(model, found, templates, on_sample)
+
+
+def stream(
+    model: Denoiser,
+    prompts: Prompt | Sequence[Prompt],
+    policy: Policy | str,
+    n: int = 1,
+    length: int | None = None,
+    block: int | None = None,
+    seed: int = 0,
+    *,
+    ids: Sequence[str] | None = None,
+    chat: bool | None = None,
+    stop: Sequence[str] = (),
+    eos_stop: bool = False,
+    trace: bool = False,
+    batch_size: int | None = None,
+    cache: str | None = None,
+    on_step: Callable[[Any], None] | None = None,
+    ledger: Ledger | None = None,
+) -> Iterator[Sample]:
+    """As `sample`, but yields each sample as soon as it is finished; n may be as large as you like.
+
+    >>> import twotemp
+    >>> endless = twotemp.stream(twotemp.load("tiny"), "3 7 12 -> 33", "lc", n=10**8, length=8, batch_size=2)
+    >>> next(endless).index in (0, 1)
+    True
+    """
+    templates = _templates(
+        model, prompts, policy, length, block, seed, ids=ids, chat=chat, eos_stop=eos_stop, trace=trace
+    )
+    return draw(
+        model,
+        _repeated(templates, whole_number("n", n, least=1)),
+        stop=_strings(stop),
+        batch_size=batch_size,
+        cache=cache,
+        on_step=on_step,
+        ledger=ledger,
     )
 
 
 def infill(
     model: Denoiser,
     texts: Prompt | Sequence[Prompt],
-    policy: Policy,
+    policy: Policy | str,
     n: int = 1,
     block: int | None = None,
     seed: int = 0,
     *,
+    ids: Sequence[str] | None = None,
     trace: bool = False,
     batch_size: int | None = None,
     cache: str | None = None,
     on_sample: Callable[[Sample], None] | None = None,
+    on_step: Callable[[Any], None] | None = None,
     ledger: Ledger | None = None,
-) -> list[Sample]:
-    """Fill the mask tokens inside given texts (the model's own mask token, or its id) n times each."""
-    requests = make_requests(model, _listed(texts), policy, n, 0, block, seed, chat=False, trace=trace)
-    return _in_order(
-        stream(model, requests, batch_size=batch_size, cache=cache, ledger=ledger), requests, on_sample
-    )
+) -> Samples:
+    """Fill the mask tokens inside given texts (the model's own mask token, or its id) n times each.
+
+    >>> import twotemp
+    >>> model = twotemp.load("tiny")
+    >>> row = model.encode("3 7 12 -> 33") + [model.mask_id] * 4
+    >>> filled = twotemp.infill(model, row, "lc:t_token=0")
+    >>> filled[0].text.startswith("3 7 12 -> 33")
+    True
+    """
+    templates = _templates(model, texts, policy, 0, block, seed, ids=ids, chat=False, trace=trace)
+    requests = _repeated(templates, whole_number("n", n, least=1))
+    found = draw(model, requests, batch_size=batch_size, cache=cache, on_step=on_step, ledger=ledger)
+    return _in_order(model, found, templates, on_sample)
 
 
-def make_requests(
+def draw(
     model: Denoiser,
-    prompts: Sequence[Prompt],
-    policy: Policy,
-    n: int,
-    length: int,
+    requests: Iterable[Request],
+    *,
+    stop: Sequence[str] = (),
+    batch_size: int | None = None,
+    cache: str | None = None,
+    on_step: Callable[[Any], None] | None = None,
+    ledger: Ledger | None = None,
+) -> Iterator[Sample]:
+    """Samples with their text, as rows finish. The one place where requests meet the engine and its hooks."""
+    text, rest = language_model(model), iter(requests)
+    while some := list(islice(rest, CHUNK)):
+        found = run(model, some, batch_size=batch_size, cache=cache, on_step=on_step, ledger=ledger)
+        yield from (finish(text, one, stop) for one in found)
+
+
+def _templates(
+    model: Denoiser,
+    prompts: Prompt | Sequence[Prompt],
+    policy: Policy | str,
+    length: int | None,
     block: int | None,
     seed: int,
     *,
-    chat: bool = True,
+    ids: Sequence[str] | None,
+    chat: bool | None,
+    trace: bool,
     eos_stop: bool = False,
-    trace: bool = False,
 ) -> list[Request]:
-    if n < 1:
-        raise UserError(f"n must be >= 1, not {n}")
-    return [
-        Request(
-            id=str(number),
-            prompt=tuple(encode(model, prompt, chat=chat) if isinstance(prompt, str) else prompt),
-            policy=policy,
-            length=length,
-            block=block,
-            seed=seed,
-            index=index,
+    """The first request of each prompt, checked; the others differ in their index alone."""
+    text = language_model(model)
+    rows = [row_of(text, prompt, chat) for prompt in listed(prompts)]
+    names = names_of(rows) if ids is None else _given(ids, len(rows))
+    chosen = as_policy(policy)
+    made = []
+    for name, row in zip(names, rows):
+        request = Request(
+            id=name,
+            prompt=row,
+            policy=chosen,
+            length=_room(text, row) if length is None else whole_number("length", length),
+            block=None if block is None else whole_number("block", block, least=1),
+            seed=whole_number("seed", seed, least=None),
             eos_stop=eos_stop,
             trace=trace,
         )
-        for number, prompt in enumerate(prompts)
-        for index in range(n)
-    ]
+        check(request, model)
+        made.append(request)
+    return made
 
 
-def stream(
+def _repeated(templates: Iterable[Request], n: int) -> Iterator[Request]:
+    return (replace(template, index=index) for template in templates for index in range(n))
+
+
+def _in_order(
     model: Denoiser,
-    requests: Sequence[Request],
-    *,
-    batch_size: int | None = None,
-    cache: str | None = None,
-    ledger: Ledger | None = None,
-) -> Iterator[Sample]:
-    """Samples with their text, as rows finish."""
-    for found in run(model, requests, batch_size=batch_size, cache=cache, ledger=ledger):
-        yield found if model.tokenizer is None else replace(found, text=text_of(model, found))
+    found: Iterable[Sample],
+    templates: Sequence[Request],
+    on_sample: Callable[[Sample], None] | None,
+) -> Samples:
+    place = {template.id: number for number, template in enumerate(templates)}
+    drawn = []
+    for one in found:
+        drawn.append(one)
+        if on_sample is not None:
+            on_sample(one)
+    return Samples(sorted(drawn, key=lambda s: (place[s.request], s.index)), tokenizer=model.tokenizer)
 
 
-def text_of(model: Denoiser, found: Sample) -> str:
-    """What the sample says: the answer up to the first EOS, or the whole text where masks inside were filled."""
-    if found.positions[0] >= len(found.prompt):
-        return decode(model, found.tokens)
-    row = list(found.prompt)
-    for position, token in zip(found.positions, found.tokens):
-        row[position] = token
-    return decode(model, row)
+# What a caller may write.
 
 
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several. A flat list of ints is one prompt in token ids."""
+def as_policy(policy: Policy | str) -> Policy:
+    if isinstance(policy, str):
+        return parse(policy)
+    if not isinstance(policy, Policy):
+        raise UserError(f'a policy is a Policy or a spelling such as "tct:t_pos=0.2", not {policy!r}')
+    return policy
+
+
+def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list. Flat ints are one prompt in token ids, flat messages one chat."""
     if isinstance(prompts, str):
         return [prompts]
-    listed = list(prompts)
-    if not listed:
+    several = _plain(prompts)
+    if not several:
         raise UserError("no prompt given")
-    return [listed] if isinstance(listed[0], int) else listed  # type: ignore[list-item, return-value]
+    one = isinstance(several[0], Mapping) or not hasattr(several[0], "__len__")
+    return [several] if one else several
 
 
-def _in_order(samples: Iterator[Sample], requests: Sequence[Request], on_sample) -> list[Sample]:
-    place = {(r.id, r.index): number for number, r in enumerate(requests)}
-    ordered: list[Sample | None] = [None] * len(requests)
-    for found in samples:
-        ordered[place[found.request, found.index]] = found
-        if on_sample is not None:
-            on_sample(found)
-    return ordered  # type: ignore[return-value]
+def row_of(model: LanguageModel, prompt: Any, chat: bool | None) -> tuple[int, ...]:
+    """A prompt's token ids."""
+    if isinstance(prompt, str):
+        return tuple(model.encode(prompt, chat=chat))
+    items = _plain(prompt)
+    if items and all(isinstance(item, Mapping) for item in items):
+        return tuple(model.encode(items, chat=chat))
+    return tuple(whole_number("a token id", item) for item in items)
+
+
+def _plain(items: Any) -> list[Any]:
+    """A list from a list, a tuple, a NumPy array or a tensor."""
+    try:
+        return list(items.tolist() if hasattr(items, "tolist") else items)
+    except TypeError:
+        raise UserError(
+            f"a prompt is text, a list of messages, or a list of token ids, not {items!r}"
+        ) from None
+
+
+def _room(model: LanguageModel, row: Sequence[int]) -> int:
+    if model.max_length is None:
+        return MOST
+    left = model.max_length - len(row)
+    if left < 1:
+        raise UserError(
+            f"the prompt's {len(row)} tokens leave no room for an answer in {model.name!r}'s context of "
+            f"{model.max_length}; shorten it"
+        )
+    return min(MOST, max(LEAST, model.max_length // 4), left)
+
+
+def names_of(rows: Iterable[Sequence[int]]) -> list[str]:
+    """A prompt's id: a hash of its tokens; with a number where it is given again."""
+    seen: Counter[str] = Counter()
+    names = []
+    for row in rows:
+        digest = hashlib.blake2b(" ".join(map(str, row)).encode(), digest_size=8).hexdigest()
+        seen[digest] += 1
+        names.append(digest if seen[digest] == 1 else f"{digest}-{seen[digest]}")
+    return names
+
+
+def _given(ids: Sequence[str], count: int) -> list[str]:
+    names = [ids] if isinstance(ids, str) else list(ids)
+    if len(names) != count or len(set(names)) != count or not all(isinstance(name, str) for name in names):
+        raise UserError(f"ids must be {count} different strings, one per prompt, not {ids!r}")
+    return names
+
+
+def _strings(stop: Sequence[str]) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(string, str) and string for string in strings):
+        raise UserError(f"stop must be a list of strings, none of them empty, not {stop!r}")
+    return strings
+
+
+def whole_number(name: str, value: Any, least: int | None = 0) -> int:
+    """An integer, of Python's or NumPy's kind, but neither a flag nor a float."""
+    try:
+        number = whole(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or (least is not None and number < least):
+        bound = "" if least is None else f" >= {least}"
+        raise UserError(f"{name} must be an integer{bound}, not {value!r}")
+    return number

@@ -37,21 +37,21 @@ def drift(
       twotemp drift --task words-3 --cache dual --policy ct:threshold=0.9
     """
     from twotemp import tasks
+    from twotemp.asking import Ask, requests
     from twotemp.cli.console import output, progress
     from twotemp.engine.drift import drift as measure
     from twotemp.models.load import load
     from twotemp.policies import parse
-    from twotemp.sampling import make_requests
 
     chosen = tasks.get(task)
     loaded = load(model, device=device, dtype=dtype, mask_id=mask_id, block_size=block_size)
-    prompts = [problem.prompt for problem in chosen.problems().problems[:questions]]
-    requests = make_requests(loaded, prompts, parse(policy), 1, length or chosen.length, block, seed)
+    asks = [Ask(problem, parse(policy)) for problem in chosen.problems().problems[:questions]]
+    wanted = list(requests(loaded, asks, length=length or chosen.length, block=block, seed=seed))
     with progress() as bar:
-        watched = bar.add_task("comparing", total=len(requests), note="")
+        watched = bar.add_task("comparing", total=len(wanted), note="")
         found = measure(
             loaded,
-            requests,
+            wanted,
             cache,
             batch_size=batch_size,
             on_step=lambda done: bar.update(watched, advance=done),
@@ -60,7 +60,7 @@ def drift(
         typer.echo(json.dumps(asdict(found)))
         return
     output.print(
-        f"{cache} cache, {policy}, {len(requests)} samples of {task}: {found.predictions} predictions that read it\n"
+        f"{cache} cache, {policy}, {len(wanted)} samples of {task}: {found.predictions} predictions that read it\n"
         f"  KL(exact || cached): mean {found.kl_mean:.4g}, median {found.kl_median:.4g}, "
         f"99 % {found.kl_p99:.4g}, max {found.kl_max:.4g} nats\n"
         f"  steps that commit something else: {100 * found.changed_steps:.1f} % of {found.steps}; "

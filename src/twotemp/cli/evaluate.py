@@ -187,7 +187,7 @@ def run(
     profile: Profile = False,
 ) -> None:
     """Run an experiment file: evaluate, then report. It continues what it finds in --out."""
-    from twotemp import experiments
+    from twotemp.evaluation import experiments
     from twotemp.report import read
     from twotemp.report.style import model_name
 

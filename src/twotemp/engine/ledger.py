@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
 
 import torch
+
+from twotemp.models.base import Denoiser, LanguageModel
 
 PARTS = ("forward", "head", "draw", "select", "bookkeeping")
 
@@ -19,25 +20,25 @@ class Ledger:
     select: which positions to commit; bookkeeping: everything else the engine does.
     """
 
-    def __init__(self, model: Any = None) -> None:
+    def __init__(self, model: Denoiser | None = None) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.steps = self.row_steps = 0
         self._last = perf_counter()
-        self._model = model
-        self._cuda = model is not None and model.device.type == "cuda"
-        self.watched = hasattr(getattr(model, "module", None), "lm_head")  # else the model is timed as one
+        self._device = None if model is None or model.device.type != "cuda" else model.device
+        self._parts = model.body_and_head if isinstance(model, LanguageModel) else None
+        self.watched = self._parts is not None  # else the model is timed as one
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Body and head lie inside the model's call, so they are timed by hooks and not by a lap."""
-        if not self.watched:
+        if self._parts is None:
             yield
             return
-        module = self._model.module
+        body, head = self._parts
         hooks = [
-            module.base_model.register_forward_pre_hook(lambda *_: self.lap("bookkeeping")),
-            module.lm_head.register_forward_pre_hook(lambda *_: self.lap("forward")),
-            module.lm_head.register_forward_hook(lambda *_: self.lap("head")),
+            body.register_forward_pre_hook(lambda *_: self.lap("bookkeeping")),
+            head.register_forward_pre_hook(lambda *_: self.lap("forward")),
+            head.register_forward_hook(lambda *_: self.lap("head")),
         ]
         try:
             yield
@@ -59,8 +60,8 @@ class Ledger:
         self.row_steps += rows
 
     def _now(self) -> float:
-        if self._cuda:  # else a lap would time the launch, not the work
-            torch.cuda.synchronize(self._model.device)
+        if self._device is not None:  # else a lap would time the launch, not the work
+            torch.cuda.synchronize(self._device)
         return perf_counter()
 
     def report(self) -> str:

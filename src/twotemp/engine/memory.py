@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from twotemp.engine.rows import block_of
-from twotemp.models.base import CachedDenoiser, Denoiser
+from twotemp.models.base import Denoiser, LanguageModel
 from twotemp.records import Request
 
 MOST_ROWS = 64  # more rows a batch gain little: the matrix products are large enough
@@ -38,20 +37,10 @@ def row_bytes(model: Denoiser, requests: Sequence[Request], cache: str | None) -
     block = min(columns, max(block_of(r, model) for r in requests))
     stable = any(r.policy.rule == "stable" for r in requests)
     logits = block * model.vocab_size * (_LOGIT_COPIES + stable * _STABLE_COPIES)
-    module = getattr(model, "module", None)
-    config = getattr(module, "config", None)
-    hidden = getattr(config, "hidden_size", 0) + getattr(config, "intermediate_size", 0)
-    bytes_ = _FLOAT * (columns * hidden * _ACTIVATIONS + logits)
-    if module is not None and isinstance(model, CachedDenoiser) and (cache or model.block_size):
-        bytes_ += columns * _kept_bytes(module)
-    return bytes_
-
-
-def _kept_bytes(module: Any) -> int:
-    """Keys and values of a column in a cache."""
-    config = module.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * module.dtype.itemsize
+    if not isinstance(model, LanguageModel):
+        return _FLOAT * logits
+    kept = model.cached_bytes if cache or model.block_size else 0
+    return _FLOAT * (columns * model.layer_units * _ACTIVATIONS + logits) + columns * kept
 
 
 def _free_bytes(device: torch.device) -> int:

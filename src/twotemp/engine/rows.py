@@ -18,7 +18,7 @@ from torch import Tensor
 
 from twotemp import rng
 from twotemp.errors import UserError
-from twotemp.models.base import Denoiser
+from twotemp.models.base import Denoiser, LanguageModel
 from twotemp.records import Request
 
 DEFAULT_BLOCK = 32
@@ -72,7 +72,7 @@ def check(request: Request, model: Denoiser) -> None:
         )
     if not request.length and not masks:
         raise UserError(f"{where}: nothing to do: length is 0 and the text has no mask token to fill")
-    lookback = getattr(model, "lookback", 0)
+    lookback = model.lookback if isinstance(model, LanguageModel) else 0
     if model.mask_id in request.prompt[:lookback] or len(request.prompt) < lookback:
         raise UserError(
             f"{where}: {model.name} predicts a token from the one before it, so the first position of a row cannot "

@@ -40,13 +40,14 @@ class Plan:
 
     tasks: tuple[TaskChoice, ...]
     policies: tuple[Policy, ...]
-    n: int = 64  # samples a question
+    n: int = 64  # samples per question
     questions: int | None = None  # the first so many of each task; None: all
     length: int | None = None  # tokens of an answer; None: the task's own
     block: int | None = None
     seed: int = 0
     cache: str | None = None  # "prefix" or "dual": faster, approximate
     trace: bool = False
+    chat: bool | None = None  # None: the chat format where the model has one
 
     def __post_init__(self) -> None:
         for name in ("n", "questions", "length", "block"):

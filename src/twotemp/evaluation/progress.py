@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from threading import Lock
 
-from twotemp.records import Grade, Sample
-
-if TYPE_CHECKING:
-    from twotemp.evaluation.lanes import Lane, Missing
-    from twotemp.evaluation.plan import Plan
+from twotemp.records import Grade
 
 
 @dataclass(frozen=True)
@@ -25,41 +21,34 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
+Question = tuple[str, str]  # its task, its id
 
 
 class Counter:
-    """Keeps the numbers of `Progress`; what earlier runs stored counts, too."""
+    """Keeps the numbers of `Progress`. Drawing and grading tell it from two threads; `watch` is called by one at a
+    time."""
 
-    def __init__(self, plan: Plan, lanes: Sequence[Lane], missing: Missing, watch: Watch | None) -> None:
-        self._watch = watch
-        self._left = {
-            (loaded, question): len(todo)
-            for loaded, by_question in missing.items()
-            for question, todo in by_question.items()
-        }
-        self._all_samples = len(self._left) * plan.n * len(plan.policies)
-        self._passed = {lane.name: [0, 0] for lane in lanes}
-        for lane in lanes:
-            before = lane.cell.grades(lane.loaded.grader.name)
-            self._count(
-                lane, (grade for key, grade in before.items() if key.question in lane.loaded.problems)
-            )
-        self._tell()
+    def __init__(
+        self, left: Mapping[Question, int], all_samples: int, policies: Iterable[str], watch: Watch | None
+    ) -> None:
+        """left: samples to draw of every question, those with none included."""
+        self._left, self._all_samples, self._watch = dict(left), all_samples, watch
+        self._passed = {name: [0, 0] for name in policies}
+        self._lock = Lock()
 
-    def drawn(self, lane: Lane, samples: Iterable[Sample]) -> None:
-        for sample in samples:
-            self._left[lane.loaded, sample.request] -= 1
-        self._tell()
+    def drawn(self, questions: Iterable[Question]) -> None:
+        with self._lock:
+            for question in questions:
+                self._left[question] -= 1
+            self._tell()
 
-    def graded(self, lane: Lane, grades: Iterable[Grade]) -> None:
-        self._count(lane, grades)
-        self._tell()
-
-    def _count(self, lane: Lane, grades: Iterable[Grade]) -> None:
-        for grade in grades:
-            if grade.outcome != "ungraded":
-                self._passed[lane.name][0] += grade.passed
-                self._passed[lane.name][1] += 1
+    def graded(self, policy: str, grades: Iterable[Grade]) -> None:
+        with self._lock:
+            for grade in grades:
+                if grade.outcome != "ungraded":
+                    self._passed[policy][0] += grade.passed
+                    self._passed[policy][1] += 1
+            self._tell()
 
     def _tell(self) -> None:
         if self._watch is None:

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from twotemp import graders, tasks
+from twotemp.asking import Ask, requests
 from twotemp.errors import UserError
-from twotemp.evaluation.lanes import Lane, Loaded, Todo, chunks, missing_samples
+from twotemp.evaluation.drawing import Drawer, InProcess
+from twotemp.evaluation.grading import Grading
 from twotemp.evaluation.plan import Plan, TaskChoice
 from twotemp.evaluation.progress import Counter, Watch
+from twotemp.evaluation.work import CellWork, LoadedTask, chunks
 from twotemp.graders.base import Grader
 from twotemp.policies import spell
-from twotemp.records import Policy, Request, Sample
+from twotemp.records import Policy, Sample
 from twotemp.store import Cell, Config, Store
 
 if TYPE_CHECKING:
     from twotemp.engine import Ledger
     from twotemp.models.base import Denoiser
 
-# Finished samples wait for a write of this many, or of this age in seconds: a kill costs no more.
-WRITE_SAMPLES, WRITE_SECONDS = 64, 2.0
+# Finished samples wait for a write of this many, or of this age in seconds: a kill costs no more. A grader that has
+# nothing to do gets them sooner.
+WRITE_SAMPLES, WRITE_SECONDS, IDLE_SECONDS = 64, 2.0, 0.1
 
 
 class Evaluation:
@@ -41,7 +45,7 @@ class Evaluation:
         self._graders: dict[str, Grader] = {}
         try:
             self._tasks = [
-                Loaded.of(choice, self._grader(choice), plan.questions, shard) for choice in plan.tasks
+                LoadedTask.of(choice, self._grader(choice), plan.questions, shard) for choice in plan.tasks
             ]
             self.store = Store.create(out)
         except BaseException:
@@ -72,91 +76,110 @@ class Evaluation:
         watch: Watch | None = None,
         ledger: Ledger | None = None,
     ) -> Store:
-        """Draw and grade what is missing. Interrupted, it leaves everything finished in the store."""
-        from twotemp.models.checkpoint import fingerprint
+        """Draw what is missing with a model in this process, and grade it. Interrupted, it leaves everything finished
+        in the store."""
+        drawer = InProcess(model, batch_size=batch_size, cache=self.plan.cache, ledger=ledger)
+        return self.run_with(drawer, watch=watch)
 
-        mark = fingerprint(model)
+    def run_with(self, drawer: Drawer, *, watch: Watch | None = None) -> Store:
+        """As `run`, with whoever draws; the plan's cache is the drawer's affair."""
+        name, mark = drawer.name, drawer.fingerprint
         cells = [
-            (loaded, self._cell(model, mark, loaded, policy))
+            (loaded, self._cell(name, mark, loaded, policy))
             for loaded in self._tasks
             for policy in self.plan.policies
         ]
         with ExitStack() as stack:
-            lanes = [Lane(loaded, cell, stack.enter_context(cell.writer())) for loaded, cell in cells]
-            missing = missing_samples(lanes, self.plan.n)
-            counter = Counter(self.plan, lanes, missing, watch)
-            for lane in lanes:  # what a run stored that ended before it could grade
-                lane.grade(lane.waiting(), counter)
-            for chunk in chunks(missing):
-                for lane, samples in self._draw(model, chunk, batch_size, counter, ledger).items():
-                    lane.grade(samples, counter)
+            works = [
+                CellWork(
+                    loaded,
+                    cell,
+                    stack.enter_context(cell.writer()),
+                    cell.missing(loaded.problems, self.plan.n),
+                )
+                for loaded, cell in cells
+            ]
+            counter = _counter(works, self.plan.n, watch)
+            with Grading(works, counter.graded) as grading:
+                for loaded, asks in chunks(works):
+                    mine = {work.policy: work for work in works if work.loaded is loaded}
+                    self._draw(drawer, loaded, asks, mine, counter, grading)
         return self.store
 
-    def _cell(self, model: Denoiser, mark: str, loaded: Loaded, policy: Policy) -> Cell:
+    def _cell(self, model: str, mark: str, loaded: LoadedTask, policy: Policy) -> Cell:
         plan, task = self.plan, loaded.task
+        options = {"cache": plan.cache, "trace": plan.trace}
         config = Config(
             task=task.name,
             data=loaded.digest,
             prompt=loaded.choice.prompt or (task.prompts[0] if task.prompts else ""),
             subset=loaded.choice.subset or (task.subsets[0] if task.subsets else None),
-            model=model.name,
+            model=model,
             fingerprint=mark,
             policy=policy,
             length=plan.length or task.length,
             block=plan.block,
             seed=plan.seed,
-            options={"cache": plan.cache, "trace": plan.trace},
+            # Runs of 0.1.0 had no such choice, and go on under the same configuration.
+            options=options if plan.chat is None else {**options, "chat": plan.chat},
         )
         return self.store.cell(f"{task.name}@{spell(policy)}", config)
 
     def _draw(
         self,
-        model: Denoiser,
-        chunk: Sequence[Todo],
-        batch_size: int | None,
+        drawer: Drawer,
+        loaded: LoadedTask,
+        asks: Iterable[Ask],
+        works: Mapping[Policy, CellWork],
         counter: Counter,
-        ledger: Ledger | None,
-    ) -> dict[Lane, list[Sample]]:
+        grading: Grading,
+    ) -> None:
         """Draw a chunk; every sample is in the store when this returns, or as soon as something stops it."""
-        from twotemp.models.text import encode
-        from twotemp.sampling import stream
+        plan = self.plan
+        wanted = requests(
+            drawer,
+            asks,
+            length=plan.length or loaded.task.length,
+            block=plan.block,
+            seed=plan.seed,
+            trace=plan.trace,
+            chat=plan.chat,
+        )
+        fresh: dict[CellWork, list[Sample]] = defaultdict(list)
 
-        loaded = chunk[0].lane.loaded  # a chunk is of one task
-        questions = [loaded.problems[question] for question in {todo.question for todo in chunk}]
-        prompts = {q.id: tuple(encode(model, q.prompt, prefill=q.prefill)) for q in questions}
-        requests = [
-            Request(
-                id=todo.question,
-                prompt=prompts[todo.question],
-                policy=todo.lane.policy,
-                length=self.plan.length or loaded.task.length,
-                block=self.plan.block,
-                seed=self.plan.seed,
-                index=todo.index,
-                trace=self.plan.trace,
-            )
-            for todo in chunk
-        ]
-        lanes = {todo.lane.policy: todo.lane for todo in chunk}
-        drawn: dict[Lane, list[Sample]] = defaultdict(list)
-        fresh: dict[Lane, list[Sample]] = defaultdict(list)
-        written = perf_counter()
+        def store() -> Iterator[tuple[CellWork, list[Sample]]]:
+            for work in list(fresh):
+                work.writer.samples(fresh[work])
+                samples = fresh.pop(work)  # written: not again, should the next one fail
+                counter.drawn((loaded.task.name, sample.request) for sample in samples)
+                yield work, samples
 
-        def write() -> None:
-            for lane in list(fresh):
-                lane.writer.samples(fresh[lane])
-                samples = fresh.pop(lane)  # written: not again, should the next one fail
-                drawn[lane] += samples
-                counter.drawn(lane, samples)
-
+        count, written = 0, perf_counter()
         try:
-            for count, sample in enumerate(
-                stream(model, requests, batch_size=batch_size, cache=self.plan.cache, ledger=ledger), start=1
-            ):
-                fresh[lanes[sample.policy]].append(sample)
-                if count % WRITE_SAMPLES == 0 or perf_counter() - written > WRITE_SECONDS:
-                    write()
-                    written = perf_counter()
-        finally:  # Ctrl-C and errors, too, leave what is finished in the store
-            write()
-        return drawn
+            for sample in drawer.draw(wanted):
+                fresh[works[sample.policy]].append(sample)
+                count, age = count + 1, perf_counter() - written
+                if count >= WRITE_SAMPLES or age > (IDLE_SECONDS if grading.idle else WRITE_SECONDS):
+                    for work, samples in store():
+                        grading.put(work, samples)
+                    count, written = 0, perf_counter()
+            for work, samples in store():
+                grading.put(work, samples)
+        except BaseException:  # Ctrl-C and errors, too, leave what is finished in the store
+            for _ in store():
+                pass
+            raise
+
+
+def _counter(works: Sequence[CellWork], n: int, watch: Watch | None) -> Counter:
+    """With what earlier runs stored."""
+    left = {(work.loaded.task.name, question): 0 for work in works for question in work.loaded.problems}
+    for work in works:
+        for question, _ in work.missing:
+            left[work.loaded.task.name, question] += 1
+    all_samples = n * sum(len(work.loaded.problems) for work in works)
+    counter = Counter(left, all_samples, (work.name for work in works), watch)
+    for work in works:
+        stored = work.cell.grades(work.loaded.grader.name).items()
+        counter.graded(work.name, (grade for key, grade in stored if key[0] in work.loaded.problems))
+    return counter

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from twotemp import graders, tasks
 from twotemp.errors import UserError
-from twotemp.evaluation.lanes import CHUNK_SAMPLES, Lane, Loaded, parts
 from twotemp.evaluation.plan import TaskChoice
+from twotemp.evaluation.work import CHUNK_SAMPLES, CellWork, LoadedTask, parts
 from twotemp.store import Cell, Store
 from twotemp.tasks import ProblemSet
 
@@ -35,11 +35,11 @@ def regrade(
         judged[cell.name] = 0
         try:
             by_id = {problem.id: problem for problem in found.problems}
-            loaded = Loaded(TaskChoice(task.name), task, by_id, found.digest, judge)
+            loaded = LoadedTask(TaskChoice(task.name), task, by_id, found.digest, judge)
             with cell.writer() as writer:
-                lane = Lane(loaded, cell, writer)
+                work = CellWork(loaded, cell, writer)
                 for samples in parts(cell.samples() if again else cell.pending(judge.name), CHUNK_SAMPLES):
-                    lane.grade(samples)
+                    work.grade(samples)
                     judged[cell.name] += len(samples)
                     if watch is not None:
                         watch(cell.name, judged[cell.name])

@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from twotemp.asking import answer
 from twotemp.engine import run, states
 from twotemp.errors import UserError
 from twotemp.forks.journal import Journal
 from twotemp.graders.base import Grader
-from twotemp.models.base import Denoiser
+from twotemp.models.base import LanguageModel
 from twotemp.models.checkpoint import fingerprint
-from twotemp.models.text import decode
 from twotemp.policies import policy
 from twotemp.records import Policy, Problem, Request, Sample
 
@@ -144,7 +144,7 @@ def find(samples: Iterable[Sample], eos_ids: Sequence[int], quantile: float) -> 
 
 
 def measure(
-    model: Denoiser,
+    model: LanguageModel,
     places: Sequence[Place],
     problems: Mapping[str, Problem],
     grader: Grader,
@@ -157,10 +157,8 @@ def measure(
     tokens = [_likeliest(logits[0], settings.alternatives) for _, logits in paths]
     chosen = [(place, token) for place, likely in zip(places, tokens) for token in likely]
     answers = _answers(model, chosen, settings, batch_size)
-    items = [
-        (problems[place.problem], problems[place.problem].prefill + answer)
-        for (place, _), answer in zip(chosen, answers)
-    ]
+    asked = [problems[place.problem] for place, _ in chosen]
+    items = [(problem, answer(problem, text)) for problem, text in zip(asked, answers)]
     grades = iter(list(grader.grade(items)))
     forks = []
     for place, (revealed, logits), likely in zip(places, paths, tokens):
@@ -182,7 +180,7 @@ def measure(
 
 
 def _restart(
-    model: Denoiser, places: Sequence[Place], settings: Settings, batch_size: int | None
+    model: LanguageModel, places: Sequence[Place], settings: Settings, batch_size: int | None
 ) -> list[tuple[tuple[int, ...], Tensor]]:
     """For each fork: how many positions LC had revealed, and the logits at the fork, until it is committed.
 
@@ -201,7 +199,7 @@ def _restart(
 
 
 @torch.inference_mode()
-def _logits_at(model: Denoiser, rows: Tensor, position: int) -> Tensor:
+def _logits_at(model: LanguageModel, rows: Tensor, position: int) -> Tensor:
     want = torch.zeros_like(rows, dtype=torch.bool)
     want[:, position] = True
     logits = model.logits(rows, None, want)
@@ -220,7 +218,7 @@ def _likeliest(logits: Tensor, count: int) -> list[int]:
 
 
 def _answers(
-    model: Denoiser, chosen: Sequence[tuple[Place, int]], settings: Settings, batch_size: int | None
+    model: LanguageModel, chosen: Sequence[tuple[Place, int]], settings: Settings, batch_size: int | None
 ) -> list[str]:
     """The text of each completion: everything left of the fork as it was, the fork set, the rest by greedy LC."""
     lc = policy("lc", t_token=0.0)
@@ -232,11 +230,11 @@ def _answers(
     ]
     for sample in run(model, requests, batch_size=batch_size):
         rows[sample.request, sample.index] += sample.tokens
-    return [decode(model, rows[place.name, token][place.start :]) for place, token in chosen]
+    return [model.decode(rows[place.name, token][place.start :]) for place, token in chosen]
 
 
 def _fill(
-    model: Denoiser, place: Place, left: tuple[int, ...], lc: Policy, settings: Settings, index: int = 0
+    model: LanguageModel, place: Place, left: tuple[int, ...], lc: Policy, settings: Settings, index: int = 0
 ) -> Request:
     """Write everything from here to the end of the answer."""
     return Request(
@@ -253,9 +251,9 @@ def _fill(
 
 def _count_distinct(grader: Grader, problem: Problem, answers: Iterable[str | None]) -> int:
     kept: list[str] = []
-    for answer in answers:
-        if answer is not None and not any(grader.same(problem, answer, other) for other in kept):
-            kept.append(answer)
+    for said in answers:
+        if said is not None and not any(grader.same(problem, said, other) for other in kept):
+            kept.append(said)
     return len(kept)
 
 
@@ -281,7 +279,7 @@ class Study:
 
 
 def study(
-    model: Denoiser,
+    model: LanguageModel,
     task: str,
     samples: Iterable[Sample],
     problems: Mapping[str, Problem],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 
 from twotemp.errors import unknown
 from twotemp.graders.base import Grader
 
-_GRADERS = {
+# Where each is, or (of a plug-in) what makes one.
+_GRADERS: dict[str, tuple[str, str] | Callable[[], Grader]] = {
     "maths": ("twotemp.graders.maths", "MathsGrader"),
     "d1": ("twotemp.graders.d1", "D1Grader"),
     "programs": ("twotemp.graders.programs", "ProgramGrader"),
@@ -22,6 +24,9 @@ def get(name: str, *, workers: int | None = None) -> Grader:
     """A new grader; `workers`: processes of those that use any (default: one for each usable core)."""
     if name not in _GRADERS:
         raise unknown("grader", name, _GRADERS)
-    module, kind = _GRADERS[name]
+    found = _GRADERS[name]
+    if callable(found):
+        return found()
+    module, kind = found
     make = getattr(import_module(module), kind)
     return make(workers=workers) if name in _WITH_WORKERS else make()

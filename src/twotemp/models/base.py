@@ -1,10 +1,19 @@
-"""The contract between models and the engine: everything a sampler may ask of a masked diffusion LM."""
+"""The contracts of a model: what the engine needs (`Denoiser`), and what a user holds (`LanguageModel`)."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast, runtime_checkable
 
-from torch import Tensor, device
+import torch
+from torch import Tensor, device, nn
+
+from twotemp.errors import UserError, unknown
+from twotemp.models.checkpoint import fingerprint
+
+Message = Mapping[str, str]  # one turn of a chat: {"role": "user", "content": "..."}
+ROLES = ("system", "user", "assistant")
 
 
 @runtime_checkable
@@ -65,3 +74,177 @@ class CachedDenoiser(Denoiser, Protocol):
         rows: which rows of the cache these are; None for all of them, in order.
         """
         ...
+
+
+class LanguageModel(ABC):
+    """What `twotemp.load` and `twotemp.wrap` return: a `Denoiser` that also knows its text, config and weights.
+
+    >>> import twotemp
+    >>> model = twotemp.load("tiny")
+    >>> ids = model.encode("3 7 12 -> 33")
+    >>> ids == model.encode([{"role": "user", "content": "3 7 12 -> 33"}])
+    True
+    >>> model.decode(model.encode("3 7 12 -> 33", chat=False))
+    '3 7 12 -> 33'
+    >>> model.config["model_type"], model.has_chat, len(model.fingerprint)
+    ('llada', True, 64)
+    """
+
+    # As in `Denoiser`.
+    name: str
+    vocab_size: int
+    mask_id: int
+    eos_ids: tuple[int, ...]
+    forbidden_ids: tuple[int, ...]
+    block_size: int | None = None
+    max_length: int | None = None
+    tokenizer: Any | None = None
+    device: device
+    config: Mapping[str, Any]  # config.json as it was read
+    # What the engine may know beyond that; the defaults say that nothing is known.
+    lookback: int = 0  # a token is predicted from the so many before it (Dream: 1)
+    module: nn.Module | None = None  # the network, where there is one to train
+
+    @property
+    def body_and_head(self) -> tuple[nn.Module, nn.Module] | None:
+        """The two parts of the network, where they can be timed apart."""
+        return None
+
+    @property
+    def layer_units(self) -> int:
+        """Hidden and intermediate units of a layer: they decide how many rows fit into memory."""
+        return 0
+
+    @property
+    def cached_bytes(self) -> int:
+        """Keys and values of one position in a cache."""
+        return 0
+
+    @abstractmethod
+    def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
+        """See `Denoiser.logits`."""
+
+    @abstractmethod
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The weights by name."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything that decides the logits; it is computed anew each time, as weights may be trained."""
+        return fingerprint(self)
+
+    # Text edges.
+
+    @property
+    def has_chat(self) -> bool:
+        """Is there a chat format?"""
+        return getattr(self.tokenizer, "chat_template", None) is not None
+
+    def chat(self, messages: Sequence[Message]) -> str:
+        """The text of a conversation that waits for the assistant's next word, in the family's format."""
+        return self.render(messages)
+
+    def render(self, messages: Sequence[Message], **options: bool) -> str:
+        """The tokenizer's chat template; the options are the template's own variables."""
+        turns = [dict(message) for message in messages]
+        return str(
+            self._tokenizer("render a chat").apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=True, **options
+            )
+        )
+
+    def encode(
+        self, prompt: str | Sequence[Message], *, prefill: str = "", chat: bool | None = None
+    ) -> list[int]:
+        """Token ids of a prompt: a user's turn as text, or the messages of a chat.
+
+        prefill: text the answer already starts with; a last message of the assistant is one, too. chat: None uses
+        the chat format where there is one. Without it text is plain, with the special tokens that the tokenizer
+        adds by itself.
+        """
+        tokenizer = self._tokenizer("encode text")
+        if isinstance(prompt, str):
+            messages, text = [{"role": "user", "content": prompt}], prompt + prefill
+        else:
+            messages = [_checked(message) for message in prompt]
+            if chat is False or not messages:
+                raise UserError("messages are for the chat format; give plain text, or leave chat=False out")
+            text = " ".join(message["content"] for message in messages) + prefill
+            chat = True
+            if messages[-1]["role"] == "assistant":
+                prefill = messages.pop()["content"] + prefill
+        if chat and not self.has_chat:
+            raise UserError(f"{self.name!r} has no chat format; give plain text (chat=False)")
+        if chat or (chat is None and self.has_chat):
+            ids = self.tokens(self.chat(messages) + prefill)
+        else:
+            ids = list(tokenizer(text)["input_ids"])
+        self._refuse_unknown(ids, text)
+        return ids
+
+    def tokens(self, text: str) -> list[int]:
+        """Token ids of text as it stands: no format, no special tokens added."""
+        return list(self._tokenizer("encode text")(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, ids: Sequence[int], *, cut: bool = True) -> str:
+        """The text up to the first end-of-text or end-of-turn token; cut=False: all of it."""
+        tokenizer = self._tokenizer("decode ids")
+        end = next((n for n, token in enumerate(ids) if token in self.eos_ids), len(ids)) if cut else len(ids)
+        text = tokenizer.decode(list(ids[:end]), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return cast(str, text)
+
+    def _tokenizer(self, purpose: str) -> Any:
+        if self.tokenizer is None:
+            raise UserError(
+                f"{self.name!r} has no tokenizer, so it cannot {purpose}; give token ids, or put the "
+                "tokenizer files into its folder"
+            )
+        return self.tokenizer
+
+    def _refuse_unknown(self, ids: Sequence[int], text: str) -> None:
+        tokenizer = self._tokenizer("encode text")
+        unknown = tokenizer.unk_token_id
+        if unknown in ids and tokenizer.unk_token not in text:
+            strange = [w for w in text.split() if unknown in tokenizer(w)["input_ids"]]
+            raise UserError(
+                f"{self.name!r} has no token for {', '.join(map(repr, strange[:5])) or 'a part of the prompt'}; its "
+                "vocabulary is small: write the prompt as its tasks do (`20 10 15 -> 45`), with spaces between words"
+            )
+
+
+def _checked(message: Message) -> dict[str, str]:
+    if set(message) != {"role", "content"} or not isinstance(message["content"], str):
+        raise UserError(f'a message is {{"role": ..., "content": text}}, not {dict(message)!r}')
+    if message["role"] not in ROLES:
+        raise unknown("role of a message", message["role"], ROLES)
+    return dict(message)
+
+
+def language_model(model: Denoiser) -> LanguageModel:
+    """The model itself, or a plain `Denoiser` with the text edges that its tokenizer gives."""
+    return model if isinstance(model, LanguageModel) else _Plain(model)
+
+
+class _Plain(LanguageModel):
+    """A `Denoiser` that somebody else wrote. Its weights are out of reach: what it answers stands in for them."""
+
+    PROBE = 8  # positions
+
+    def __init__(self, model: Denoiser) -> None:
+        for field in Denoiser.__annotations__:
+            setattr(self, field, getattr(model, field))
+        self._model = model
+        self.config = {"model_type": type(model).__name__}
+
+    def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
+        return self._model.logits(ids, attention_mask, want)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The logits of one row of masks after a given token."""
+        given = next(i for i in range(self.vocab_size) if i not in self.forbidden_ids)
+        ids = torch.full(
+            (1, min(self.PROBE, self.max_length or self.PROBE)), self.mask_id, device=self.device
+        )
+        ids[0, 0] = given
+        with torch.inference_mode():
+            return {"logits": self.logits(ids, None, ids == self.mask_id)}

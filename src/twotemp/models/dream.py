@@ -5,7 +5,7 @@ The network's row i predicts position i + 1. The shift is undone here and nowher
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, Qwen2Config, Qwen2ForCausalLM
 
 from twotemp.errors import UserError
+from twotemp.models.base import Message
 from twotemp.models.special import Facts, Published
 from twotemp.models.transformer import Transformer, bidirectional, check_fixed, qwen_fields
 
@@ -38,9 +39,9 @@ class Dream(Transformer):
         check_fixed(cls.facts.family, config, FIXED)
         return bidirectional(Qwen2Config(**qwen_fields(cls.facts.family, config)))
 
-    def chat(self, prompt: str) -> str:
+    def chat(self, messages: Sequence[Message]) -> str:
         """ChatML, after the beginning-of-text token as in the authors' evaluation (`add_bos_token=true`)."""
-        return (self.tokenizer.bos_token or "") + super().chat(prompt)
+        return (self._tokenizer("render a chat").bos_token or "") + super().chat(messages)
 
     def _sources(self, want: Tensor, positions: Tensor) -> Tensor:
         """Row i - 1 predicts position i, so the entry before a wanted one must hold the position before."""

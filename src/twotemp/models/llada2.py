@@ -6,12 +6,13 @@ the bias used for selection only, weights normalised and scaled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, PreTrainedConfig
 
+from twotemp.models.base import Message
 from twotemp.models.special import Facts, Published
 from twotemp.models.transformer import (
     Transformer,
@@ -45,6 +46,7 @@ FIXED: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (False,),
     "using_split_qkv_in_self_attention": (False,),
 }
+ROLES = {"user": "HUMAN", "assistant": "ASSISTANT"}
 
 
 class LLaDA2(Transformer):
@@ -130,11 +132,19 @@ class LLaDA2(Transformer):
                 weights[f"{mlp}experts.{expert}.down_proj.weight"] = down[expert]
         return weights
 
-    def chat(self, prompt: str) -> str:
+    @property
+    def has_chat(self) -> bool:
+        return self.tokenizer is not None
+
+    def chat(self, messages: Sequence[Message]) -> str:
         """The checkpoint's template, or where it ships none the format its authors' engine uses."""
-        if self.tokenizer.chat_template is not None:
-            return super().chat(prompt)
-        return (
-            "<role>SYSTEM</role>detailed thinking off<|role_end|>"
-            f"<role>HUMAN</role>{prompt}<|role_end|><role>ASSISTANT</role>"
-        )
+        if super().has_chat:
+            return super().chat(messages)
+        said = [message["content"] + "\n" for message in messages if message["role"] == "system"]
+        turns = [
+            f"<role>{ROLES[message['role']]}</role>{message['content']}<|role_end|>"
+            for message in messages
+            if message["role"] != "system"
+        ]
+        system = f"<role>SYSTEM</role>{''.join(said)}detailed thinking off<|role_end|>"
+        return f"{system}{''.join(turns)}<role>{ROLES['assistant']}</role>"

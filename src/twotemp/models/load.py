@@ -12,7 +12,7 @@ import torch
 
 from twotemp.errors import UserError, unknown
 from twotemp.models import masked_lm
-from twotemp.models.base import Denoiser
+from twotemp.models.base import LanguageModel
 from twotemp.models.checkpoint import read_json
 from twotemp.models.dream import Dream
 from twotemp.models.llada import LLaDA
@@ -44,7 +44,7 @@ def load(
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
     compile: bool = False,
-) -> Denoiser:
+) -> LanguageModel:
     """Load a masked diffusion LM, chosen by `model_type` in its config.json; no remote code, no pickle.
 
     source: "tiny" or "tiny-ar" (embedded), a checkpoint folder, or a hub id (with an optional revision).
@@ -52,6 +52,10 @@ def load(
     device: None is CUDA where there is one, else the CPU. dtype: None is float32 on the CPU and the
     checkpoint's own elsewhere. compile: torch.compile the network (the first calls take a while, and sums are
     rounded in another order, so that a sample may differ from the uncompiled model's).
+
+    >>> import twotemp
+    >>> twotemp.load("tiny").max_length
+    128
     """
     where = usable_device(device)
     number = usable_dtype(dtype, where)

@@ -16,6 +16,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from twotemp.errors import UserError
+from twotemp.models.base import LanguageModel
 from twotemp.models.checkpoint import read_generation_config, read_tokenizer, weight_files
 from twotemp.models.special import Facts, Given, Special, resolve
 from twotemp.models.transformer import positions_of
@@ -25,8 +26,10 @@ TYPES = tuple(MODEL_FOR_MASKED_LM_MAPPING_NAMES)
 OTHER_HEADS = ("pooler.", "seq_relationship.", "sop_classifier.")
 
 
-class MaskedLM:
-    """A `Denoiser` on a native masked-LM class: fully bidirectional, uncached."""
+class MaskedLM(LanguageModel):
+    """A `LanguageModel` on a native masked-LM class: fully bidirectional, uncached."""
+
+    module: PreTrainedModel
 
     def __init__(
         self, module: PreTrainedModel, config: Mapping[str, Any], special: Special, tokenizer: Any, name: str
@@ -44,7 +47,6 @@ class MaskedLM:
         self.mask_id = special.mask_id
         self.eos_ids = special.eos_ids
         self.forbidden_ids = special.forbidden_ids
-        self.block_size: int | None = None
         self.vocab_size = int(module.config.vocab_size)
         self._first_position = _first_position(module)
         limit = getattr(module.config, "max_position_embeddings", None)
@@ -118,8 +120,14 @@ class MaskedLM:
     def write_weights(self, folder: Path) -> None:
         self.module.save_pretrained(folder)
 
-    def chat(self, prompt: str) -> str:
-        raise UserError(f"{self.name!r} is a masked LM without a chat format; pass chat=False")
+    @property
+    def has_chat(self) -> bool:
+        return False
+
+    @property
+    def layer_units(self) -> int:
+        sizes = self.module.config.to_dict()
+        return int(sizes.get("hidden_size", 0) + sizes.get("intermediate_size", 0))
 
 
 def _first_position(module: PreTrainedModel) -> int:

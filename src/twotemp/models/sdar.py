@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedConfig, Qwen3Config, Qwen3ForCausalLM
 
+from twotemp.models.base import Message
 from twotemp.models.special import Facts, Published
 from twotemp.models.transformer import Transformer, bidirectional, check_fixed, positive, qwen_fields
 
@@ -37,6 +38,6 @@ class SDAR(Transformer):
         head_dim = positive(cls.facts.family, config, "head_dim")  # not hidden_size / heads in the 4B model
         return bidirectional(Qwen3Config(**qwen_fields(cls.facts.family, config), head_dim=head_dim))
 
-    def chat(self, prompt: str) -> str:
+    def chat(self, messages: Sequence[Message]) -> str:
         """ChatML with the empty thinking section of a direct answer."""
-        return self.render(prompt, enable_thinking=False)
+        return self.render(messages, enable_thinking=False)

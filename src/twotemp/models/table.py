@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from twotemp.errors import UserError
+from twotemp.models.base import LanguageModel
 from twotemp.models.transformer import positions_of
 
 
-class TableModel:
-    """A `Denoiser` built from weighted sequences of one length N, for theory and tests.
+class TableModel(LanguageModel):
+    """A `LanguageModel` built from weighted sequences of one length N, for theory and tests.
 
     q^k(v | x_t) = sum of w_s over the s that agree with x_t and have s_k = v, normalised over v.
 
@@ -50,14 +51,13 @@ class TableModel:
         self.vocab_size = vocab_size
         self.mask_id = mask_id
         self.eos_ids = tuple(eos_ids)
-        self.forbidden_ids: tuple[int, ...] = (mask_id,)
-        self.block_size: int | None = None
+        self.forbidden_ids = (mask_id,)
         self.tokenizer = tokenizer
         self.device = torch.device("cpu")
-        self.config: dict[str, Any] = {"model_type": "table", "vocab_size": vocab_size}
+        self.config = {"model_type": "table", "vocab_size": vocab_size}
         self.sequences = torch.tensor([list(ids) for ids, _ in sequences])  # [S, N]
         self.weights = torch.tensor([weight for _, weight in sequences], dtype=torch.float64)
-        self.max_length: int | None = self.sequences.shape[1]
+        self.max_length = self.sequences.shape[1]
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
         """log q^k(v | x_t), -inf where the probability is 0; see `Denoiser.logits`."""

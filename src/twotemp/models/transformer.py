@@ -12,10 +12,11 @@ from typing import Any, ClassVar, Self
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from twotemp.errors import UserError
+from twotemp.models.base import LanguageModel
 from twotemp.models.cache import KVCache
 from twotemp.models.checkpoint import (
     SINGLE,
@@ -34,13 +35,13 @@ def positions_of(attention_mask: Tensor) -> Tensor:
     return (attention_mask.long().cumsum(1) - 1).clamp(min=0)
 
 
-class Transformer:
-    """A `Denoiser` on a native causal-LM class, run bidirectionally or block-causally."""
+class Transformer(LanguageModel):
+    """A `LanguageModel` on a native causal-LM class, run bidirectionally or block-causally."""
 
     facts: ClassVar[Facts]
     native: ClassVar[type[PreTrainedModel]]
     float32_weights: ClassVar[tuple[str, ...]] = ()  # native names' endings, kept so in any dtype
-    lookback: int = 0  # how many positions before a wanted one a window must also hold
+    module: PreTrainedModel
 
     def __init__(
         self, module: PreTrainedModel, config: Mapping[str, Any], special: Special, tokenizer: Any, name: str
@@ -54,7 +55,7 @@ class Transformer:
         self.forbidden_ids = special.forbidden_ids
         self.block_size = special.block_size
         self.vocab_size = int(module.config.vocab_size)
-        self.max_length: int | None = int(module.config.max_position_embeddings)
+        self.max_length = int(module.config.max_position_embeddings)
         self.device = module.device
 
     @classmethod
@@ -128,19 +129,6 @@ class Transformer:
         weights = {key: tensor.contiguous() for key, tensor in self.to_original(stored, config).items()}
         save_file(weights, folder / SINGLE, metadata={"format": "pt"})
 
-    def chat(self, prompt: str) -> str:
-        """The text of a conversation that waits for the assistant's first word."""
-        return self.render(prompt)
-
-    def render(self, prompt: str, **options: bool) -> str:
-        """The tokenizer's chat template on one user turn; the options are the template's own variables."""
-        if getattr(self.tokenizer, "chat_template", None) is None:
-            raise UserError(f"the tokenizer of {self.name!r} has no chat template; pass chat=False")
-        turns = [{"role": "user", "content": prompt}]
-        return str(
-            self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
-        )
-
     # The forward passes.
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
@@ -160,6 +148,25 @@ class Transformer:
         hidden = self._hidden(ids, positions, attend)
         return self._head(hidden, want, positions)
 
+    @property
+    def body_and_head(self) -> tuple[nn.Module, nn.Module]:
+        return self.module.base_model, self.module.lm_head
+
+    @property
+    def layer_units(self) -> int:
+        return int(self.module.config.hidden_size + self.module.config.intermediate_size)
+
+    @property
+    def cached_bytes(self) -> int:
+        config = self.module.config
+        heads = 2 * config.num_hidden_layers * config.num_key_value_heads
+        return int(heads * self._head_dim * self.module.dtype.itemsize)
+
+    @property
+    def _head_dim(self) -> int:
+        config = self.module.config
+        return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
     def new_cache(self, rows: int, columns: int) -> KVCache:
         """An empty cache for `rows` rows of at most `columns` positions."""
         config = self.module.config
@@ -168,7 +175,7 @@ class Transformer:
             rows=rows,
             kv_heads=config.num_key_value_heads,
             columns=columns,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            head_dim=self._head_dim,
             dtype=self.module.dtype,
             device=self.device,
         )

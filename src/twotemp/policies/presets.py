@@ -6,7 +6,9 @@ A new policy is one entry here; the conformance tests pick it up by themselves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import hashlib
+import re
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from twotemp.errors import UserError, unknown
@@ -201,7 +203,12 @@ PRESETS: dict[str, Preset] = {
 
 
 def policy(name: str, **parameters: Any) -> Policy:
-    """The policy of that name with some parameters set: policy("tct", t_pos=0.1, threshold=0.6)."""
+    """The policy of that name (`twotemp policies` lists them) with some parameters set.
+
+    >>> import twotemp
+    >>> twotemp.policy("tct", t_pos=0.2).t_pos
+    0.2
+    """
     if name not in PRESETS:
         raise unknown("policy", name, PRESETS)
     preset = PRESETS[name]
@@ -224,19 +231,21 @@ def parse(spec: str) -> Policy:
 
 
 def spell(given: Policy) -> str:
-    """The shortest spelling that `parse` reads as this policy."""
-    if given.name not in PRESETS:
-        raise unknown("policy", given.name, PRESETS)
-    preset = PRESETS[given.name]
-    changed = [key for key in preset.settable if getattr(given, key) != getattr(preset.policy, key)]
-    spec = (
-        given.name + ":" * bool(changed) + ",".join(f"{key}={_text(getattr(given, key))}" for key in changed)
-    )
-    if parse(spec) != given:
-        raise UserError(
-            f"a policy named {given.name!r} may only differ from it in {', '.join(preset.settable)}"
-        )
-    return spec
+    """The shortest spelling that `parse` reads as this policy.
+
+    A policy that no preset can spell, of another name or changed elsewhere, is named by that and a hash of it all.
+    """
+    if given.name in PRESETS:
+        preset = PRESETS[given.name]
+        changed = [key for key in preset.settable if getattr(given, key) != getattr(preset.policy, key)]
+        numbers = ",".join(f"{key}={_text(getattr(given, key))}" for key in changed)
+        spec = f"{given.name}:{numbers}" if changed else given.name
+        if parse(spec) == given:
+            return spec
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", given.name).strip("-.") or "policy"
+    # Only what is not a default: a later version's new fields leave the hash alone.
+    said = [(f.name, getattr(given, f.name)) for f in fields(given) if getattr(given, f.name) != f.default]
+    return f"{readable}+{hashlib.sha256(repr(said).encode()).hexdigest()[:8]}"
 
 
 def _text(value: Any) -> str:

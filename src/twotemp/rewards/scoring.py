@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from twotemp.asking import answer
 from twotemp.errors import UserError
 from twotemp.records import Problem
 from twotemp.rewards.base import RewardModel
@@ -30,7 +31,7 @@ def scores(
             if row["text"] is None:
                 raise UserError(f"{cell.path} holds token ids without text, which a reward model cannot read")
             problem = problems[key.question]
-            todo.append((key, problem, problem.prefill + row["text"]))
+            todo.append((key, problem, answer(problem, row["text"])))
     if not todo:
         return known
     with cell.writer() as writer:

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from twotemp import metrics
+from twotemp.asking import Ask, answer, finish, requests
 from twotemp.engine import run
 from twotemp.errors import UserError
 from twotemp.graders.base import Grader
-from twotemp.models.base import Denoiser
-from twotemp.models.text import decode, encode
+from twotemp.models.base import LanguageModel
 from twotemp.policies import policy
-from twotemp.records import Problem, Request
+from twotemp.records import Problem
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -49,7 +49,7 @@ class Evaluation:
 
 
 def evaluate(
-    model: Denoiser,
+    model: LanguageModel,
     grader: Grader,
     problems: Sequence[Problem],
     accelerator: Accelerator,
@@ -60,20 +60,15 @@ def evaluate(
 ) -> tuple[Point, ...]:
     """Greedy CT at each of `THRESHOLDS`; every worker judges its share of the problems."""
     mine = range(accelerator.process_index, len(problems), accelerator.num_processes)
-    requests = [
-        Request(
-            id=str(number),
-            prompt=tuple(encode(model, problems[number].prompt, prefill=problems[number].prefill)),
-            policy=policy("ct", threshold=threshold, t_token=0.0),
-            length=length,
-            block=block,
-            index=place,
-        )
-        for place, threshold in enumerate(THRESHOLDS)
+    asks = (
+        Ask(problems[number], policy("ct", threshold=threshold, t_token=0.0), place, id=str(number))
         for number in mine
-    ]
-    found = list(run(model, requests, batch_size=batch_size)) if requests else []
-    grades = grader.grade((problems[int(s.request)], decode(model, s.tokens)) for s in found)
+        for place, threshold in enumerate(THRESHOLDS)
+    )
+    drawn = run(model, requests(model, asks, length=length, block=block), batch_size=batch_size)
+    found = [finish(model, sample) for sample in drawn]
+    asked = [problems[int(sample.request)] for sample in found]
+    grades = grader.grade((problem, answer(problem, s.text)) for problem, s in zip(asked, found))
     table = torch.zeros(len(THRESHOLDS), len(problems), 3, dtype=torch.float64)  # passed, graded, NFE
     for sample, grade in zip(found, grades):
         graded = grade.outcome != "ungraded"

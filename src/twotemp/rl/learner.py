@@ -57,7 +57,7 @@ class Scorer(nn.Module):
 
 class Learner:
     def __init__(self, model: Transformer, settings: Settings, accelerator: Accelerator) -> None:
-        if not hasattr(model, "module"):
+        if model.module is None:
             raise UserError(f"{model.name!r} has no weights to train; use a checkpoint")
         self.model = model
         self.settings = settings

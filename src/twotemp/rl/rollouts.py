@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -12,12 +12,12 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from twotemp.asking import Ask, answer, finish, requests
 from twotemp.engine import run
 from twotemp.errors import UserError
 from twotemp.graders.base import Grader
-from twotemp.models.base import Denoiser
-from twotemp.models.text import decode, encode
-from twotemp.records import Grade, Policy, Problem, Request, Sample
+from twotemp.models.base import LanguageModel
+from twotemp.records import Grade, Policy, Problem, Sample
 from twotemp.rl import rewards as scoring
 from twotemp.rl.rewards import Reward
 from twotemp.tasks import SOURCES, Task
@@ -67,7 +67,7 @@ class Rollouts:
 
 
 def collect(
-    model: Denoiser,
+    model: LanguageModel,
     grader: Grader,
     problems: Mapping[int, Problem],
     policy: Policy,
@@ -85,25 +85,17 @@ def collect(
     another where a problem comes again.
     """
     started = perf_counter()
-    requests = [
-        Request(
-            id=f"{place} {problem.id}",
-            prompt=tuple(encode(model, problem.prompt, prefill=problem.prefill)),
-            policy=policy,
-            length=length,
-            block=block,
-            seed=seed,
-            index=index,
-            trace=True,
-        )
+    asks = [
+        Ask(problem, policy, index, id=f"{place} {problem.id}")
         for place, problem in problems.items()
         for index in range(size)
     ]
-    found = {(s.request, s.index): s for s in run(model, requests, batch_size=batch_size)}
+    wanted = list(requests(model, asks, length=length, block=block, seed=seed, trace=True))
+    found = {(s.request, s.index): s for s in run(model, wanted, batch_size=batch_size)}
     drawn = perf_counter()
-    texts = [decode(model, found[request.id, request.index].tokens) for request in requests]
-    samples = tuple(replace(found[r.id, r.index], text=text) for r, text in zip(requests, texts))
-    asked = [problem for problem in problems.values() for _ in range(size)]
+    samples = tuple(finish(model, found[request.id, request.index]) for request in wanted)
+    asked = [ask.problem for ask in asks]
+    texts = [answer(problem, sample.text) for problem, sample in zip(asked, samples)]
     grades = tuple(grader.grade(zip(asked, texts)))
     columns = scoring.columns_of(asked, samples, grades)
     values = torch.tensor(scoring.total(rewards, texts, columns), dtype=torch.float32)

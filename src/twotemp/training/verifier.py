@@ -25,14 +25,14 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from twotemp import graders
+from twotemp.asking import Ask, answer, requests
 from twotemp.errors import UserError, unknown
 from twotemp.graders.base import Grader
 from twotemp.metrics import auc
 from twotemp.models.load import load
-from twotemp.models.text import decode
 from twotemp.policies import parse
 from twotemp.records import Problem
-from twotemp.sampling import sample
+from twotemp.sampling import draw
 from twotemp.tasks import SOURCES
 from twotemp.tasks.generated import Example, Split
 from twotemp.training.corpus import encode
@@ -149,7 +149,7 @@ def rewritten(recipe: VerifierRecipe) -> Iterator[Judged]:
                     ids = torch.tensor([row for _, row in part])
                     for _ in range(recipe.rewrites):
                         answers = rewrite(model, ids, first, recipe.largest_share, recipe.t_token, generator)
-                        texts = [decode(model, row) for row in answers[:, first:].tolist()]
+                        texts = [model.decode(row) for row in answers[:, first:].tolist()]
                         yield from graded(
                             grader, [(problem, text) for (problem, _), text in zip(part, texts)]
                         )
@@ -180,9 +180,10 @@ def sampled(recipe: VerifierRecipe, split: Split) -> Iterator[Judged]:
             yield from (Judged(task, p.id, p.prompt, e.answer, True) for p, e in zip(problems, here))
         with closing(graders.get(SOURCES[task].grader)) as grader:
             for spec in recipe.policies:
-                prompts = [p.prompt for p in problems]
-                samples = sample(model, prompts, parse(spec), length=SOURCES[task].length, seed=recipe.seed)
-                yield from graded(grader, [(p, one.text or "") for p, one in zip(problems, samples)])
+                asks = (Ask(problem, parse(spec)) for problem in problems)
+                wanted = requests(model, asks, length=SOURCES[task].length, seed=recipe.seed)
+                texts = {one.request: one.text for one in draw(model, wanted)}
+                yield from graded(grader, [(p, answer(p, texts[p.id])) for p in problems])
 
 
 def graded(grader: Grader, items: Sequence[tuple[Problem, str]]) -> Iterator[Judged]:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from twotemp.errors import UserError, unknown
-from twotemp.evaluation import Plan, TaskChoice
+from twotemp.evaluation.plan import Plan, TaskChoice
 from twotemp.policies import parse
 
 

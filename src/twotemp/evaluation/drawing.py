@@ -1,0 +1,61 @@
+"""Who draws the samples of an evaluation: this process, and whatever else keeps the same protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from twotemp.records import Request, Sample
+
+if TYPE_CHECKING:
+    from twotemp.engine import Ledger
+    from twotemp.models.base import Denoiser, Message
+
+
+class Drawer(Protocol):
+    """Draws samples, wherever the model is."""
+
+    @property
+    def name(self) -> str:
+        """The model's."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """The model's: samples of other weights never mix in a run."""
+        ...
+
+    def encode(
+        self, prompt: str | Sequence[Message], *, prefill: str = "", chat: bool | None = None
+    ) -> list[int]:
+        """See `LanguageModel.encode`."""
+        ...
+
+    def draw(self, requests: Iterable[Request]) -> Iterator[Sample]:
+        """Samples with their text, as they are finished."""
+        ...
+
+
+class InProcess:
+    """The model is in this process."""
+
+    def __init__(
+        self,
+        model: Denoiser,
+        *,
+        batch_size: int | None = None,
+        cache: str | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        from twotemp.models.base import language_model
+
+        self._model, self._batch_size, self._cache, self._ledger = model, batch_size, cache, ledger
+        text = language_model(model)
+        self.name, self.fingerprint, self.encode = model.name, text.fingerprint, text.encode
+
+    def draw(self, requests: Iterable[Request]) -> Iterator[Sample]:
+        from twotemp import sampling
+
+        return sampling.draw(
+            self._model, requests, batch_size=self._batch_size, cache=self._cache, ledger=self._ledger
+        )

@@ -1,0 +1,104 @@
+"""The (task, policy) cells of a run while they are worked on: what is missing, and how it is graded and stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, takewhile, zip_longest
+from typing import TypeVar
+
+from twotemp import tasks
+from twotemp.asking import Ask, answer
+from twotemp.evaluation.plan import TaskChoice
+from twotemp.graders.base import Grader
+from twotemp.policies import spell
+from twotemp.records import Grade, Problem, Sample
+from twotemp.store import Cell, Key, Writer
+from twotemp.tasks import Task
+
+# A chunk is what one call of the engine draws, for one task: large enough for freed slots to be refilled, small
+# enough that a run stopped early has nearly as many questions of every task.
+CHUNK_SAMPLES = 1024
+WRITE_GRADES = 64  # verdicts written together: a kill costs no more
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedTask:
+    """A task with its problems and its grader."""
+
+    choice: TaskChoice
+    task: Task
+    problems: Mapping[str, Problem]  # by id, in the order of the data; those of this shard
+    digest: str
+    grader: Grader
+
+    @classmethod
+    def of(
+        cls, choice: TaskChoice, grader: Grader, questions: int | None, shard: tuple[int, int]
+    ) -> LoadedTask:
+        found = choice.problems()
+        mine = found.problems[: choice.questions or questions][shard[0] - 1 :: shard[1]]
+        return cls(choice, tasks.get(choice.name), {p.id: p for p in mine}, found.digest, grader)
+
+
+class CellWork:
+    """One (task, policy) cell being worked on."""
+
+    def __init__(
+        self, loaded: LoadedTask, cell: Cell, writer: Writer, missing: Sequence[tuple[str, int]] = ()
+    ) -> None:
+        self.loaded, self.cell, self.writer = loaded, cell, writer
+        self.missing = missing  # (question, sample index) of what is to draw
+        self.policy = cell.config.policy
+        self.name = spell(self.policy)
+
+    def waiting(self) -> Iterator[Sample]:
+        """Samples of our questions that an earlier run stored and could not grade."""
+        ours = set(self.missing)
+        return (
+            sample
+            for sample in self.cell.pending(self.loaded.grader.name)
+            if sample.request in self.loaded.problems and (sample.request, sample.index) not in ours
+        )
+
+    def grade(
+        self,
+        samples: Sequence[Sample],
+        told: Callable[[Sequence[Grade]], None] = lambda grades: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Judge and store, part by part, and tell each part's grades; once stopped, the rest is left for later."""
+        problems, grader = self.loaded.problems, self.loaded.grader
+        items = [(problems[s.request], answer(problems[s.request], s.text)) for s in samples]
+        judged = takewhile(lambda _: not stopped(), zip(samples, grader.grade(items)))
+        for part in parts(judged, WRITE_GRADES):
+            self.writer.grades(grader.name, [(Key.of(sample), grade) for sample, grade in part])
+            told([grade for _, grade in part])
+
+
+def chunks(works: Sequence[CellWork]) -> Iterator[tuple[LoadedTask, list[Ask]]]:
+    """What is missing, in chunks of whole questions with all their policies; the tasks take turns."""
+
+    def of_task(loaded: LoadedTask) -> Iterator[tuple[LoadedTask, list[Ask]]]:
+        asks: dict[str, list[Ask]] = {question: [] for question in loaded.problems}
+        for work in works:
+            for question, index in work.missing if work.loaded is loaded else ():
+                asks[question].append(Ask(loaded.problems[question], work.policy, index))
+        chunk: list[Ask] = []
+        for some in asks.values():
+            chunk += some
+            if len(chunk) >= CHUNK_SAMPLES:
+                yield loaded, chunk
+                chunk = []
+        if chunk:
+            yield loaded, chunk
+
+    turns = zip_longest(*map(of_task, dict.fromkeys(work.loaded for work in works)))
+    return (chunk for turn in turns for chunk in turn if chunk is not None)
+
+
+def parts(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while part := list(islice(rest, size)):
+        yield part

@@ -1,0 +1,131 @@
+"""A torch module that somebody already holds, as a `LanguageModel`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twotemp.errors import UserError
+from twotemp.models.base import LanguageModel
+from twotemp.models.special import Facts, Given, resolve
+from twotemp.models.transformer import positions_of
+
+_PROBED, _PADDED = 4, 12  # columns of the row that is tried, and of the padding after it
+
+
+def wrap(
+    module: nn.Module,
+    *,
+    mask_id: int,
+    eos_ids: Sequence[int] = (),
+    tokenizer: Any | None = None,
+    shift: bool = False,
+    forbidden_ids: Sequence[int] = (),
+) -> LanguageModel:
+    """A masked diffusion LM from a module whose `forward(input_ids)` returns logits [B, L, V] (or has `.logits`).
+
+    The module must attend in both directions. If it takes an `attention_mask`, whether padding then leaves the
+    logits alone is tried once; where it does not, rows of different length are computed apart. It is put into
+    evaluation mode.
+
+    shift: row i of the logits predicts position i + 1, as in Dream.
+    forbidden_ids: ids that must never be written, beside the mask and the rows that `tokenizer` has no token for.
+
+    >>> import torch, twotemp
+    >>> class Uniform(torch.nn.Module):
+    ...     def forward(self, input_ids):
+    ...         return torch.zeros(*input_ids.shape, 6)
+    >>> model = twotemp.wrap(Uniform(), mask_id=5)
+    >>> len(twotemp.sample(model, [0, 1], "ar", length=4)[0].tokens)
+    4
+    """
+    return _Wrapped(module, mask_id, tuple(eos_ids), tokenizer, shift, tuple(forbidden_ids))
+
+
+class _Wrapped(LanguageModel):
+    def __init__(
+        self,
+        module: nn.Module,
+        mask_id: int,
+        eos_ids: tuple[int, ...],
+        tokenizer: Any | None,
+        shift: bool,
+        forbidden_ids: tuple[int, ...],
+    ) -> None:
+        self.module: nn.Module = module.eval()
+        self.name = type(module).__name__
+        self.tokenizer = tokenizer
+        self.lookback = int(shift)
+        weight = next(module.parameters(), torch.empty(0))
+        self.device, self._dtype = weight.device, weight.dtype
+        native: Any = getattr(module, "config", None)
+        self.config: Mapping[str, Any] = native.to_dict() if hasattr(native, "to_dict") else {}
+        self.max_length = self.config.get("max_position_embeddings") or self.config.get("max_sequence_length")
+        takes = signature(module.forward).parameters
+        self._options: dict[str, Any] = {"use_cache": False} if "use_cache" in takes else {}
+        with torch.inference_mode():
+            self.vocab_size = self._forward(torch.zeros(1, 2, dtype=torch.int64, device=self.device)).shape[2]
+            special = resolve(
+                Facts(self.name, end_tokens=()), self.vocab_size, {}, tokenizer, given=Given(mask_id, eos_ids)
+            )
+            self.mask_id, self.eos_ids = special.mask_id, special.eos_ids
+            self.forbidden_ids = tuple(sorted({*special.forbidden_ids, *forbidden_ids}))
+            self._respects_masks = "attention_mask" in takes and self._try_padding()
+
+    def _try_padding(self) -> bool:
+        """Are the logits of a row the same with and without padding behind it, but for rounding?"""
+        ids = torch.arange(_PROBED + _PADDED, device=self.device)[None] % self.vocab_size
+        ids[:, 1:_PROBED] = self.mask_id
+        real = torch.arange(ids.shape[1], device=self.device)[None] < _PROBED
+        alone = self._forward(ids[:, :_PROBED]).float()
+        try:
+            padded = self._forward(ids, real)[:, :_PROBED].float()
+        except (RuntimeError, ValueError, TypeError):
+            return False
+        rounding = torch.finfo(self._dtype).eps ** 0.75
+        return bool((alone - padded).abs().max() <= rounding * alone.abs().max())
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        return self.module.state_dict()
+
+    def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
+        """See `Denoiser.logits`. The module computes all positions; those wanted are picked."""
+        index = want.flatten().nonzero()[:, 0] if want.dtype == torch.bool else want
+        row, column = index // ids.shape[1], index % ids.shape[1]
+        if attention_mask is not None:
+            # Packed to the left, rows are padded on the right alone, and positions count from 0 in all of them.
+            real = attention_mask.bool()
+            lengths, column = real.sum(1), positions_of(real)[row, column]
+            inside = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+            ids = torch.full_like(ids, self.mask_id).masked_scatter(inside, ids[real])
+        if self.lookback and want.dtype == torch.bool and bool((column == 0).any()):
+            raise UserError(
+                f"{self.name} predicts a token from the one before it; start rows with a given token"
+            )
+        source = column - self.lookback
+        if attention_mask is None:
+            return self._forward(ids)[row, source].float()
+        if self._respects_masks:
+            return self._forward(ids, inside)[row, source].float()
+        found = torch.empty(len(index), self.vocab_size, device=ids.device)
+        for length in sorted(set(lengths[row].tolist())):
+            rows, mine = (lengths == length).nonzero()[:, 0], lengths[row] == length
+            part = self._forward(ids[rows, :length])
+            found[mine] = part[torch.searchsorted(rows, row[mine]), source[mine]].float()
+        return found
+
+    def _forward(self, ids: Tensor, real: Tensor | None = None) -> Tensor:
+        output = self.module(
+            ids, **self._options, **({} if real is None else {"attention_mask": real.long()})
+        )
+        if not isinstance(output, Tensor):
+            output = output[0] if isinstance(output, tuple) else output.logits
+        if not isinstance(output, Tensor) or output.shape[:2] != ids.shape:
+            raise UserError(
+                f"{self.name}.forward must return logits [rows, columns, vocabulary] for ids [rows, columns]"
+            )
+        return output

@@ -1,0 +1,241 @@
+"""The front door: what a prompt may be, what keys its noise, what comes back, and what is refused."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import twotemp
+from tests.tiny_checkpoints import MASK, random_model, word_tokenizer
+from tests.toy import ToyModel
+from twotemp import sampling
+from twotemp.errors import UserError
+from twotemp.models.table import TableModel
+from twotemp.samples import Samples
+
+TCT = twotemp.policy("tct", threshold=0.3, t_pos=0.2)
+
+
+@pytest.fixture(scope="module")
+def model() -> ToyModel:
+    return ToyModel()
+
+
+@pytest.fixture(scope="module")
+def chatty():
+    return random_model("llada", word_tokenizer())
+
+
+def tokens(samples):
+    return [one.tokens for one in samples]
+
+
+# --- noise ----------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_does_not_depend_on_the_other_prompts(model):
+    a, b, c = [5, 6], [7, 8, 9], [10]
+    both = twotemp.sample(model, [a, b, c], TCT, n=2, length=6)
+    assert tokens(both[2:4]) == tokens(twotemp.sample(model, [b], TCT, n=2, length=6))
+    assert tokens(both[4:]) + tokens(both[:2]) == tokens(twotemp.sample(model, [c, a], TCT, n=2, length=6))
+
+
+def test_a_prompt_given_twice_gets_other_samples_the_second_time(model):
+    twice = twotemp.sample(model, [[5, 6], [5, 6]], TCT, n=3, length=12)
+    assert tokens(twice[:3]) != tokens(twice[3:])
+    assert tokens(twice[:3]) == tokens(twotemp.sample(model, [5, 6], TCT, n=3, length=12))
+    assert len({one.request for one in twice}) == 2
+
+
+def test_requests_may_be_named_and_the_name_is_what_keys_the_noise(model):
+    named = twotemp.sample(model, [[5, 6], [7, 8]], TCT, length=12, ids=["x", "y"])
+    assert [one.request for one in named] == ["x", "y"]
+    assert tokens(named[1:]) == tokens(twotemp.sample(model, [7, 8], TCT, length=12, ids=["y"]))
+    assert tokens(named[1:]) != tokens(twotemp.sample(model, [7, 8], TCT, length=12))
+
+
+def test_other_seeds_and_more_samples(model):
+    few, many = (twotemp.sample(model, [5, 6], TCT, n=n, length=12) for n in (2, 5))
+    assert tokens(few) == tokens(many[:2])
+    assert tokens(few) != tokens(twotemp.sample(model, [5, 6], TCT, n=2, length=12, seed=1))
+
+
+# --- prompts --------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_ids_in_any_container(model):
+    expected = tokens(twotemp.sample(model, [[5, 6, 7]], TCT, length=6))
+    row = [5, 6, 7]
+    for prompt in (row, tuple(row), np.array(row), torch.tensor(row), [np.int64(i) for i in row]):
+        assert tokens(twotemp.sample(model, prompt, TCT, length=6)) == expected
+        assert tokens(twotemp.sample(model, [prompt], TCT, length=6)) == expected
+    for rows in (np.array([row, row]), torch.tensor([row, row])):
+        assert tokens(twotemp.sample(model, rows, TCT, length=6))[:1] == expected
+
+
+def test_a_prompt_is_text_or_messages(chatty):
+    chat = [{"role": "user", "content": "a b"}]
+    text, messages, several = (
+        twotemp.sample(chatty, prompt, "lc", length=4) for prompt in ("a b", chat, [chat, "c"])
+    )
+    assert text[0].prompt == messages[0].prompt == several[0].prompt == (0, 1, 4)
+    assert several[1].prompt == (2, 4)
+    assert twotemp.sample(chatty, "a b", "lc", length=4, chat=False)[0].prompt == (0, 1)
+
+
+def test_a_policy_may_be_spelled(model):
+    assert tokens(twotemp.sample(model, [5], "tct:threshold=0.3,t_pos=0.2", length=6)) == tokens(
+        twotemp.sample(model, [5], TCT, length=6)
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompts": [1.5, 2.0]}, "token id must be an integer >= 0, not 1.5"),
+        ({"prompts": np.array([1.5])}, "token id must be"),
+        ({"prompts": [[1], [2.5]]}, "token id must be"),
+        ({"prompts": [True]}, "token id must be"),
+        ({"prompts": []}, "no prompt given"),
+        ({"prompts": None}, "a prompt is text"),
+        ({"prompts": 7}, "a prompt is text"),
+        ({"prompts": [[]]}, "prompt is empty"),
+        ({"prompts": [99]}, "outside the vocabulary"),
+        ({"prompts": "text"}, "no tokenizer"),
+        ({"prompts": [[5]] * 2, "ids": ["x"]}, "2 different strings"),
+        ({"ids": ["x", "x"], "prompts": [[5], [6]]}, "2 different strings"),
+        ({"ids": [3]}, "1 different strings"),
+        ({"policy": None}, "a policy is a Policy or a spelling"),
+        ({"policy": "tcd"}, "unknown policy 'tcd'"),
+        ({"policy": "tct:t_pos=x"}, "t_pos"),
+        ({"n": "4"}, "n must be an integer >= 1, not '4'"),
+        ({"n": 0}, "n must be"),
+        ({"n": True}, "n must be"),
+        ({"n": 1.0}, "n must be"),
+        ({"length": 1.5}, "length must be an integer"),
+        ({"length": "8"}, "length must be"),
+        ({"length": -1}, "length must be"),
+        ({"length": 1000}, "exceed the context"),
+        ({"block": 0}, "block must be"),
+        ({"block": 2.0}, "block must be"),
+        ({"seed": None}, "seed must be an integer, not None"),
+        ({"seed": "x"}, "seed must be an integer, not 'x'"),
+        ({"stop": ["", "a"]}, "stop must be"),
+        ({"stop": [3]}, "stop must be"),
+    ],
+)
+@pytest.mark.parametrize("front", [twotemp.sample, twotemp.stream])
+def test_wrong_types_give_one_clear_error_before_anything_runs(model, front, change, message):
+    before = model.calls
+    arguments = {"prompts": [5, 6], "policy": TCT, "length": 4, **change}
+    with pytest.raises(UserError, match=message):
+        front(model, **arguments)
+    assert model.calls == before
+
+
+def test_every_prompt_is_checked_before_the_first_is_drawn(model):
+    before = model.calls
+    with pytest.raises(UserError, match="outside the vocabulary"):
+        twotemp.sample(model, [[5], [99]], TCT, n=10**9, length=4)
+    assert model.calls == before
+
+
+# --- lengths and stops ----------------------------------------------------------------------------------------
+
+
+def test_the_default_length_fits_the_context(chatty):
+    tiny = twotemp.load("tiny")
+    assert len(twotemp.sample(tiny, "3 7 12 -> 33", "ct:t_token=0")[0].tokens) == 32
+    table = TableModel([((0, 1, 2, 0), 1.0)], vocab_size=4, mask_id=3)
+    assert twotemp.sample(table, [0], "lc")[0].tokens == (1, 2, 0), "all that the context leaves"
+    wide = ToyModel()
+    wide.max_length = 4096
+    assert sampling._room(sampling.language_model(wide), [1]) == 256
+    with pytest.raises(UserError, match="leave no room"):
+        twotemp.sample(table, [0, 1, 2, 0], "lc")
+
+
+def test_stop_strings_cut_the_text(chatty):
+    (whole,) = twotemp.sample(chatty, "a", "tct:eos=never", length=24)
+    words = whole.text.split()
+    (cut,) = twotemp.sample(chatty, "a", "tct:eos=never", length=24, stop=[f" {words[1]}"])
+    assert cut.tokens == whole.tokens
+    assert cut.text == whole.text[: whole.text.index(f" {words[1]}")]
+    assert twotemp.sample(chatty, "a", "tct:eos=never", length=24, stop=words[0])[0].text == ""
+
+
+def test_infill_fills_the_masks_of_a_text_in_chat_format(chatty):
+    row = [*chatty.encode("a c"), MASK, MASK]
+    (found,) = twotemp.infill(chatty, row, "lc")
+    assert found.text.startswith("a c")
+    assert found.text == chatty.decode([*row[:-2], *found.tokens], cut=False)
+
+
+# --- laziness -------------------------------------------------------------------------------------------------
+
+
+def test_a_huge_n_starts_at_once(model, monkeypatch):
+    made = []
+
+    def counted(*args, **options):
+        made.append(1)
+        return original(*args, **options)
+
+    original = sampling.replace
+    monkeypatch.setattr(sampling, "replace", counted)
+    endless = twotemp.stream(model, [5, 6], TCT, n=100_000_000, length=4, batch_size=4)
+    assert not made
+    first = [next(endless) for _ in range(3)]
+    assert len(made) <= sampling.CHUNK
+    assert {one.index for one in first} <= set(range(8))
+
+
+def test_chunks_change_nothing(model, monkeypatch):
+    expected = twotemp.sample(model, [[5], [6, 7]], TCT, n=9, length=4)
+    monkeypatch.setattr(sampling, "CHUNK", 4)
+    found = twotemp.sample(model, [[5], [6, 7]], TCT, n=9, length=4)
+    assert [replace(one, seconds=0) for one in found] == [replace(one, seconds=0) for one in expected]
+
+
+def test_callbacks_hear_of_every_sample_and_step(model):
+    heard, steps = [], []
+    twotemp.sample(model, [5], TCT, n=3, length=4, on_sample=heard.append, on_step=steps.append)
+    assert sorted(one.index for one in heard) == [0, 1, 2]
+    assert steps
+
+
+# --- what comes back ------------------------------------------------------------------------------------------
+
+
+def test_samples_print_briefly(chatty):
+    found = twotemp.sample(chatty, ["a", "b"], "tct", n=40, length=24)
+    assert isinstance(found, list)
+    lines = repr(found).splitlines()
+    assert lines[0] == "Samples: 80"
+    assert len(lines) == 3
+    assert "distinct of 40" in lines[1]
+    assert all(len(line) < 250 for line in lines)
+    assert isinstance(found[:3], Samples)
+    assert "\n" not in repr(found[0])
+    assert len(repr(found[0])) < 150
+    assert found[0].text[:20] in repr(found[0])
+    many = twotemp.sample(chatty, ["a"] * 20, "tct", length=4)
+    assert len(repr(many).splitlines()) == 10
+
+
+def test_a_notebook_shows_the_distinct_answers_and_the_trace(chatty):
+    plain = twotemp.sample(chatty, "a", "lc:t_token=0", n=3, length=8)
+    page = plain._repr_html_()
+    assert "<td>3</td>" in page
+    assert "iframe" not in page
+    traced = twotemp.sample(chatty, "a", "lc:t_token=0", n=3, length=8, trace=True)._repr_html_()
+    assert traced.count("<iframe") == 1
+    inside = traced.split('srcdoc="')[1].split('" style=')[0]
+    assert '"' not in inside
+    assert html.unescape(inside).lstrip().lower().startswith("<!doctype html>")
+    dangerous = Samples([replace(plain[0], text="<script>alert(1)</script>")])
+    assert "<script>" not in dangerous._repr_html_()

@@ -1,0 +1,117 @@
+"""Public likelihoods against the exact values of a table."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+import twotemp
+from tests.tiny_checkpoints import random_model
+from twotemp.errors import UserError
+from twotemp.models.table import TableModel
+from twotemp.rl.likelihood import Completions, elbo, stratified
+from twotemp.scoring import Likelihood
+
+MASK, EOS = 4, 3
+PROMPTS = [[0, 1], [2, 2], [1, 0]]
+COMPLETIONS = [[1, 2, 0, 1], [0, 0, 2, 2], [2, 1, 1, 0]]
+
+
+@pytest.fixture(scope="module")
+def table() -> TableModel:
+    """All strings of 6 letters, with weights that tie the positions together."""
+    generator = torch.Generator().manual_seed(0)
+    strings = list(product(range(3), repeat=6))
+    weights = torch.randn(len(strings), generator=generator).mul(1.5).exp().tolist()
+    return TableModel(list(zip(strings, weights)), vocab_size=5, mask_id=MASK, eos_ids=(EOS,))
+
+
+def exact(table: TableModel, prompt: list[int], completion: list[int]) -> float:
+    agrees = (table.sequences == torch.tensor(prompt + completion)).all(1)
+    given = (table.sequences[:, : len(prompt)] == torch.tensor(prompt)).all(1)
+    return float((table.weights[agrees].sum() / table.weights[given].sum()).log())
+
+
+def test_left_to_right_is_the_exact_value(table):
+    found = twotemp.score(table, PROMPTS, COMPLETIONS, "ar")
+    for one, prompt, completion in zip(found, PROMPTS, COMPLETIONS):
+        assert one.log_p == pytest.approx(exact(table, prompt, completion), abs=1e-5)
+        assert (one.error, one.tokens) == (0.0, 4)
+
+
+@pytest.mark.parametrize("estimator", ["elbo", "stratified"])
+def test_random_estimates_are_right_within_their_standard_error(table, estimator):
+    """A table is consistent, so the bound is tight. 120 estimates: their z-scores have mean 0 and variance 1."""
+    asked, said = PROMPTS * 40, COMPLETIONS * 40
+    found = twotemp.score(table, asked, said, estimator, draws=32, batch_size=1024)
+    scores = [
+        (one.log_p - exact(table, prompt, completion)) / one.error
+        for one, prompt, completion in zip(found, asked, said)
+    ]
+    assert abs(np.mean(scores)) < 4 / np.sqrt(len(scores))
+    assert 0.75 < np.std(scores) < 1.3
+
+
+def test_strata_lower_the_noise(table):
+    spread = {}
+    for estimator in ("elbo", "stratified"):
+        asked, said = PROMPTS * 60, COMPLETIONS * 60
+        found = twotemp.score(table, asked, said, estimator, draws=16, batch_size=1024)
+        spread[estimator] = np.var(np.reshape([one.log_p for one in found], (60, 3)), axis=0).mean()
+    assert spread["stratified"] < 0.9 * spread["elbo"]
+
+
+@pytest.mark.parametrize("draws", [1, 3, 8])
+def test_every_number_of_masks_is_as_likely_in_the_strata(draws, table):
+    """Over many rows l is uniform on 1..n: this is what makes the estimate unbiased."""
+    samples = twotemp.sample(table, [[0, 1]], "random", n=400, length=4)
+    rows = Completions.of(samples, ())
+    for build in (elbo, stratified):
+        sizes = build(rows, MASK, 0, draws).want.sum(1)
+        share = torch.bincount(sizes, minlength=5)[1:] / len(sizes)
+        assert (share - 0.25).abs().max() < 4 * (0.25 * 0.75 / len(sizes)) ** 0.5
+
+
+def test_a_score_depends_on_its_own_row_alone():
+    model = random_model("llada")
+    together = twotemp.score(model, [[1, 2], [3, 4, 5, 6]], [[7, 8, 9], [10]], draws=4, batch_size=3)
+    alone = twotemp.score(model, [[3, 4, 5, 6]], [[10]], draws=4)
+    assert together[1].log_p == pytest.approx(alone[0].log_p, abs=1e-4)
+    assert twotemp.score(model, [1, 2], [7, 8, 9], draws=4)[0].log_p == pytest.approx(
+        together[0].log_p, abs=1e-4
+    )
+
+
+def test_samples_are_scored_as_they_are(table):
+    samples = twotemp.sample(table, PROMPTS, "ar:t_token=1", length=4, trace=True)
+    expected = [exact(table, list(s.prompt), list(s.tokens)) for s in samples]
+    found = twotemp.score(table, samples, estimator="trajectory")
+    assert [one.log_p for one in found] == pytest.approx(expected, abs=1e-5)
+    assert isinstance(found[0], Likelihood)
+
+
+def test_only_what_comes_before_the_end_of_text_counts(table):
+    (one,) = twotemp.score(random_model("llada"), [1, 2], [7, 38, 9, 9], "ar")
+    assert one.tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (([0, 1], [[1], [2]]), {}, "1 prompts and 2 completions"),
+        (([0, 1], [[]]), {}, "a completion is empty"),
+        (([0, 1],), {}, "no completions given"),
+        (([0, 1], [1.5]), {}, "token id must be an integer"),
+        (([0, 1], [1]), {"draws": 3}, "draws must be even"),
+        (([0, 1], [1]), {"draws": 1}, "draws must be an integer >= 2"),
+        (([0, 1], [1]), {"estimator": "elb"}, "did you mean 'elbo'"),
+        (([0, 1], [1]), {"seed": None}, "seed must be an integer"),
+        (([0, 1], [1]), {"estimator": "trajectory"}, "trace=True"),
+    ],
+)
+def test_bad_input(table, arguments, options, message):
+    with pytest.raises(UserError, match=message):
+        twotemp.score(table, *arguments, **options)
