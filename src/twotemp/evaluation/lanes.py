@@ -13,7 +13,7 @@ from twotemp.evaluation.progress import Counter
 from twotemp.graders.base import Grader
 from twotemp.policies import spell
 from twotemp.records import Problem, Sample
-from twotemp.store import Cell, Key, Writer
+from twotemp.store import Cell, Writer
 from twotemp.tasks import Task
 
 # A chunk is what one call of the engine draws, for one task: large enough for freed slots to be refilled, small
@@ -59,7 +59,7 @@ class Lane:
             # The answer is the assistant's whole turn: a prefill may open the code block that the text closes.
             items = [(problems[s.request], problems[s.request].prefill + (s.text or "")) for s in some]
             for part in parts(zip(some, grader.grade(items)), WRITE_GRADES):
-                self.writer.grades(grader.name, [(Key.of(sample), grade) for sample, grade in part])
+                self.writer.grades(grader.name, [(sample.key, grade) for sample, grade in part])
                 if counter is not None:
                     counter.graded(self, [grade for _, grade in part])
 

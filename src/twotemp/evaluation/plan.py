@@ -47,6 +47,7 @@ class Plan:
     seed: int = 0
     cache: str | None = None  # "prefix" or "dual": faster, approximate
     trace: bool = False
+    compile: bool = False  # the model runs behind torch.compile, whose rounding is its own
 
     def __post_init__(self) -> None:
         for name in ("n", "questions", "length", "block"):

@@ -41,9 +41,7 @@ class Counter:
         self._passed = {lane.name: [0, 0] for lane in lanes}
         for lane in lanes:
             before = lane.cell.grades(lane.loaded.grader.name)
-            self._count(
-                lane, (grade for key, grade in before.items() if key.question in lane.loaded.problems)
-            )
+            self._count(lane, (grade for key, grade in before.items() if key.request in lane.loaded.problems))
         self._tell()
 
     def drawn(self, lane: Lane, samples: Iterable[Sample]) -> None:

@@ -105,7 +105,7 @@ class Evaluation:
             length=plan.length or task.length,
             block=plan.block,
             seed=plan.seed,
-            options={"cache": plan.cache, "trace": plan.trace},
+            options={"cache": plan.cache, "trace": plan.trace, "compile": plan.compile},
         )
         return self.store.cell(f"{task.name}@{spell(policy)}", config)
 
