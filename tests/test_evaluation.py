@@ -368,7 +368,7 @@ def test_another_configuration_or_model_never_mixes_in(model, tmp_path, whole):
         replace(PLAN, trace=True),
         replace(PLAN, cache="dual"),
     ):
-        with pytest.raises(UserError, match=r"another configuration .*--out"):
+        with pytest.raises(UserError, match=r"other settings .*--out"):
             evaluate(model, changed, tmp_path / "run")
     with pytest.raises(UserError, match="fingerprint"):
         evaluate(toy_task.micro_model(seed=1), PLAN, tmp_path / "run")

@@ -236,7 +236,7 @@ def test_bad_recipes_are_refused(tmp_path: Path, change: str, message: str) -> N
 def test_a_recipe_without_its_data_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("name: x\n")
-    with pytest.raises(UserError, match="missing"):
+    with pytest.raises(UserError, match="lacks"):
         Recipe.read(path)
 
 

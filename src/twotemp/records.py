@@ -92,6 +92,9 @@ class Key(NamedTuple):
     index: int  # type: ignore[assignment]  # a tuple has a method of this name, which no key needs
     seed: int
 
+    def __str__(self) -> str:
+        return f"sample {self.index} of {self.request!r}"
+
 
 @dataclass(frozen=True)
 class Request:
