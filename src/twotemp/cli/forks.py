@@ -10,6 +10,7 @@ import typer
 
 from twotemp.cli.evaluate import task_choices
 from twotemp.cli.options import (
+from twotemp.plain import json_text
     BatchSize,
     Block,
     Data,
@@ -101,7 +102,7 @@ def forks(
     (folder / "forks.md").write_text(f"{written}\n{images}")
     if as_json:
         for study in studies:
-            typer.echo(json.dumps(report.numbers(study)))
+            typer.echo(json_text(report.numbers(study)))
     else:
         output.print(written, highlight=False, markup=False)
     people.print(f"report: {folder / 'forks.md'}", highlight=False)

@@ -32,7 +32,8 @@ def read_run(folder: Path) -> dict[str, Any] | None:
             old := read_json(folder / "settings.json")
         ):
             return {"kind": "forks", **old}
-        return {"kind": "training"} if (folder / "checkpoint.safetensors").exists() else None
+        trained = any((folder / name).exists() for name in ("checkpoint.safetensors", "log.jsonl"))
+        return {"kind": "training"} if trained else None
     found = read_json(path)
     if isinstance(found, dict) and found.get("format") == FORMAT["format"]:
         if found.get("version") != FORMAT["version"]:

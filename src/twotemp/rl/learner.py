@@ -176,7 +176,8 @@ class Learner:
 
     def _answers(self, scorer: nn.Module, questions: Questions) -> Tensor:
         with self.accelerator.autocast():
-            return scorer(questions)
+            answers: Tensor = scorer(questions)
+            return answers
 
     @torch.no_grad()
     def _frozen(self, batch: list[Questions]) -> list[Tensor]:
