@@ -10,7 +10,6 @@ import typer
 
 from twotemp.cli.evaluate import task_choices
 from twotemp.cli.options import (
-from twotemp.plain import json_text
     BatchSize,
     Block,
     Data,
@@ -23,6 +22,7 @@ from twotemp.plain import json_text
     Subset,
 )
 from twotemp.errors import UserError
+from twotemp.plain import json_text
 
 if TYPE_CHECKING:
     from twotemp.evaluation import Evaluation, Plan, TaskChoice

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from twotemp.cli.options import (
-from twotemp.plain import json_text
     BatchSize,
     Block,
     BlockSize,
@@ -26,6 +25,7 @@ from twotemp.plain import json_text
     Traced,
 )
 from twotemp.errors import UserError
+from twotemp.plain import json_text
 
 
 def sample(

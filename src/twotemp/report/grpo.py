@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from twotemp.rl.evaluation import Checkup
     from twotemp.rl.telemetry import StepRecord
 
-RUN, STEPS = "run.json", "steps.jsonl"
 WINDOW = 0.05  # of the steps: what the training curves are averaged over
 UNTRAINED = "#7F7F7F"
 DONE = (
@@ -62,7 +61,9 @@ class TrainingRun:
 
 
 def is_run(folder: Path) -> bool:
-    return (folder / RUN).is_file() and (folder / STEPS).is_file()
+    from twotemp.folders import kind_of
+
+    return kind_of(folder) == "grpo"
 
 
 def read(folder: Path) -> TrainingRun:
