@@ -16,7 +16,8 @@ from twotemp.policies import policy
 from twotemp.records import Grade, Problem
 from twotemp.rl.budget import Budget
 from twotemp.rl.parallel import accelerator
-from twotemp.rl.settings import Settings
+from twotemp.rl.rollouts import Dataset
+from twotemp.rl.settings import GrpoSettings
 from twotemp.rl.trainer import train
 from twotemp.training import tokenizer
 
@@ -64,8 +65,8 @@ class ManyNumbers:
         pass
 
 
-def settings(**changes: Any) -> Settings:
-    small = Settings(
+def settings(**changes: Any) -> GrpoSettings:
+    small = GrpoSettings(
         policy("tct", threshold=0.3, t_token=1.0),
         length=LENGTH,
         groups=2,
@@ -101,14 +102,11 @@ def go(
     held_out = TASK.problems().problems[:questions]
     return train(
         model or micro_model(),
-        TASK,
-        grader or ManyNumbers(),
+        Dataset(TASK, grader or ManyNumbers(), data, held_out),
         settings(**changes),
         Budget.parse(budget),
         out,
         accelerator=accelerator(cpu=True),
-        data=data,
-        held_out=held_out,
         extra_rewards=extra,
         stop=stop,
     )

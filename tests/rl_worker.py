@@ -19,6 +19,7 @@ from twotemp.rl import trainer as trainer_module
 from twotemp.rl.budget import Budget
 from twotemp.rl.objective import grpo_loss
 from twotemp.rl.parallel import accelerator
+from twotemp.rl.rollouts import Dataset
 from twotemp.rl.trainer import Trainer
 
 
@@ -36,10 +37,9 @@ def work(out: Path, mode: str, budget: str, haste: float = 1, poison: int = -1, 
         )
     held_out = rl_toys.TASK.problems().problems[:5]
     settings = rl_toys.settings(**changes, fsdp=mode == "fsdp")
-    trainer = Trainer(
-        rl_toys.micro_model(), rl_toys.TASK, rl_toys.ManyNumbers(), settings, out, workers, None, held_out, {}
-    )
-    trainer.run(Budget.parse(budget), None, lambda: False)
+    dataset = Dataset(rl_toys.TASK, rl_toys.ManyNumbers(), held_out=held_out)
+    trainer = Trainer(rl_toys.micro_model(), dataset, settings, out, workers, {})
+    trainer.run(Budget.parse(budget), lambda record, used: None, lambda: False)
     sharded = any(isinstance(p, DTensor) for p in trainer.learner.network.parameters())
     assert sharded == (mode == "fsdp"), "FSDP2 shards every parameter, DDP none"
     save_file(trainer.learner.weights(), out / f"rank-{workers.process_index}.safetensors")

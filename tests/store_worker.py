@@ -12,7 +12,7 @@ import sys
 import time
 
 from twotemp.records import Grade, Policy, Sample, Trace
-from twotemp.store import Cell, Config, Key, Store
+from twotemp.store import Cell, Config, Store
 
 QUESTIONS = [f"toy/{i}" for i in range(6)]
 POLICY = Policy("tct", "confidence", "threshold", t_pos=0.1, threshold=0.6)
@@ -44,9 +44,9 @@ def evaluate(cell: Cell, n: int, shard: int = 0, of: int = 1, batch: int = 5) ->
         for start in range(0, len(todo), batch):
             samples = [draw(*key, cell.config) for key in todo[start : start + batch]]
             writer.samples(samples)
-            writer.grades(GRADER, [(Key.of(s), judge(s)) for s in samples])
+            writer.grades(GRADER, [(s.key, judge(s)) for s in samples])
         late = list(cell.pending(GRADER)) if of == 1 else []
-        writer.grades(GRADER, [(Key.of(s), judge(s)) for s in late])
+        writer.grades(GRADER, [(s.key, judge(s)) for s in late])
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from twotemp.models import load
 from twotemp.models.checkpoint import save
 from twotemp.policies import parse
 from twotemp.report import figures
-from twotemp.store import Key, Store
+from twotemp.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -335,7 +335,7 @@ def test_the_command_itself_killed_and_started_again(folder, tmp_path):
 
     def contents(run: Path) -> dict:
         return {
-            (cell.name, Key.of(s)): (replace(s, seconds=0.0), cell.grades("countdown 1").get(Key.of(s)))
+            (cell.name, s.key): (replace(s, seconds=0.0), cell.grades("countdown 1").get(s.key))
             for cell in Store.open(run).cells()
             for s in cell.samples()
         }

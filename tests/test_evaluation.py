@@ -53,7 +53,7 @@ def rows(run: Path | Store) -> Rows:
     """Everything a run holds, times aside."""
     store = run if isinstance(run, Store) else Store.open(run)
     return {
-        (cell.name, Key.of(sample)): (replace(sample, seconds=0.0), cell.grades("toy 1").get(Key.of(sample)))
+        (cell.name, sample.key): (replace(sample, seconds=0.0), cell.grades("toy 1").get(sample.key))
         for cell in store.cells()
         for sample in cell.samples()
     }
@@ -82,11 +82,11 @@ def test_every_sample_is_there_graded_and_what_the_engine_draws(model, whole):
     problems = {p.id: p for p in toy_task.load().problems}
     for (name, key), (sample, grade) in whole.items():
         if name == "toy@tlc":
-            problem = problems[key.question]
+            problem = problems[key.request]
             assert grade is not None
             assert grade.passed == toy_task.right(problem, sample.text or "")
             ids = tuple(model.encode(problem.prompt))
-            request = Request(key.question, ids, POLICIES[1], length=toy_task.LENGTH, index=key.sample)
+            request = Request(key.request, ids, POLICIES[1], length=toy_task.LENGTH, index=key.index)
             (alone,) = engine_run(model, [request])
             assert (alone.tokens, alone.nfe) == (sample.tokens, sample.nfe)
     assert 0 < sum(grade.passed for _, grade in whole.values() if grade) < len(whole)
@@ -146,7 +146,7 @@ def test_tasks_take_turns_and_a_question_keeps_its_policies_together(model, tmp_
 def test_shards_are_disjoint_and_make_the_whole(model, tmp_path, whole):
     evaluate(model, PLAN, tmp_path / "run", shard=(2, 3))
     part = rows(tmp_path / "run")
-    assert {key.question for _, key in part} == {"toy/1"}
+    assert {key.request for _, key in part} == {"toy/1"}
     for number in (1, 3):
         evaluate(model, PLAN, tmp_path / "run", shard=(number, 3))
     assert rows(tmp_path / "run") == whole
@@ -368,7 +368,7 @@ def test_another_configuration_or_model_never_mixes_in(model, tmp_path, whole):
         replace(PLAN, trace=True),
         replace(PLAN, cache="dual"),
     ):
-        with pytest.raises(UserError, match=r"another configuration .*--out"):
+        with pytest.raises(UserError, match=r"other settings .*--out"):
             evaluate(model, changed, tmp_path / "run")
     with pytest.raises(UserError, match="fingerprint"):
         evaluate(toy_task.micro_model(seed=1), PLAN, tmp_path / "run")

@@ -205,7 +205,7 @@ def test_a_stopped_study_continues_and_ends_as_if_never_stopped(model, completio
 
 
 def _stored(tmp_path) -> dict:
-    return json.loads((tmp_path / "stopped" / "settings.json").read_text())
+    return json.loads((tmp_path / "stopped" / "run.json").read_text())
 
 
 def fork(name: str, path: tuple[float, ...], distinct: int, ungraded: int = 0) -> Fork:

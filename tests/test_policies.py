@@ -373,5 +373,5 @@ def test_parse_round_trip():
     assert parse("tlc:t_pos=inf").t_pos == math.inf
     for name in PRESETS:
         assert Policy.from_dict(parse(name).to_dict()) == parse(name)
-    with pytest.raises(UserError, match="unknown policy field"):
+    with pytest.raises(UserError, match="unknown key in the policy"):
         Policy.from_dict({**policy("lc").to_dict(), "temperature": 1})

@@ -16,7 +16,7 @@ from twotemp.policies import PRESETS, parse
 from twotemp.records import Grade, Sample
 from twotemp.report import figures, findings, read, style, tables, write
 from twotemp.report.series import Series, k_grid
-from twotemp.store import Config, Key, Store
+from twotemp.store import Config, Store
 
 SIX = ("ar", "lc", "random", "tlc", "ct", "tct")
 COSTS = {"ar": 30.0, "lc": 32.0, "random": 32.0, "tlc": 32.0, "ct": 8.0, "tct": 7.0}
@@ -70,7 +70,7 @@ def store_cell(store: Store, spec: str, verdicts: dict[str, str], task: str = "c
                 for i in range(len(letters))
             ]
             writer.samples(samples)
-            judged = [(Key.of(s), Grade(outcomes[v])) for s, v in zip(samples, letters) if v in outcomes]  # type: ignore[arg-type]
+            judged = [(s.key, Grade(outcomes[v])) for s, v in zip(samples, letters) if v in outcomes]  # type: ignore[arg-type]
             writer.grades("countdown 1", judged)
     return cell
 

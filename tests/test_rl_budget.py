@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 
 import pytest
@@ -17,9 +17,9 @@ from twotemp.policies import policy
 from twotemp.records import Grade, Problem, Sample, Trace
 from twotemp.rl import rewards, telemetry
 from twotemp.rl.budget import Budget
-from twotemp.rl.control import MOST, next_threshold
 from twotemp.rl.rollouts import Rollouts, training_problems
-from twotemp.rl.settings import Settings
+from twotemp.rl.settings import GrpoSettings
+from twotemp.rl.trainer import MOST, next_threshold
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_settings_that_cannot_work_are_refused(change, message):
 
 def test_settings_survive_json():
     settings = rl_toys.settings(policy=policy("tlc", t_pos=float("inf")))
-    assert Settings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+    assert GrpoSettings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
 
 
 # Rewards.
@@ -220,12 +220,12 @@ def test_a_step_in_numbers():
 def test_the_log_drops_what_the_checkpoint_does_not_know_and_a_torn_line(tmp_path):
     numbers = telemetry.summarise(telemetry.group_numbers(rollouts()), 2, 1)
     rest = dict.fromkeys(("threshold", "loss", "kl", "clipped", "grad_norm", "seconds_updating"), 0.0)
-    log = telemetry.Log(tmp_path, 0)
+    log = telemetry.open_log(tmp_path, 0)
     for step in (1, 2, 3):
-        log.add(telemetry.StepRecord(step=step, total_seconds=0.0, total_nfe=0, **rest, **numbers))
+        log.add(asdict(telemetry.StepRecord(step=step, total_seconds=0.0, total_nfe=0, **rest, **numbers)))
     with log.path.open("a") as file:
         file.write('{"step": 4, "rew')
     assert [record.step for record in telemetry.read(tmp_path)] == [1, 2, 3]
-    telemetry.Log(tmp_path, 2)
+    telemetry.open_log(tmp_path, 2)
     assert [record.step for record in telemetry.read(tmp_path)] == [1, 2]
     assert log.path.read_text().endswith("\n")

@@ -8,15 +8,18 @@ import pytest
 
 from tests.rl_toys import go
 from twotemp.errors import UserError
+from twotemp.folders import read_run
 from twotemp.policies import policy
-from twotemp.rl import identity, telemetry
+from twotemp.rl import telemetry
 
 
 def test_other_settings_need_another_folder(tmp_path):
     go(tmp_path, "1step")
-    with pytest.raises(UserError, match=r"settings\.epsilon, settings\.policy\.t_pos"):
+    with pytest.raises(
+        UserError, match=r"settings\.epsilon: 0\.5, now 0\.3; settings\.policy\.t_pos: 0\.1, now 0\.2"
+    ):
         go(tmp_path, "2steps", epsilon=0.3, policy=policy("tct", threshold=0.3, t_token=1.0, t_pos=0.2))
-    with pytest.raises(UserError, match=r"differs in held_out\)"):
+    with pytest.raises(UserError, match=r"\(held_out: '10 questions \w+', now '9 questions \w+'\)"):
         go(tmp_path, "2steps", questions=9)
     assert len(telemetry.read(tmp_path)) == 1
 
@@ -24,12 +27,12 @@ def test_other_settings_need_another_folder(tmp_path):
 def test_what_cannot_change_the_result_may_differ_and_what_mends_a_run_is_recorded(tmp_path):
     go(tmp_path, "1step")
     go(tmp_path, "2steps", batch_size=3, micro_batch=5, save_every=7)
-    assert identity.read(tmp_path)["changes"] == []
+    assert "changes" not in read_run(tmp_path)
     go(tmp_path, "3steps", learning_rate=1e-4)
     go(tmp_path, "4steps", learning_rate=1e-4)
-    assert identity.read(tmp_path)["changes"] == [{"after step": 2, "settings.learning_rate": 1e-4}]
+    assert read_run(tmp_path)["changes"] == [{"after step": 2, "settings.learning_rate": 1e-4}]
     assert go(tmp_path, "5steps").step == 5
-    assert identity.read(tmp_path)["changes"][1:] == [{"after step": 4, "settings.learning_rate": 2e-3}]
+    assert read_run(tmp_path)["changes"][1:] == [{"after step": 4, "settings.learning_rate": 2e-3}]
 
 
 def test_a_description_that_cannot_be_read_is_named(tmp_path):
@@ -57,7 +60,7 @@ def test_the_description_is_written_only_where_it_changes_and_whole(tmp_path, mo
 
 def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path):
     (tmp_path / "afile").write_text("")
-    with pytest.raises(UserError, match="choose another --out"):
+    with pytest.raises(UserError, match=r"something else than a run \(a file\); choose a new"):
         go(tmp_path / "afile", "1step")
 
 

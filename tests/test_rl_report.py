@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 from tests.rl_toys import micro_model
 from twotemp.cli import app
 from twotemp.errors import UserError
+from twotemp.folders import read_run, write_run
 from twotemp.models.checkpoint import save
 from twotemp.models.load import load
 from twotemp.policies import parse
 from twotemp.report import grpo
-from twotemp.rl import evaluation, identity, telemetry
+from twotemp.rl import evaluation, telemetry
 
 
 @pytest.fixture(scope="module")
@@ -111,25 +112,21 @@ def test_held_out_problems_of_ones_own(checkpoint, tmp_path):
     assert "has no token for" in str(
         result.exception
     )  # the micro model cannot read English, but the run began
-    assert identity.read(tmp_path / "run")["held_out"].startswith("2 questions")
+    assert read_run(tmp_path / "run")["held_out"].startswith("2 questions")
 
 
 def stored_run(folder: Path, policy: str, model: str = "tiny", evaluated: bool = True) -> Path:
     """A run's folder as `twotemp grpo` leaves it, of two steps."""
     described = {"model": model, "task": "countdown-3", "settings": {"policy": parse(policy).to_dict()}}
     folder.mkdir()
-    identity.write(folder, described)
-    log = telemetry.Log(folder, 0)
+    write_run(folder, described)
+    log = telemetry.open_log(folder, 0)
     numbers = dict.fromkeys((field.name for field in fields(telemetry.StepRecord)), 0.5)
     for step in (1, 2):
-        log.add(
-            telemetry.StepRecord(
-                **{**numbers, "step": step, "total_seconds": 90.0 * step, "total_nfe": 7 * step}
-            )
-        )
+        log.add({**numbers, "step": step, "total_seconds": 90.0 * step, "total_nfe": 7 * step})
     for step in (0, 2) if evaluated else ():
         point = evaluation.Point(0.6, 0.5, 0.0, 1.0, 2.0, (1.0, 0.0), (2, 2))
-        evaluation.add(folder, evaluation.Evaluation(step, 0.0, ("a", "b"), (point,)))
+        evaluation.add(folder, evaluation.Checkup(step, 0.0, ("a", "b"), (point,)))
     return folder
 
 
@@ -168,7 +165,7 @@ def test_a_damaged_description_is_named(tmp_path):
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):
-    with pytest.raises(UserError, match="no GRPO run"):
+    with pytest.raises(UserError, match="is not a run"):
         grpo.read(tmp_path)
 
 

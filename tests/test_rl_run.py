@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 from tests import rl_toys
 from tests.rl_toys import ManyNumbers, go, micro_model, tensors
+from twotemp.engine import run
 from twotemp.errors import UserError
 from twotemp.models.load import load
 from twotemp.records import Grade
@@ -113,7 +115,7 @@ def drawn(model, size: int = 4, problems=None):
     tct = rl_toys.settings().policy
     return collect(
         model, ManyNumbers(), problems, tct, {correct: 1.0}, size=size, seed=0,
-        length=rl_toys.LENGTH, block=None, batch_size=64,
+        length=rl_toys.LENGTH, block=None, draw=partial(run, model, batch_size=64),
     )  # fmt: skip
 
 
@@ -267,7 +269,7 @@ def test_killed_while_saving_the_last_checkpoint_is_whole(tmp_path, monkeypatch)
     def power_cut(*_):
         raise SystemExit("killed")
 
-    monkeypatch.setattr(Path, "rename", power_cut)
+    monkeypatch.setattr(Path, "replace", power_cut)
     with pytest.raises(SystemExit):
         go(tmp_path, "3steps")
     monkeypatch.undo()

@@ -266,7 +266,7 @@ def fill(
             writer.grades(
                 "countdown 1",
                 [
-                    (Key.of(s), Grade("passed" if passed else "failed", answer))
+                    (s.key, Grade("passed" if passed else "failed", answer))
                     for s, (_, answer, passed) in zip(drawn, given_)
                 ],
             )

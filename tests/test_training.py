@@ -151,11 +151,11 @@ def test_a_resumed_run_ends_at_the_same_weights(tmp_path: Path, next_token_steps
             raise Killed
         write(self, step, *rest)
 
-    write = loop.Log.write
-    monkeypatch.setattr(loop.Log, "write", killed_at_step_6)
+    write = loop.LossLog.write
+    monkeypatch.setattr(loop.LossLog, "write", killed_at_step_6)
     with pytest.raises(Killed):
         train(recipe, tmp_path / "parts", progress=False)
-    monkeypatch.setattr(loop.Log, "write", write)
+    monkeypatch.setattr(loop.LossLog, "write", write)
     parts = load(train(recipe, tmp_path / "parts", progress=False))
     for key, tensor in whole.module.state_dict().items():
         assert torch.equal(tensor, parts.module.state_dict()[key]), key
@@ -185,7 +185,7 @@ def test_the_rest_of_the_plan_may_change_but_not_the_past(tmp_path: Path) -> Non
         replace(recipe, learning_rate=1.0),
         replace(recipe, seed=9),
     ):
-        with pytest.raises(UserError, match="another recipe"):
+        with pytest.raises(UserError, match="other settings"):
             checkpoints.read(tmp_path, other, network, optimizer)
 
 
@@ -236,7 +236,7 @@ def test_bad_recipes_are_refused(tmp_path: Path, change: str, message: str) -> N
 def test_a_recipe_without_its_data_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("name: x\n")
-    with pytest.raises(UserError, match="missing"):
+    with pytest.raises(UserError, match="lacks"):
         Recipe.read(path)
 
 

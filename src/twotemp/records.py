@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from twotemp.errors import UserError, unknown
+from twotemp.plain import from_json, record, to_json
 
 Score = Literal["log_confidence", "confidence", "log_margin", "neg_entropy", "position"]
 Rule = Literal["budget", "threshold", "entropy_bound", "stable"]
@@ -74,15 +75,25 @@ class Policy:
         return (self.score, self.rule, self.confidence)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """As JSON data: T_pos = inf becomes "inf"."""
+        data: dict[str, Any] = to_json(asdict(self))
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:
-        known = {f.name for f in fields(cls)}
-        for key in data:
-            if key not in known:
-                raise unknown("policy field", key, known)
-        return cls(**data)
+        numbers = {key: from_json(value) for key, value in data.items() if value == "inf"}
+        return record(cls, {**data, **numbers}, "the policy")
+
+
+class Key(NamedTuple):
+    """Which sample of a cell: of which request, which of its n samples, with which seed."""
+
+    request: str
+    index: int  # type: ignore[assignment]  # a tuple has a method of this name, which no key needs
+    seed: int
+
+    def __str__(self) -> str:
+        return f"sample {self.index} of {self.request!r}"
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,10 @@ class Request:
             raise UserError(
                 f"request {self.id!r}: k={self.policy.k} tokens a step exceed length={self.length}; lower k"
             )
+
+    @property
+    def key(self) -> Key:
+        return Key(self.id, self.index, self.seed)
 
 
 @dataclass(frozen=True)
@@ -140,6 +155,10 @@ class Sample:
     finish: Literal["length", "eos"]
     text: str | None = None
     trace: Trace | None = None
+
+    @property
+    def key(self) -> Key:
+        return Key(self.request, self.index, self.seed)
 
     @property
     def said(self) -> str:

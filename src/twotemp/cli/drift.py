@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from twotemp.cli.options import BatchSize, Block, BlockSize, Device, Dtype, Length, MaskId, Model, Seed
+from twotemp.plain import json_text
 
 
 def drift(
@@ -57,7 +57,7 @@ def drift(
             on_step=lambda done: bar.update(watched, advance=done),
         )
     if as_json:
-        typer.echo(json.dumps(asdict(found)))
+        typer.echo(json_text(asdict(found)))
         return
     output.print(
         f"{cache} cache, {policy}, {len(wanted)} samples of {task}: {found.predictions} predictions that read it\n"

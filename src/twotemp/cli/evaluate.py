@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +34,7 @@ from twotemp.cli.options import (
 )
 from twotemp.cli.report import show_table, summary, write_report
 from twotemp.errors import UserError
+from twotemp.plain import json_text
 
 if TYPE_CHECKING:
     from twotemp.evaluation import Plan, Progress, TaskChoice
@@ -101,6 +102,7 @@ def evaluate(
         seed=seed,
         cache=cache,
         trace=trace,
+        compile=compiled,
     )
     opened = opener(model, device, dtype, mask_id, block_size, compiled)
     run_plan(plan, out, opened, shard=_shard(shard), batch_size=batch_size, profile=profile)
@@ -109,7 +111,7 @@ def evaluate(
     series = read([out])
     if as_json:
         for one in series:
-            typer.echo(json.dumps(summary(one)))
+            typer.echo(json_text(summary(one)))
     else:
         show_table(series)
 
@@ -196,6 +198,7 @@ def run(
     plan = experiments.smaller(chosen, n, questions).plan(
         task_choices(names, data, prompt, subset, grader, altered)
     )
+    plan = replace(plan, compile=compiled)
     folder = out or Path("runs") / experiment.stem
     runs = []
     for source in model or chosen.models:

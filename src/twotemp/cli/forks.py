@@ -22,6 +22,7 @@ from twotemp.cli.options import (
     Subset,
 )
 from twotemp.errors import UserError
+from twotemp.plain import json_text
 
 if TYPE_CHECKING:
     from twotemp.evaluation import Evaluation, Plan, TaskChoice
@@ -101,7 +102,7 @@ def forks(
     (folder / "forks.md").write_text(f"{written}\n{images}")
     if as_json:
         for study in studies:
-            typer.echo(json.dumps(report.numbers(study)))
+            typer.echo(json_text(report.numbers(study)))
     else:
         output.print(written, highlight=False, markup=False)
     people.print(f"report: {folder / 'forks.md'}", highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ import typer
 
 if TYPE_CHECKING:
     from twotemp.records import Problem
-    from twotemp.rl.evaluation import Evaluation
+    from twotemp.rl.evaluation import Checkup
+    from twotemp.rl.telemetry import StepRecord
 
 MODEL = "model"  # the trained model, in the run's folder
 
@@ -89,15 +91,17 @@ def grpo(
         import twotemp
         from twotemp import graders, tasks
         from twotemp.cli.console import people, progress
+        from twotemp.folders import replacing
         from twotemp.policies import parse
         from twotemp.rl import evaluation
         from twotemp.rl.checkpoint import export
         from twotemp.rl.parallel import accelerator
-        from twotemp.rl.settings import Settings
-        from twotemp.rl.trainer import Progress, train
+        from twotemp.rl.rollouts import Dataset
+        from twotemp.rl.settings import GrpoSettings
+        from twotemp.rl.trainer import train
 
         chosen = tasks.get(task)
-        settings = Settings(
+        settings = GrpoSettings(
             parse(policy),
             length=chosen.length if length is None else length,
             block=block,
@@ -139,21 +143,17 @@ def grpo(
             with progress() as bar:
                 shown = bar.add_task(f"grpo {task}", total=100, note="", visible=workers.is_main_process)
 
-                def advance(now: Progress) -> None:
-                    r = now.record
+                def advance(r: StepRecord, used: float) -> None:
                     note = f"step {r.step}: reward {r.reward:.2f} ± {r.reward_std:.2f}, {r.nfe:.1f} NFE"
-                    bar.update(shown, completed=min(100, round(100 * now.used)), note=note)
+                    bar.update(shown, completed=min(100, round(100 * used)), note=note)
 
                 state = train(
                     load(workers.device),
-                    chosen,
-                    grader,
+                    Dataset(chosen, grader, data, questions),
                     settings,
                     limit,
                     out,
                     accelerator=workers,
-                    data=data,
-                    held_out=questions,
                     on_step=advance,
                     stop=asked_to_stop,
                 )
@@ -163,7 +163,10 @@ def grpo(
             if limit.used(state.seconds, state.nfe, state.step) < 1:
                 people.print(f"stopped after step {state.step}; the same command continues", highlight=False)
             else:
-                _replace(out / MODEL, lambda folder: export(load("cpu"), out, folder))
+                with replacing(out / MODEL) as fresh:
+                    export(load("cpu"), out, fresh)
+                    # The older one makes way only once the new one is whole.
+                    shutil.rmtree(out / MODEL, ignore_errors=True)
                 _show(evaluation.read(out), state.step, out)
         workers.end_training()
     if asked_to_stop():
@@ -188,18 +191,7 @@ def _stopping() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _replace(folder: Path, write: Callable[[Path], Any]) -> None:
-    """Write a folder anew; an older one made way only once the new one was whole."""
-    import shutil
-
-    fresh = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    write(fresh)
-    shutil.rmtree(folder, ignore_errors=True)
-    fresh.rename(folder)
-
-
-def _show(evaluations: list[Evaluation], steps: int, out: Path) -> None:
+def _show(evaluations: list[Checkup], steps: int, out: Path) -> None:
     """Accuracy and NFE before and after, with the interval of the difference."""
     from rich.table import Table
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections import Counter
@@ -26,6 +25,7 @@ from twotemp.cli.options import (
     Traced,
 )
 from twotemp.errors import UserError
+from twotemp.plain import json_text
 
 
 def sample(
@@ -118,7 +118,7 @@ def sample(
     if as_json:
         used = cache or ("block" if loaded.block_size else None)
         for one in found:
-            typer.echo(json.dumps(one.to_dict() | {"cache": used}))
+            typer.echo(json_text(one.to_dict() | {"cache": used}))
     else:
         for number, text in enumerate(texts):
             _show(text, found[number * n : (number + 1) * n])
@@ -177,7 +177,7 @@ def policies(as_json: Annotated[bool, typer.Option("--json", help="As one JSON o
             }
             for name, p in PRESETS.items()
         }
-        typer.echo(json.dumps(rows, indent=2).replace("Infinity", '"inf"'))
+        typer.echo(json_text(rows, indent=2))
         return
     from rich.table import Table
 

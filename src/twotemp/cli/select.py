@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from twotemp.cli.evaluate import task_files
 from twotemp.cli.options import Altered
+from twotemp.plain import json_text
 
 
 def select(
@@ -70,7 +70,7 @@ def select(
     made = selection.write(found, out or run / "selection")
     if as_json:
         for curve in found:
-            typer.echo(json.dumps(curve.summary()))
+            typer.echo(json_text(curve.summary()))
     else:
         _show(found)
         for sentence in made.sentences:

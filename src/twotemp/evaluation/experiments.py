@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from twotemp.errors import UserError, unknown
+from twotemp.errors import UserError
 from twotemp.evaluation.plan import Plan, TaskChoice
+from twotemp.plain import record
 from twotemp.policies import parse
 
 
@@ -65,15 +66,9 @@ def read(path: Path | str) -> Experiment:
         raise UserError(f"{path} cannot be read as YAML ({error}); mend it") from None
     if not isinstance(data, dict):
         raise UserError(f"{path} must hold `key: value` lines, not {type(data).__name__}")
-    known = {field.name for field in fields(Experiment)}
-    for key in data:
-        if key not in known:
-            raise unknown(f"key in {path}", str(key), known)
-    if missing := {"title", "shows", "models", "tasks", "policies"} - set(data):
-        raise UserError(f"{path} lacks {', '.join(sorted(missing))}")
     values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
     try:
-        return Experiment(**values)
+        return record(Experiment, values, "the experiment")
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 

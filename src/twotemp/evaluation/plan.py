@@ -48,6 +48,7 @@ class Plan:
     cache: str | None = None  # "prefix" or "dual": faster, approximate
     trace: bool = False
     chat: bool | None = None  # None: the chat format where the model has one
+    compile: bool = False  # the model runs behind torch.compile, whose rounding is its own
 
     def __post_init__(self) -> None:
         for name in ("n", "questions", "length", "block"):

@@ -108,7 +108,6 @@ class Evaluation:
 
     def _cell(self, model: str, mark: str, loaded: LoadedTask, policy: Policy) -> Cell:
         plan, task = self.plan, loaded.task
-        options = {"cache": plan.cache, "trace": plan.trace}
         config = Config(
             task=task.name,
             data=loaded.digest,
@@ -120,8 +119,13 @@ class Evaluation:
             length=plan.length or task.length,
             block=plan.block,
             seed=plan.seed,
-            # Runs of 0.1.0 had no such choice, and go on under the same configuration.
-            options=options if plan.chat is None else {**options, "chat": plan.chat},
+            # What is off counts as left out, so that runs of 0.1.0, which had fewer choices, go on.
+            options={
+                "cache": plan.cache,
+                "trace": plan.trace,
+                "compile": plan.compile,
+                "chat": None if plan.chat is None else "chat" if plan.chat else "plain",
+            },
         )
         return self.store.cell(f"{task.name}@{spell(policy)}", config)
 

@@ -13,7 +13,7 @@ from twotemp.evaluation.plan import TaskChoice
 from twotemp.graders.base import Grader
 from twotemp.policies import spell
 from twotemp.records import Grade, Problem, Sample
-from twotemp.store import Cell, Key, Writer
+from twotemp.store import Cell, Writer
 from twotemp.tasks import Task
 
 # A chunk is what one call of the engine draws, for one task: large enough for freed slots to be refilled, small
@@ -73,7 +73,7 @@ class CellWork:
         items = [(problems[s.request], answer(problems[s.request], s.text)) for s in samples]
         judged = takewhile(lambda _: not stopped(), zip(samples, grader.grade(items)))
         for part in parts(judged, WRITE_GRADES):
-            self.writer.grades(grader.name, [(Key.of(sample), grade) for sample, grade in part])
+            self.writer.grades(grader.name, [(sample.key, grade) for sample, grade in part])
             told([grade for _, grade in part])
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from twotemp.errors import UserError
+from twotemp.folders import make_folder, replacing, write_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -132,22 +131,15 @@ def save(model: Saveable, folder: str | os.PathLike[str]) -> Path:
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} already exists; choose another folder or remove it first")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
+    make_folder(target.parent)
+    with replacing(target) as partial:
+        partial.mkdir()
         model.write_weights(partial)
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(partial)
-        (partial / "config.json").write_text(json.dumps(_config_to_write(model), indent=2) + "\n", "utf-8")
-        partial.chmod(0o755)  # mkdtemp and safetensors make private files
+        write_json(partial / "config.json", _config_to_write(model))
         for file in partial.iterdir():
-            file.chmod(0o644)
-        if target.exists():
-            target.rmdir()
-        partial.rename(target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+            file.chmod(0o644)  # safetensors makes private files
     return target
 
 

@@ -20,10 +20,9 @@ from twotemp.report.series import unique
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from twotemp.rl.evaluation import Evaluation
+    from twotemp.rl.evaluation import Checkup
     from twotemp.rl.telemetry import StepRecord
 
-RUN, STEPS = "run.json", "steps.jsonl"
 WINDOW = 0.05  # of the steps: what the training curves are averaged over
 UNTRAINED = "#7F7F7F"
 DONE = (
@@ -55,24 +54,24 @@ class TrainingRun:
     task: str
     policy: Policy
     records: tuple[StepRecord, ...]
-    evaluations: tuple[Evaluation, ...]
+    evaluations: tuple[Checkup, ...]
 
     def column(self, name: str) -> NDArray[np.float64]:
         return np.array([getattr(record, name) for record in self.records], dtype=np.float64)
 
 
 def is_run(folder: Path) -> bool:
-    return (folder / RUN).is_file() and (folder / STEPS).is_file()
+    from twotemp.folders import kind_of
+
+    return kind_of(folder) == "grpo"
 
 
 def read(folder: Path) -> TrainingRun:
-    from twotemp.rl import evaluation, identity, telemetry
+    from twotemp.folders import expect, read_run
+    from twotemp.rl import evaluation, telemetry
 
-    if not is_run(folder):
-        raise UserError(
-            f"{folder} is no GRPO run: it has no {RUN} and {STEPS}; give the --out of `twotemp grpo`"
-        )
-    described = identity.read(folder)
+    expect(folder, "grpo")
+    described = read_run(folder) or {}
     records = tuple(telemetry.read(folder))
     if not records:
         raise UserError(f"{folder} has not finished a step yet")
@@ -141,7 +140,7 @@ def _frontier(axis: Axes, runs: Sequence[TrainingRun]) -> None:
     axis.set(xlabel="NFE a sample", ylabel="greedy accuracy (%)")
 
 
-def _points(axis: Axes, one: Evaluation, label: str, line: dict[str, Any]) -> None:
+def _points(axis: Axes, one: Checkup, label: str, line: dict[str, Any]) -> None:
     accuracy = np.array([p.accuracy for p in one.points])
     spread = [accuracy - [p.low for p in one.points], [p.high for p in one.points] - accuracy]
     axis.errorbar(

@@ -8,7 +8,7 @@ from twotemp.asking import answer
 from twotemp.errors import UserError
 from twotemp.records import Problem
 from twotemp.rewards.base import RewardModel
-from twotemp.store import Cell, Key
+from twotemp.store import Cell, Key, row_key
 
 CHUNK = 1024  # samples between two writes: what a kill costs
 
@@ -26,11 +26,11 @@ def scores(
     known = cell.scores(model.name)
     todo: list[tuple[Key, Problem, str]] = []
     for row in cell.light_rows():
-        key = Key(row["request"], row["index"], row["seed"])
+        key = row_key(row)
         if key not in known:
             if row["text"] is None:
                 raise UserError(f"{cell.path} holds token ids without text, which a reward model cannot read")
-            problem = problems[key.question]
+            problem = problems[key.request]
             todo.append((key, problem, answer(problem, row["text"])))
     if not todo:
         return known

@@ -6,8 +6,6 @@ RUN/checkpoints/step-00000020/   adapter/ (PEFT layout) or weights.safetensors,
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -19,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from twotemp.errors import UserError
+from twotemp.folders import make_folder, read_json, replacing, write_json
 from twotemp.models.transformer import Transformer
 
 FOLDER = "checkpoints"
@@ -50,22 +49,17 @@ def write(
     target = parent / f"step-{state.step:08d}"
     if target.exists():
         return target
-    parent.mkdir(parents=True, exist_ok=True)
-    partial = parent / f".partial-{target.name}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    if adapter is None:
-        save_file(_plain(weights), partial / WEIGHTS)
-    else:
-        adapter.save_pretrained(str(partial / ADAPTER))
-        named = {name.replace(_PEFT_NAME, "."): tensor for name, tensor in weights.items()}
-        save_file(_plain(named), partial / ADAPTER / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    save_file(_plain(moments), partial / OPTIMIZER)
-    (partial / STATE).write_text(json.dumps(asdict(state), indent=2) + "\n", "utf-8")
-    for path in (*partial.rglob("*"), partial):
-        _sync(path)
-    partial.rename(target)
-    _sync(parent)
+    make_folder(parent)
+    with replacing(target) as partial:
+        partial.mkdir()
+        if adapter is None:
+            save_file(_plain(weights), partial / WEIGHTS)
+        else:
+            adapter.save_pretrained(str(partial / ADAPTER))
+            named = {name.replace(_PEFT_NAME, "."): tensor for name, tensor in weights.items()}
+            save_file(_plain(named), partial / ADAPTER / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        save_file(_plain(moments), partial / OPTIMIZER)
+        write_json(partial / STATE, asdict(state))
     for old in _steps(run)[:-KEPT]:
         shutil.rmtree(old)
     return target
@@ -75,7 +69,7 @@ def read(run: Path) -> tuple[State, dict[str, Tensor], dict[str, Tensor]]:
     """The last checkpoint: counters, trained weights by parameter name, optimizer state."""
     folder = latest(run)
     try:
-        state = State(**json.loads((folder / STATE).read_text("utf-8")))
+        state = State(**read_json(folder / STATE))
         if (folder / ADAPTER).is_dir():
             named = load_file(folder / ADAPTER / ADAPTER_WEIGHTS)
             weights = {_inside(name): tensor for name, tensor in named.items()}
@@ -129,11 +123,3 @@ def _inside(name: str) -> str:
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

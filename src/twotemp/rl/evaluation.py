@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from twotemp import metrics
 from twotemp.asking import Ask, answer, finish, requests
 from twotemp.engine import run
 from twotemp.errors import UserError
+from twotemp.folders import from_json, json_text, read_json, write_text
 from twotemp.graders.base import Grader
 from twotemp.models.base import LanguageModel
 from twotemp.policies import policy
@@ -41,7 +41,9 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Checkup:
+    """The model after a step, at every threshold."""
+
     step: int
     seconds: float  # of training before it
     questions: tuple[str, ...]
@@ -90,7 +92,7 @@ def evaluate(
     )
 
 
-def gains(before: Evaluation, after: Evaluation) -> metrics.Estimate:
+def gains(before: Checkup, after: Checkup) -> metrics.Estimate:
     """Accuracy after minus before at each threshold, with the interval of the paired difference."""
     if before.questions != after.questions:
         raise UserError("the two evaluations are of different questions and cannot be compared")
@@ -101,7 +103,7 @@ def gains(before: Evaluation, after: Evaluation) -> metrics.Estimate:
 COMPARED = ("lambda", "accuracy before", "after", "gain [95 %]", "NFE before → after")
 
 
-def compare(before: Evaluation, after: Evaluation) -> list[list[str]]:
+def compare(before: Checkup, after: Checkup) -> list[list[str]]:
     """`COMPARED` for each threshold, as text for a table."""
     gain = gains(before, after)
     return [
@@ -116,17 +118,17 @@ def compare(before: Evaluation, after: Evaluation) -> list[list[str]]:
     ]
 
 
-def read(folder: Path) -> list[Evaluation]:
+def read(folder: Path) -> list[Checkup]:
     """The evaluations of a run, in the order of their steps."""
     path = folder / FILE
-    stored = json.loads(path.read_text("utf-8")) if path.exists() else []
+    stored = read_json(path) if path.exists() else []
     return [
-        Evaluation(
+        Checkup(
             step=one["step"],
             seconds=one["seconds"],
             questions=tuple(one["questions"]),
             points=tuple(
-                Point(**{**p, "passed": _from_json(p["passed"]), "nfes": tuple(p["nfes"])})
+                Point(**{**p, "passed": tuple(map(from_json, p["passed"])), "nfes": tuple(p["nfes"])})
                 for p in one["points"]
             ),
         )
@@ -134,17 +136,7 @@ def read(folder: Path) -> list[Evaluation]:
     ]
 
 
-def add(folder: Path, evaluation: Evaluation) -> None:
-    """Store an evaluation, in place of an older one of the same step."""
-    kept = [one for one in read(folder) if one.step < evaluation.step]
-    rows = [asdict(one) for one in (*kept, evaluation)]
-    for row in rows:
-        for point in row["points"]:
-            point["passed"] = [None if value != value else value for value in point["passed"]]
-    partial = folder / f".{FILE}.partial"
-    partial.write_text(json.dumps(rows) + "\n", "utf-8")
-    partial.replace(folder / FILE)
-
-
-def _from_json(values: Sequence[float | None]) -> tuple[float, ...]:
-    return tuple(float("nan") if value is None else value for value in values)
+def add(folder: Path, checkup: Checkup) -> None:
+    """Store a check-up, in place of an older one of the same step."""
+    kept = [one for one in read(folder) if one.step < checkup.step]
+    write_text(folder / FILE, json_text([asdict(one) for one in (*kept, checkup)]) + "\n")

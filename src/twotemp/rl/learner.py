@@ -23,7 +23,7 @@ from twotemp.rl.likelihood import Completions, Questions, estimator, idle, log_p
 from twotemp.rl.objective import advantages, grpo_loss
 from twotemp.rl.parallel import accumulating, assign, distribute, gathered, most, reshard, whole
 from twotemp.rl.rollouts import Rollouts
-from twotemp.rl.settings import Settings
+from twotemp.rl.settings import GrpoSettings
 
 ADAM_BETAS = (0.9, 0.99)  # d1's
 
@@ -56,7 +56,7 @@ class Scorer(nn.Module):
 
 
 class Learner:
-    def __init__(self, model: Transformer, settings: Settings, accelerator: Accelerator) -> None:
+    def __init__(self, model: Transformer, settings: GrpoSettings, accelerator: Accelerator) -> None:
         if model.module is None:
             raise UserError(f"{model.name!r} has no weights to train; use a checkpoint")
         self.model = model
@@ -78,9 +78,8 @@ class Learner:
         )
         if settings.fsdp:  # FSDP2 takes the first module that runs for the root; sampling runs only parts
             self._frozen([idle(model.mask_id, accelerator.device)])
-        self.midway = (
-            False  # the weights are those of no finished step; who counts steps says when it is over
-        )
+        # Between an update and the counters that name its step (the trainer's): the weights belong to no step then.
+        self.midway = False
 
     # Sampling from the weights as they are now.
 
@@ -177,7 +176,8 @@ class Learner:
 
     def _answers(self, scorer: nn.Module, questions: Questions) -> Tensor:
         with self.accelerator.autocast():
-            return scorer(questions)
+            answers: Tensor = scorer(questions)
+            return answers
 
     @torch.no_grad()
     def _frozen(self, batch: list[Questions]) -> list[Tensor]:
@@ -263,7 +263,7 @@ def _where(chosen: Tensor, samples: Sequence[Sample]) -> list[Sample]:
     return [samples[place] for place in chosen.nonzero()[:, 0].tolist()]
 
 
-def _adapted(model: Transformer, settings: Settings) -> Any | None:
+def _adapted(model: Transformer, settings: GrpoSettings) -> Any | None:
     """LoRA layers put into the model's network, in place; None for full fine-tuning."""
     if not settings.lora_rank:
         model.module.requires_grad_(True)

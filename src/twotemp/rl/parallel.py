@@ -29,7 +29,7 @@ def distribute(module: nn.Module, accelerator: Accelerator, *, fsdp: bool, layer
         raise UserError(
             "FSDP2 shards the weights over workers and there is one; start with torchrun, or leave it off"
         )
-    from torch.distributed import init_device_mesh
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))

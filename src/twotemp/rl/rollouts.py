@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -13,14 +13,37 @@ import torch
 from torch import Tensor
 
 from twotemp.asking import Ask, answer, finish, requests
-from twotemp.engine import run
 from twotemp.errors import UserError
 from twotemp.graders.base import Grader
 from twotemp.models.base import LanguageModel
-from twotemp.records import Grade, Policy, Problem, Sample
+from twotemp.records import Grade, Policy, Problem, Request, Sample
 from twotemp.rl import rewards as scoring
 from twotemp.rl.rewards import Reward
 from twotemp.tasks import SOURCES, Task
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Problems to learn from, problems held out, and who judges the answers."""
+
+    task: Task
+    grader: Grader
+    data: Path | None = None  # a file of training problems; None: the task makes its own
+    held_out: tuple[Problem, ...] = ()
+
+    def training(self, seed: int) -> Iterator[Problem]:
+        return training_problems(self.task, seed, self.data)
+
+    def to_dict(self) -> dict[str, str | None]:
+        """Names, and of the held-out problems how many and a digest of which."""
+        text = "\n".join(f"{problem.id} {problem.prompt}" for problem in self.held_out)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return {
+            "task": self.task.name,
+            "grader": self.grader.name,
+            "data": None if self.data is None else str(self.data),
+            "held_out": f"{len(self.held_out)} questions {digest}",
+        }
 
 
 def training_problems(task: Task, seed: int, data: Path | None = None) -> Iterator[Problem]:
@@ -66,6 +89,10 @@ class Rollouts:
         return self.rewards.shape[1]
 
 
+# Draws samples of requests, in any order: the engine on this device, or whoever has the weights.
+Draw = Callable[[Sequence[Request]], Iterable[Sample]]
+
+
 def collect(
     model: LanguageModel,
     grader: Grader,
@@ -77,9 +104,9 @@ def collect(
     seed: int,
     length: int,
     block: int | None,
-    batch_size: int,
+    draw: Draw,
 ) -> Rollouts:
-    """Draw `size` samples a problem and judge them; problems by their place in the stream of the whole run.
+    """Draw `size` samples per problem and judge them; problems by their place in the stream of the whole run.
 
     A sample's noise is addressed by (seed, place and problem, index): the same on one worker or on many, and
     another where a problem comes again.
@@ -91,9 +118,9 @@ def collect(
         for index in range(size)
     ]
     wanted = list(requests(model, asks, length=length, block=block, seed=seed, trace=True))
-    found = {(s.request, s.index): s for s in run(model, wanted, batch_size=batch_size)}
+    found = {sample.key: sample for sample in draw(wanted)}
     drawn = perf_counter()
-    samples = tuple(finish(model, found[request.id, request.index]) for request in wanted)
+    samples = tuple(finish(model, found[request.key]) for request in wanted)
     asked = [ask.problem for ask in asks]
     texts = [answer(problem, sample.text) for problem, sample in zip(asked, samples)]
     grades = tuple(grader.grade(zip(asked, texts)))

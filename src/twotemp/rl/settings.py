@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from twotemp.errors import UserError, unknown
+from twotemp.errors import UserError
+from twotemp.plain import record
 from twotemp.records import Policy
 from twotemp.rl.likelihood import estimator
 
 
 @dataclass(frozen=True)
-class Settings:
+class GrpoSettings:
     """Rollouts, likelihood, objective and optimizer. Defaults suit the embedded model."""
 
     policy: Policy
     length: int  # tokens of a completion
     block: int | None = None
-    groups: int = 16  # problems a step, over all workers
-    size: int = 8  # samples a problem
+    groups: int = 16  # problems per step, over all workers
+    size: int = 8  # samples per problem
     batch_size: int = 128  # rows decoded together on a worker
     likelihood: str = "trajectory"
-    draws: int = 1  # masks a row and inner iteration, for the random estimators
+    draws: int = 1  # masks per row and inner iteration, for the random estimators
     iterations: int = 1  # mu: updates on the same rollouts, each with masks of its own
-    micro_batch: int = (
-        1024  # partly masked rows in one training pass; gradients are summed over the passes of an update
-    )
+    # Partly masked rows in one training pass; gradients are summed over the passes of an update.
+    micro_batch: int = 1024
     epsilon: float = 0.5
     beta: float = 0.0  # weight of the KL to the untrained model
     scale_advantage: bool = False  # divide by the group's std
@@ -80,12 +80,9 @@ class Settings:
             raise UserError(f"{name} must be a number {'>' if strict else '>='} {least:g}, not {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """As JSON data."""
+        return {**vars(self), "policy": self.policy.to_dict()}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Settings:
-        known = {field.name for field in fields(cls)}
-        for key in data:
-            if key not in known:
-                raise unknown("setting", key, known)
-        return cls(**{**data, "policy": Policy.from_dict(data["policy"])})
+    def from_dict(cls, data: Mapping[str, Any]) -> GrpoSettings:
+        return record(cls, {**data, "policy": Policy.from_dict(data["policy"])}, "the settings")

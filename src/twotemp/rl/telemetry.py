@@ -1,15 +1,15 @@
-"""What happened at every step, one JSON object a line: learning, diversity, speed, and how sure the model is."""
+"""What happened at every step, one JSON object per line: learning, diversity, speed, and how sure the model is."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from twotemp.folders import Log, read_log
 from twotemp.rl.objective import group_std
 from twotemp.rl.rollouts import Rollouts
 
@@ -102,30 +102,11 @@ def summarise(numbers: Tensor, size: int, workers: int) -> dict[str, Any]:
     }
 
 
-class Log:
-    """Appends records; a run that is continued drops the lines after its checkpoint, and a torn last line."""
-
-    def __init__(self, folder: Path, done: int) -> None:
-        self.path = folder / FILE
-        kept = [record for record in read(folder) if record.step <= done]
-        partial = self.path.with_suffix(".partial")
-        partial.write_text("".join(_line(record) for record in kept), "utf-8")
-        partial.replace(self.path)
-
-    def add(self, record: StepRecord) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(_line(record))
+def open_log(folder: Path, done: int) -> Log:
+    """The log of a run that is continued after step `done`."""
+    return Log(folder / FILE, keep=lambda row: row["step"] <= done)
 
 
 def read(folder: Path) -> list[StepRecord]:
     """All whole records of a run."""
-    path = folder / FILE
-    text = path.read_text("utf-8") if path.exists() else ""
-    lines = text.splitlines()
-    if text and not text.endswith("\n"):
-        lines.pop()
-    return [StepRecord(**json.loads(line)) for line in lines]
-
-
-def _line(record: StepRecord) -> str:
-    return json.dumps(asdict(record)) + "\n"
+    return [StepRecord(**row) for row in read_log(folder / FILE)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -12,107 +14,111 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from twotemp import __version__
-from twotemp.graders.base import Grader
+from twotemp import engine
+from twotemp.folders import continued, write_run
 from twotemp.models.transformer import Transformer
 from twotemp.records import Problem
-from twotemp.rl import checkpoint, evaluation, identity, rewards, telemetry
+from twotemp.rl import checkpoint, evaluation, rewards, telemetry
 from twotemp.rl.budget import Budget
 from twotemp.rl.checkpoint import State
-from twotemp.rl.control import next_threshold
 from twotemp.rl.learner import Learner, NotANumber
 from twotemp.rl.parallel import most
 from twotemp.rl.rewards import Reward
-from twotemp.rl.rollouts import Rollouts, collect, training_problems
-from twotemp.rl.settings import Settings
+from twotemp.rl.rollouts import Dataset, Rollouts, collect
+from twotemp.rl.settings import GrpoSettings
 from twotemp.rl.telemetry import StepRecord
-from twotemp.tasks import Task
 
+# They change time and memory, not what is computed (beyond the rounding of floats).
+FREE = ("settings.batch_size", "settings.micro_batch", "settings.save_every")
+# What a run that diverged needs to get on; when it changed is recorded.
+MENDABLE = ("settings.learning_rate", "settings.max_grad_norm", "settings.bf16")
 
-@dataclass(frozen=True)
-class Progress:
-    """What a caller may show after every step."""
+GAIN = 0.2  # logits of lambda for each e-fold of tokens per forward above the target
+LEAST, MOST = 0.05, 0.999  # where lambda still does something
 
-    record: StepRecord
-    used: float  # share of the budget
+# Is told of every step, and of the share of the budget that is used up.
+OnStep = Callable[[StepRecord, float], None]
 
 
 def train(
     model: Transformer,
-    task: Task,
-    grader: Grader,
-    settings: Settings,
+    dataset: Dataset,
+    settings: GrpoSettings,
     budget: Budget,
     out: Path,
     *,
     accelerator: Accelerator,
-    data: Path | None = None,
-    held_out: tuple[Problem, ...] = (),
     extra_rewards: Mapping[Reward, float] | None = None,
-    on_step: Callable[[Progress], None] | None = None,
+    on_step: OnStep = lambda record, used: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> State:
     """Train until the budget is used up or `stop()`; the same call continues a run that stopped or was killed.
 
-    The model is trained in place. `held_out` problems are evaluated before the first step and after the last.
+    The model is trained in place. The held-out problems are evaluated before the first step and after the last.
     `out` receives run.json, steps.jsonl, evaluation.json and checkpoints/.
     """
     budget.check(settings.groups * settings.size)
-    return Trainer(model, task, grader, settings, out, accelerator, data, held_out, extra_rewards or {}).run(
-        budget, on_step, stop
-    )
+    return Trainer(model, dataset, settings, out, accelerator, extra_rewards or {}).run(budget, on_step, stop)
+
+
+def next_threshold(threshold: float, tokens_per_forward: float, target: float) -> float:
+    """Hold tokens per forward constant by moving lambda, so that growing confidence does not become growing haste.
+
+    Integral control in the logit of lambda: logit(lambda') = logit(lambda) + gain * log(speed / target).
+    """
+    inside = min(max(threshold, LEAST), MOST)
+    moved = math.log(inside / (1 - inside)) + GAIN * math.log(tokens_per_forward / target)
+    return min(max(1 / (1 + math.exp(-moved)), LEAST), MOST)
 
 
 class Trainer:
     def __init__(
         self,
         model: Transformer,
-        task: Task,
-        grader: Grader,
-        settings: Settings,
+        dataset: Dataset,
+        settings: GrpoSettings,
         out: Path,
         accelerator: Accelerator,
-        data: Path | None,
-        held_out: tuple[Problem, ...],
         extra_rewards: Mapping[Reward, float],
     ) -> None:
-        self.settings, self.out, self.accelerator = settings, out, accelerator
-        self.grader, self.held_out = grader, held_out
+        self.dataset, self.settings, self.out, self.accelerator = dataset, settings, out, accelerator
         self.rewards: dict[Reward, float] = {rewards.correct: 1.0, **extra_rewards}
         if settings.format_weight:
             self.rewards[rewards.answered] = settings.format_weight
         self.state = State(threshold=settings.policy.threshold if settings.tokens_per_forward else None)
-        stream = training_problems(task, settings.seed, data)
-        described = self._described(model, task, data)
+        stream = dataset.training(settings.seed)
         # A run that was killed before its first checkpoint has nothing to continue.
-        saved = None
-        if checkpoint.exists(out) or telemetry.read(out):
-            saved = checkpoint.read(out)
-            described = identity.continued(out, described, saved[0].step)
+        saved = checkpoint.read(out) if checkpoint.exists(out) or telemetry.read(out) else None
+        described = continued(
+            out,
+            "grpo",
+            self._identity(model),
+            step=None if saved is None else saved[0].step,
+            free=FREE,
+            mendable=MENDABLE,
+            complete=_complete,
+        )
         accelerator.wait_for_everyone()  # all have read before the main worker writes
         if accelerator.is_main_process:
-            identity.write(out, described)
+            write_run(out, described)
         self.learner = Learner(model, settings, accelerator)
         if saved is None:
             self._save()
         else:
             self.state, weights, moments = saved
             self.learner.restore(weights, moments)
-        self.log = telemetry.Log(out, self.state.step) if accelerator.is_main_process else None
+        self.log = telemetry.open_log(out, self.state.step) if accelerator.is_main_process else None
         self.problems: Iterator[Problem] = islice(stream, self.state.problems, None)
 
-    def run(
-        self, budget: Budget, on_step: Callable[[Progress], None] | None, stop: Callable[[], bool]
-    ) -> State:
+    def run(self, budget: Budget, on_step: OnStep, stop: Callable[[], bool]) -> State:
         self._evaluate(only_if_new=True)
         before, started = self.state.seconds, perf_counter()
         try:
             while not self._agree(self._used(budget) >= 1 or stop()):
                 record = self._learn(self._draw(), before, started)
                 if self.log is not None:
-                    self.log.add(record)
-                if on_step is not None:
-                    on_step(Progress(record, self._used(budget)))
+                    self.log.add(asdict(record))
+                on_step(record, self._used(budget))
                 if self.state.step % self.settings.save_every == 0:
                     self._save()
         except BaseException as error:
@@ -139,7 +145,7 @@ class Trainer:
         with self.learner.sampling() as model:
             return collect(
                 model,
-                self.grader,
+                self.dataset.grader,
                 mine,
                 policy,
                 self.rewards,
@@ -147,7 +153,7 @@ class Trainer:
                 seed=settings.seed,
                 length=settings.length,
                 block=settings.block,
-                batch_size=settings.batch_size,
+                draw=partial(engine.run, model, batch_size=settings.batch_size),
             )
 
     def _learn(self, rollouts: Rollouts, seconds_before: float, started: float) -> StepRecord:
@@ -189,17 +195,12 @@ class Trainer:
 
     # The run's folder.
 
-    def _described(self, model: Transformer, task: Task, data: Path | None) -> dict[str, Any]:
+    def _identity(self, model: Transformer) -> dict[str, Any]:
         return {
-            "twotemp": __version__,
             "model": model.name,
-            "task": task.name,
-            "grader": self.grader.name,
-            "data": None if data is None else str(data),
-            "held_out": identity.questions(self.held_out),
+            **self.dataset.to_dict(),
             "rewards": {_name(reward): weight for reward, weight in self.rewards.items()},
             "settings": self.settings.to_dict(),
-            "changes": [],
         }
 
     def _save(self) -> None:
@@ -211,23 +212,23 @@ class Trainer:
 
     def _evaluate(self, only_if_new: bool = False) -> None:
         known = {one.step for one in evaluation.read(self.out)}
-        if not self.held_out or self.state.step in known or (only_if_new and self.state.step):
+        held_out = self.dataset.held_out
+        if not held_out or self.state.step in known or (only_if_new and self.state.step):
             return
         with self.learner.sampling() as model:
             points = evaluation.evaluate(
                 model,
-                self.grader,
-                self.held_out,
+                self.dataset.grader,
+                held_out,
                 self.accelerator,
                 length=self.settings.length,
                 block=self.settings.block,
                 batch_size=self.settings.batch_size,
             )
         if self.accelerator.is_main_process:
-            questions = tuple(problem.id for problem in self.held_out)
-            evaluation.add(
-                self.out, evaluation.Evaluation(self.state.step, self.state.seconds, questions, points)
-            )
+            questions = tuple(problem.id for problem in held_out)
+            found = evaluation.Checkup(self.state.step, self.state.seconds, questions, points)
+            evaluation.add(self.out, found)
         self.accelerator.wait_for_everyone()
 
     def _used(self, budget: Budget) -> float:
@@ -237,6 +238,11 @@ class Trainer:
         """One worker's wish to stop is everybody's."""
         vote = torch.tensor(float(wish), device=self.accelerator.device)
         return bool(self.accelerator.reduce(vote, "sum") > 0)
+
+
+def _complete(described: dict[str, Any]) -> dict[str, Any]:
+    """Settings that came with a later version have their default in an older run."""
+    return {**described, "settings": GrpoSettings.from_dict(described["settings"]).to_dict()}
 
 
 def _name(reward: Reward) -> str:

@@ -235,5 +235,5 @@ def _confidence(cell: Cell) -> dict[Key, float]:
                 "with `twotemp eval --trace` into another folder, or leave `confidence` out of --by"
             )
         written = [c for c, step in zip(sample.trace.confidence, sample.trace.steps) if step >= 0]
-        found[Key.of(sample)] = float(np.mean(written)) if written else 0.0
+        found[sample.key] = float(np.mean(written)) if written else 0.0
     return found

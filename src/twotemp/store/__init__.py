@@ -1,8 +1,10 @@
 """Append-only, resumable storage of samples and of what was said about them; `run` has the layout on disk."""
 
-from twotemp.store.config import Config, Key
+from twotemp.records import Key
+from twotemp.store.config import Config
 from twotemp.store.parquet import export
+from twotemp.store.rows import row_key
 from twotemp.store.run import Cell, Store, Writer
 from twotemp.store.table import Table
 
-__all__ = ["Cell", "Config", "Key", "Store", "Table", "Writer", "export"]
+__all__ = ["Cell", "Config", "Key", "Store", "Table", "Writer", "export", "row_key"]

@@ -1,4 +1,4 @@
-"""What decides the samples of a cell (`Config`), and which of them a row is about (`Key`)."""
+"""What decides the samples of a cell."""
 
 from __future__ import annotations
 
@@ -6,31 +6,20 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from importlib.metadata import version
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
-from twotemp.errors import UserError, unknown
-from twotemp.records import Policy, Sample
+from twotemp import __version__
+from twotemp.errors import UserError
+from twotemp.plain import record
+from twotemp.records import Policy
 
 Option = str | int | float | bool | None
 
 
-class Key(NamedTuple):
-    """Which sample of a cell."""
-
-    question: str
-    sample: int  # its index among the n samples of the question
-    seed: int
-
-    @classmethod
-    def of(cls, sample: Sample) -> Key:
-        return cls(sample.request, sample.index, sample.seed)
-
-
 @dataclass(frozen=True)
 class Config:
-    """The complete configuration of one (task, policy) cell of a run."""
+    """The complete configuration of one (task, policy) cell of a run, and the version that began it."""
 
     task: str
     data: str  # ProblemSet.digest
@@ -42,8 +31,9 @@ class Config:
     length: int
     block: int | None
     seed: int
-    options: Mapping[str, Option] = field(default_factory=dict)  # whatever else changes samples: cache, dtype
-    version: str = field(default_factory=lambda: version("twotemp"))
+    # Whatever else changes samples: cache, compile. One that is off (False, None) may as well be left out.
+    options: Mapping[str, Option] = field(default_factory=dict)
+    version: str = __version__
 
     def __post_init__(self) -> None:
         for key, value in self.options.items():
@@ -52,37 +42,24 @@ class Config:
                     f"option {key!r} must be a string, a finite number, a flag or null, not {value!r}"
                 )
 
-    @property
-    def hash(self) -> str:
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
     def to_dict(self) -> dict[str, Any]:
-        """As JSON data. T_pos = inf, which JSON does not know, becomes "inf"."""
-        data = asdict(self)
-        data["policy"] = {k: "inf" if v == math.inf else v for k, v in data["policy"].items()}
-        return data
+        """As JSON data."""
+        return {**vars(self), "policy": self.policy.to_dict(), "options": dict(self.options)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Config:
-        known = {f.name for f in fields(cls)}
-        for key in data:
-            if key not in known:
-                raise unknown("configuration field", key, known)
-        if missing := known - set(data):
-            raise UserError(f"the configuration lacks {', '.join(sorted(missing))}")
-        policy = {k: math.inf if v == "inf" else v for k, v in data["policy"].items()}
-        return cls(**{**data, "policy": Policy.from_dict(policy)})
-
-    def differences(self, other: Config) -> list[str]:
-        """One line for each field in which two configurations differ."""
-        here, there = _flat(self.to_dict()), _flat(other.to_dict())
-        names = sorted(set(here) | set(there))
-        return [f"{n}: {there.get(n)!r}, now {here.get(n)!r}" for n in names if here.get(n) != there.get(n)]
+        policy = {"policy": Policy.from_dict(data["policy"])} if "policy" in data else {}
+        return record(cls, {**data, **policy}, "the configuration")
 
 
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value})
-    return flat
+def identity(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What two configurations share if their samples may be mixed: all but the version, and options that are off."""
+    options = {
+        key: value for key, value in data["options"].items() if value is not None and value is not False
+    }
+    return {**{key: value for key, value in data.items() if key != "version"}, "options": options}
+
+
+def digest(data: Mapping[str, Any]) -> str:
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from twotemp.errors import UserError
-from twotemp.store.config import Key
-from twotemp.store.frames import disk_errors
+from twotemp.folders import json_text, replacing
+from twotemp.store.rows import row_key
 from twotemp.store.run import Cell, Store
 
 _GROUP = 5000  # rows of a row group
 
 
 def export(run: Path | str, path: Path | str) -> int:
-    """Write all samples of a run with their grades and scores, one row a sample; returns the number of rows.
+    """Write all samples of a run with their grades and scores, one row per sample; returns the number of rows.
 
     The configuration stands in the columns `cell` to `fingerprint` and, complete, in the file's metadata (key
     `twotemp`). `grades` and `scores` are lists, as a sample may have been judged by several graders.
@@ -28,19 +27,18 @@ def export(run: Path | str, path: Path | str) -> int:
     except ImportError as error:
         raise UserError("export needs pyarrow: pip install 'twotemp[analysis]'") from error
     cells = Store.open(run).cells()
-    configs = json.dumps({cell.name: cell.config.to_dict() for cell in cells})
+    configs = json_text({cell.name: cell.config.to_dict() for cell in cells})
     schema = _schema(pa).with_metadata({"twotemp": configs})
-    path = Path(path)
-    temporary = path.with_name(f".tmp-{path.name}")
     total = 0
-    with disk_errors(path):
-        with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
-            for cell in cells:
-                rows = _rows(cell)
-                while group := list(islice(rows, _GROUP)):
-                    writer.write_table(pa.Table.from_pylist(group, schema=schema))
-                    total += len(group)
-        temporary.replace(path)
+    with (
+        replacing(Path(path)) as temporary,
+        pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+    ):
+        for cell in cells:
+            rows = _rows(cell)
+            while group := list(islice(rows, _GROUP)):
+                writer.write_table(pa.Table.from_pylist(group, schema=schema))
+                total += len(group)
     return total
 
 
@@ -68,11 +66,11 @@ def _rows(cell: Cell) -> Iterator[dict[str, Any]]:
     same = {"cell": cell.name, "task": config.task, "policy": config.policy.name}
     same |= {"model": config.model, "fingerprint": config.fingerprint}
     for row in cell.sample_rows():
-        key = Key(row["request"], row["index"], row["seed"])
+        key = row_key(row)
         yield {
             **row,
             **same,
-            "question": key.question,
+            "question": key.request,
             "grades": [{"grader": g, **vars(by[key])} for g, by in grades.items() if key in by],
             "scores": [{"model": m, "score": by[key]} for m, by in scores.items() if key in by],
         }

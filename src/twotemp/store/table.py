@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twotemp.records import Grade
-from twotemp.store.config import Key
+from twotemp.records import Grade, Key
+from twotemp.store.rows import row_key
 
 
 @dataclass(frozen=True)
 class Table:
-    """One array a question (questions sorted by id, samples by index); questions may differ in their n.
+    """One array per question (questions sorted by id, samples by index); questions may differ in their n.
 
     Samples our own graders failed on are left out and counted in `ungraded`; samples not judged yet in `pending`.
     """
@@ -45,7 +45,7 @@ def build_table(rows: Iterable[Mapping[str, Any]], grades: Mapping[Key, Grade]) 
     ungraded = pending = 0
     judged: dict[str, list[tuple[Any, ...]]] = {}
     for row in rows:
-        grade = grades.get(Key(row["request"], row["index"], row["seed"]))
+        grade = grades.get(row_key(row))
         if grade is None:
             pending += 1
         elif grade.outcome == "ungraded":

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Set
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from twotemp.errors import UserError
+from twotemp.folders import KINDS, json_text, replacing
+from twotemp.folders.identity import differences, refuse
 from twotemp.training.recipe import Recipe
 
 FILE = "checkpoint.safetensors"
@@ -23,10 +25,9 @@ def write(
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors.update({f"optimizer/{index}/{name}": tensor for name, tensor in state.items()})
-    partial = out / f".{FILE}.{os.getpid()}"
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(tensors, partial, metadata={"step": str(step), "recipe": json.dumps(recipe.to_dict())})
-    partial.replace(out / FILE)
+    with replacing(out / FILE) as partial:
+        save_file(tensors, partial, metadata={"step": str(step), "recipe": json_text(recipe.to_dict())})
 
 
 def read(out: Path, recipe: Recipe, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -37,12 +38,9 @@ def read(out: Path, recipe: Recipe, model: torch.nn.Module, optimizer: torch.opt
     with safe_open(path, framework="pt") as file:
         step, before = int(file.metadata()["step"]), json.loads(file.metadata()["recipe"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    changed = sorted(key for key, value in recipe.to_dict().items() if before.get(key) != value)
-    if changed and not _same_so_far(recipe, before, changed, step):
-        raise UserError(
-            f"{path} was made with another recipe (differs in {', '.join(changed)}); choose another folder, or "
-            "remove it to start again"
-        )
+    changed = differences(before, recipe.to_dict())
+    if not _same_so_far(recipe, before, changed.keys(), step):
+        refuse(out, KINDS["training"], changed)
     state: dict[int, dict[str, torch.Tensor]] = {}
     weights = {}
     for name, tensor in tensors.items():
@@ -57,9 +55,9 @@ def read(out: Path, recipe: Recipe, model: torch.nn.Module, optimizer: torch.opt
     return step
 
 
-def _same_so_far(recipe: Recipe, before: dict, changed: list[str], step: int) -> bool:
+def _same_so_far(recipe: Recipe, before: dict[str, Any], changed: Set[str], step: int) -> bool:
     """May the plan for the rest of the run change? Yes, as long as no step done would have been another."""
-    if not set(changed) <= {"steps", "decay", "next_token_steps", "checkpoint_every", "log_every"}:
+    if not changed <= {"steps", "decay", "next_token_steps", "checkpoint_every", "log_every"}:
         return False
     switched = step > min(recipe.next_token_steps, before["next_token_steps"])
     if switched and recipe.next_token_steps != before["next_token_steps"]:

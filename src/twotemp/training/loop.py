@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twotemp.folders import Log, claim
 from twotemp.models import llada
 from twotemp.models.checkpoint import save
 from twotemp.training import checkpoints, tokenizer
@@ -27,10 +27,9 @@ CLIP = 1.0
 def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
     """Train as the recipe says and return the folder of the LLaDA checkpoint.
 
-    `out` also gets the log (a line every `log_every` steps), the loss curve, and the state of the run: after an
-    interruption the same call continues where the last checkpoint was, to the same weights.
+    `out` also gets the log (a line every `log_every` steps and with every checkpoint), the loss curve, and the state
+    of the run: after an interruption the same call continues where the last checkpoint was, to the same weights.
     """
-    out.mkdir(parents=True, exist_ok=True)
     words = tokenizer.build()
     model = llada.new(config(recipe, words), words, seed=recipe.seed, name=recipe.name)
     network = model.module.train()
@@ -38,7 +37,9 @@ def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
         network.parameters(), betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
     )
     done = checkpoints.read(out, recipe, network, optimizer)
-    log = Log(out / LOG, done)
+    # The checkpoint knows its step, so it has said what may change.
+    claim(out, "training", {"recipe": recipe.to_dict()}, step=None)
+    log = LossLog(out / LOG, done)
     if done < recipe.steps:
         corpus = Corpus(generate(recipe.examples, recipe.seed, words.get_vocab()), recipe.batch_tokens)
         with _bar(progress, recipe, done) as advance:
@@ -59,9 +60,11 @@ def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
                     group["lr"] = recipe.rate(step)
                 optimizer.step()
                 log.add(batch.task, loss.item(), batch.ids.numel())
-                if (step + 1) % recipe.log_every == 0 or step + 1 == recipe.steps:
+                checkpoint = (step + 1) % recipe.checkpoint_every == 0 or step + 1 == recipe.steps
+                # With every checkpoint, too: then the last line says how far a run that is continued had come.
+                if (step + 1) % recipe.log_every == 0 or checkpoint:
                     log.write(step + 1, "next token" if next_token else "diffusion", recipe.rate(step))
-                if (step + 1) % recipe.checkpoint_every == 0 or step + 1 == recipe.steps:
+                if checkpoint:
                     checkpoints.write(out, step + 1, recipe, network, optimizer)
                 advance(loss.item())
     log.plot(out / "loss.png")
@@ -118,15 +121,13 @@ def forward(network: Any, causal: bool, compiled: bool) -> Logits:
     return lambda ids, want: network.lm_head(hidden(ids)[want])
 
 
-class Log:
-    """Mean losses by task since the last line, one JSON object a line."""
+class LossLog:
+    """Mean losses by task since the last line, one JSON object per line."""
 
     def __init__(self, path: Path, done: int) -> None:
         """Lines after the checkpoint that is continued are dropped: they will be written again."""
-        self.path = path
-        lines = path.read_text("utf-8").splitlines() if path.exists() else []
-        self.rows = [row for row in map(json.loads, lines) if row["step"] <= done]
-        path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), "utf-8")
+        self._log = Log(path, keep=lambda row: row["step"] <= done)
+        self.rows = self._log.rows
         self._losses: dict[str, list[float]] = {}
         self._tokens = self.rows[-1]["tokens"] if self.rows else 0
         self._seconds = self.rows[-1]["seconds"] if self.rows else 0.0
@@ -140,17 +141,16 @@ class Log:
         losses = {task: round(sum(all_) / len(all_), 4) for task, all_ in sorted(self._losses.items())}
         now = time.monotonic()
         self._seconds, self._since = self._seconds + now - self._since, now
-        row = {
-            "step": step,
-            "objective": objective,
-            "learning_rate": rate,
-            "tokens": self._tokens,
-            "seconds": round(self._seconds, 1),
-            "loss": losses,
-        }
-        self.rows.append(row)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        self._log.add(
+            {
+                "step": step,
+                "objective": objective,
+                "learning_rate": rate,
+                "tokens": self._tokens,
+                "seconds": round(self._seconds, 1),
+                "loss": losses,
+            }
+        )
         self._losses = {}
 
     def plot(self, path: Path) -> None:

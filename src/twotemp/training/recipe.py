@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from twotemp.errors import UserError, unknown
+from twotemp.plain import record
 from twotemp.tasks import SOURCES
 
 
@@ -89,11 +90,4 @@ class Recipe:
             raise UserError(f"{path} is not valid YAML: {error}") from None
         if not isinstance(data, dict):
             raise UserError(f"{path} must hold `key: value` lines, as recipes/tiny.yaml does")
-        known = {field.name for field in fields(cls)}
-        for key in data:
-            if key not in known:
-                raise unknown(f"key in {path}", str(key), known)
-        try:
-            return cls(**data)
-        except TypeError as error:  # a required key is missing
-            raise UserError(f"{path}: {str(error).removeprefix('Recipe.__init__() ')}") from None
+        return record(cls, data, str(path))

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from twotemp.errors import UserError, unknown
 from twotemp.graders.base import Grader
 from twotemp.metrics import auc
 from twotemp.models.load import load
+from twotemp.plain import record
 from twotemp.policies import parse
 from twotemp.records import Problem
 from twotemp.sampling import draw
@@ -84,14 +85,8 @@ class VerifierRecipe:
     @classmethod
     def read(cls, path: Path) -> VerifierRecipe:
         data = yaml.safe_load(path.read_text("utf-8"))
-        known = {field.name for field in fields(cls)}
-        for key in data:
-            if key not in known:
-                raise unknown(f"key in {path}", str(key), known)
-        try:
-            return cls(**{**data, "policies": tuple(data["policies"])})
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{path}: {str(error).removeprefix('VerifierRecipe.__init__() ')}") from None
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+        return record(cls, values, str(path))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,178 @@
+"""run.json: what a folder holds and how it was made; whether it may be continued, and what may change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from twotemp import __version__
+from twotemp.errors import UserError
+from twotemp.folders.files import disk_errors, is_temporary, make_folder, read_json, sweep, write_text
+from twotemp.plain import json_text, to_json
+
+FILE = "run.json"
+FORMAT = {"format": "twotemp run", "version": 1}
+Kind = Literal["evaluation", "grpo", "forks", "training"]
+KINDS: dict[Kind, str] = {
+    "evaluation": "a run of `twotemp eval`",
+    "grpo": "a run of `twotemp grpo`",
+    "forks": "a study of `twotemp forks`",
+    "training": "a run of `twotemp train`",
+}
+# About the file, not about the run.
+_ABOUT = (*FORMAT, "kind", "twotemp", "changes")
+
+
+def read_run(folder: Path) -> dict[str, Any] | None:
+    """What a folder says of itself; None where it says nothing. Reads what version 0.1.0 wrote, too."""
+    path = folder / FILE
+    if not path.exists():
+        if (folder / "settings.json").exists() and "alternatives" in (
+            old := read_json(folder / "settings.json")
+        ):
+            return {"kind": "forks", **old}
+        trained = any((folder / name).exists() for name in ("checkpoint.safetensors", "log.jsonl"))
+        return {"kind": "training"} if trained else None
+    found = read_json(path)
+    if isinstance(found, dict) and found.get("format") == FORMAT["format"]:
+        if found.get("version") != FORMAT["version"]:
+            raise UserError(
+                f"{folder} has version {found.get('version')!r} of the format and this twotemp reads "
+                f"{FORMAT['version']}; install the twotemp that wrote it"
+            )
+        return {"kind": "evaluation", **found}
+    if isinstance(found, dict) and {"settings", "task"} <= found.keys():
+        return {"kind": "grpo", **found}
+    raise UserError(f"{path} was not written by twotemp; give the folder named by --out")
+
+
+def kind_of(folder: Path) -> Kind | None:
+    """What kind of run a folder holds; None: it is not a run."""
+    found = read_run(folder)
+    if found is None:
+        return None
+    kind: Kind = found["kind"]
+    if kind not in KINDS:
+        raise UserError(
+            f"{folder} holds {kind!r}, which this twotemp does not know; install the one that wrote it"
+        )
+    return kind
+
+
+def expect(folder: Path, *kinds: Kind) -> Kind:
+    """The kind of a run that must be one of these; the error says what the folder is instead."""
+    found = kind_of(folder)
+    if found in kinds:
+        return found
+    wanted = " or ".join(KINDS[kind] for kind in kinds)
+    if found is not None:
+        raise UserError(f"{folder} is {KINDS[found]}; {wanted} is needed here")
+    if (folder / "cell.json").exists():
+        raise UserError(f"{folder} is one cell of a run; give the run: {folder.parent}")
+    inside = sorted(path.parent.name for path in folder.glob(f"*/{FILE}"))
+    hint = f"it holds {', '.join(inside)}: give one of them" if inside else "give the folder named by --out"
+    raise UserError(f"{folder} is not a run: it has no {FILE}; {hint}")
+
+
+def continued(
+    folder: Path,
+    kind: Kind,
+    identity: Mapping[str, Any],
+    *,
+    step: int | None = 0,
+    free: Collection[str] = (),
+    mendable: Collection[str] = (),
+    complete: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> dict[str, Any]:
+    """run.json of this run in this folder, which may hold its beginning; anything else there is refused.
+
+    free: names that may differ, as they do not change what is computed. mendable: names that may differ, and the
+    change is recorded with the step after which it was made. A name covers all below it: `settings` covers
+    `settings.seed`. step: None where nothing is done yet that a change could contradict. complete: adds to an older
+    description what its version did not write.
+    """
+    # Listed first: of two processes that make a run the other may write run.json meanwhile, but nothing before it.
+    others = _others(folder)
+    found = read_run(folder)
+    now = {**FORMAT, "kind": kind, "twotemp": __version__, **to_json(identity)}
+    if found is None:
+        if others:
+            raise UserError(
+                f"{folder} holds something else than a run ({others[0]}); choose a new or an empty folder (--out)"
+            )
+        return now
+    if found["kind"] != kind:
+        expect(folder, kind)
+    if step is None:
+        return now
+    before = to_json(complete(found))
+    changes = before.get("changes", [])
+    different = differences(before, now)
+    refuse(folder, KINDS[kind], {n: d for n, d in different.items() if not _covers((*free, *mendable), n)})
+    mended = {name: new for name, (_, new) in different.items() if _covers(mendable, name)}
+    if mended:
+        changes = [*changes, {"after step": step, **mended}]
+    return {**now, "changes": changes} if changes else now
+
+
+def claim(
+    folder: Path,
+    kind: Kind,
+    identity: Mapping[str, Any],
+    *,
+    step: int | None = 0,
+    free: Collection[str] = (),
+    mendable: Collection[str] = (),
+) -> None:
+    """Make this folder the run's, or go on with it by the rules of `continued`, and clear up in it."""
+    write_run(folder, continued(folder, kind, identity, step=step, free=free, mendable=mendable))
+
+
+def write_run(folder: Path, described: Mapping[str, Any]) -> None:
+    """Write run.json; a file that says the same is left alone."""
+    make_folder(folder)
+    sweep(folder)
+    text = json_text(described, indent=2) + "\n"
+    path = folder / FILE
+    with disk_errors(path, "read"):
+        same = path.exists() and path.read_text("utf-8") == text
+    if not same:
+        write_text(path, text)
+
+
+def refuse(folder: Path, what: str, different: Mapping[str, tuple[Any, Any]]) -> None:
+    """An error where something differs."""
+    if different:
+        said = "; ".join(f"{name}: {old!r}, now {new!r}" for name, (old, new) in sorted(different.items()))
+        raise UserError(
+            f"{folder} is {what} with other settings ({said}). Nothing was changed: use the same settings to "
+            "continue it, or another folder (--out) for the new ones"
+        )
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Full name -> (old, new) of what differs; what is null is the same as what is not there."""
+    old, new = _flat(before), _flat(now)
+    names = {name for name in old.keys() | new.keys() if not _covers(_ABOUT, name)}
+    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
+
+
+def _flat(data: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat |= _flat(value, f"{inside}{key}.") if isinstance(value, Mapping) else {inside + key: value}
+    return flat
+
+
+def _covers(names: Collection[str], name: str) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for one in names)
+
+
+def _others(folder: Path) -> list[str]:
+    if not folder.exists():
+        return []
+    if not folder.is_dir():
+        return ["a file"]
+    with disk_errors(folder, "read"):
+        return sorted(path.name for path in folder.iterdir() if not is_temporary(path))

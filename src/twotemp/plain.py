@@ -1,0 +1,54 @@
+"""Records as plain data: the numbers JSON does not have, and dataclasses from what a file says."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from twotemp.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Record = TypeVar("Record", bound="DataclassInstance")
+
+
+def to_json(value: Any) -> Any:
+    """Data that JSON can hold, by the one rule of this package: inf -> "inf", -inf -> "-inf", NaN -> null."""
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return value
+
+
+def from_json(value: float | str | None) -> float:
+    """The number that `to_json` wrote. Only its reader knows that it is one: "inf" may also be somebody's text."""
+    return math.nan if value is None else float(value)
+
+
+def json_text(data: Any, indent: int | None = None, compact: bool = False) -> str:
+    """`to_json` as text. Every JSON that leaves this package is written here."""
+    separators = (",", ":") if compact else None
+    try:
+        return json.dumps(data, indent=indent, separators=separators, allow_nan=False)
+    except ValueError:  # such numbers are rare, and looking for them takes longer than writing
+        return json.dumps(to_json(data), indent=indent, separators=separators, allow_nan=False)
+
+
+def record(cls: type[Record], data: Mapping[str, Any], where: str) -> Record:
+    """A dataclass from a file's data; an unknown or missing key is an error that says `where` it is."""
+    needed = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(cls)}
+    for key in data:
+        if key not in needed:
+            raise unknown(f"key in {where}", str(key), needed)
+    if missing := sorted(name for name in needed if needed[name] and name not in data):
+        raise UserError(f"{where} lacks {', '.join(missing)}")
+    return cls(**data)

@@ -1,0 +1,35 @@
+"""Rows as they are on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from twotemp.records import Key, Sample
+
+
+def row_key(row: Mapping[str, Any]) -> Key:
+    """Which sample a row is or is about. Grades and scores say question and sample for request and index."""
+    if "question" in row:
+        return Key(row["question"], row["sample"], row["seed"])
+    return Key(row["request"], row["index"], row["seed"])
+
+
+def key_row(key: Key) -> dict[str, Any]:
+    """The key in a grade's or score's row."""
+    return {"question": key.request, "sample": key.index, "seed": key.seed}
+
+
+def sample_row(sample: Sample) -> dict[str, Any]:
+    """A sample as it is stored: without its policy, which is the cell's, and what is long at the end (`light`)."""
+    row = sample.to_dict()
+    del row["policy"]
+    long = {name: row.pop(name) for name in ("prompt", "positions", "tokens", "trace")}
+    return {**row, "written": len(sample.tokens), **long}
+
+
+def light(line: bytes) -> dict[str, Any]:
+    """A sample's row up to its long fields. The mark cannot stand inside a string: there, quotes are escaped."""
+    row: dict[str, Any] = json.loads(line.partition(b',"prompt":')[0] + b"}")
+    return row
