@@ -8,24 +8,18 @@ from typing import Annotated
 
 import typer
 
-from twotemp.cli.options import BatchSize, Block, BlockSize, Device, Dtype, Length, MaskId, Model, Seed
+from twotemp.cli.options import DecodingOptions, Json, LoadingOptions, Model
 
 
 def drift(
+    loading: LoadingOptions,
+    decoding: DecodingOptions,
     model: Model = "tiny",
-    task: Annotated[str, typer.Option(help="Whose problems to sample.")] = "words-3",
+    task: Annotated[str, typer.Option("--task", "--tasks", help="Whose problems to sample.")] = "words-3",
     policy: Annotated[str, typer.Option(help="As in `twotemp sample`.")] = "ct",
     cache: Annotated[str, typer.Option(help="prefix or dual.")] = "dual",
     questions: Annotated[int, typer.Option(min=1, help="How many problems.")] = 20,
-    length: Length = None,
-    block: Block = None,
-    seed: Seed = 0,
-    batch_size: BatchSize = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    mask_id: MaskId = None,
-    block_size: BlockSize = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare a cached run's predictions and commits with the exact ones, at every state it visits.
 
@@ -37,25 +31,26 @@ def drift(
       twotemp drift --task words-3 --cache dual --policy ct:threshold=0.9
     """
     from twotemp import tasks
-    from twotemp.cli.console import output, progress
+    from twotemp.cli.console import output, progress, show_log
     from twotemp.engine.drift import drift as measure
-    from twotemp.models.load import load
     from twotemp.policies import parse
     from twotemp.sampling import make_requests
 
+    show_log()
     chosen = tasks.get(task)
-    loaded = load(model, device=device, dtype=dtype, mask_id=mask_id, block_size=block_size)
+    loaded = loading.load(model)
     prompts = [problem.prompt for problem in chosen.problems().problems[:questions]]
-    requests = make_requests(loaded, prompts, parse(policy), 1, length or chosen.length, block, seed)
-    with progress() as bar:
-        watched = bar.add_task("comparing", total=len(requests), note="")
-        found = measure(
-            loaded,
-            requests,
-            cache,
-            batch_size=batch_size,
-            on_step=lambda done: bar.update(watched, advance=done),
-        )
+    length = decoding.length or chosen.length
+    requests = make_requests(loaded, prompts, parse(policy), 1, length, decoding.block, decoding.seed)
+    with progress("comparing") as bar:
+        done = 0
+
+        def advance(finished: int) -> None:
+            nonlocal done
+            done += finished
+            bar.update(done, len(requests))
+
+        found = measure(loaded, requests, cache, batch_size=decoding.batch_size, on_step=advance)
     if as_json:
         typer.echo(json.dumps(asdict(found)))
         return

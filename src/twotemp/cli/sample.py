@@ -1,4 +1,4 @@
-"""`twotemp sample` and `twotemp policies`."""
+"""`twotemp sample`: draw, and show how different the samples are."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import math
 import sys
 from collections import Counter
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from twotemp.cli.options import (
     BatchSize,
     Block,
-    BlockSize,
     Cache,
-    Compiled,
-    Device,
-    Dtype,
-    MaskId,
+    Json,
+    LoadingOptions,
     Model,
     Profile,
     Seed,
@@ -27,11 +24,13 @@ from twotemp.cli.options import (
 )
 from twotemp.errors import UserError
 
+if TYPE_CHECKING:
+    from twotemp.records import Sample
+
 
 def sample(
-    prompts: Annotated[
-        list[str] | None, typer.Argument(help="Prompts; `-` reads one a line from stdin.")
-    ] = None,
+    prompts: Annotated[list[str], typer.Argument(help="Prompts; `-` reads one per line from stdin.")],
+    loading: LoadingOptions,
     model: Model = "tiny",
     policy: Annotated[
         str, typer.Option(help="A name from `twotemp policies`, or tct:t_pos=0.1,threshold=0.6.")
@@ -39,8 +38,8 @@ def sample(
     t_token: Annotated[float | None, typer.Option(help="Temperature of what is written.")] = None,
     t_pos: Annotated[float | None, typer.Option(help="Temperature of where; `inf` is legal.")] = None,
     threshold: Annotated[float | None, typer.Option(help="Confidence threshold lambda.")] = None,
-    k: Annotated[int | None, typer.Option("--k", "-k", help="Positions a step.")] = None,
-    n: Annotated[int, typer.Option("-n", min=1, help="Samples a prompt.")] = 1,
+    k: Annotated[int | None, typer.Option("--k", "-k", help="Positions per step.")] = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="Samples per prompt.")] = 1,
     length: Annotated[int, typer.Option(help="Tokens to generate.")] = 32,
     block: Block = None,
     seed: Seed = 0,
@@ -55,15 +54,8 @@ def sample(
     trace: Traced = False,
     batch_size: BatchSize = None,
     cache: Cache = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    mask_id: MaskId = None,
-    block_size: BlockSize = None,
-    compiled: Compiled = False,
     profile: Profile = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One sample a line on stdout, with its cache.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Draw samples and show how different they are.
 
@@ -77,24 +69,25 @@ def sample(
     """
     texts = _prompts(prompts)
     import twotemp
-    from twotemp.cli.console import people, progress, say_cache, show_log
+    from twotemp.cli.console import progress, say, say_cache, show_log
     from twotemp.engine import Ledger
+    from twotemp.engine.runner import check_cache
     from twotemp.policies import parse
 
     show_log()
-
     given = {"t_token": t_token, "t_pos": t_pos, "threshold": threshold, "k": k}
     chosen = parse(_with_options(policy, {key: v for key, v in given.items() if v is not None}))
-    loaded = twotemp.load(
-        model, mask_id=mask_id, block_size=block_size, device=device, dtype=dtype, compile=compiled
-    )
+    loaded = loading.load(model)
+    check_cache(loaded, cache)
     say_cache(loaded, cache)
     ledger = Ledger(loaded) if profile else None
-    with progress() as bar:
-        task = bar.add_task("sampling", total=len(texts) * n, note="")
+    with progress("sampling") as bar:
+        done = 0
 
-        def advance(found: Any) -> None:
-            bar.update(task, advance=1, note=f"{found.nfe} NFE")
+        def advance(found: Sample) -> None:
+            nonlocal done
+            done += 1
+            bar.update(done, len(texts) * n, f"{found.nfe} NFE")
 
         draw = (
             partial(twotemp.infill, n=n)
@@ -114,7 +107,7 @@ def sample(
             ledger=ledger,
         )
     if ledger is not None:
-        people.print(ledger.report(), highlight=False)
+        say(ledger.report())
     if as_json:
         used = cache or ("block" if loaded.block_size else None)
         for one in found:
@@ -140,7 +133,7 @@ def _with_options(spec: str, options: dict[str, Any]) -> str:
     return spec + ("," if ":" in spec else ":") + ",".join(parts) if parts else spec
 
 
-def _show(prompt: str, samples: list[Any]) -> None:
+def _show(prompt: str, samples: list[Sample]) -> None:
     """The distinct answers, how often each came, and how spread out they are."""
     from rich.table import Table
 
@@ -148,7 +141,7 @@ def _show(prompt: str, samples: list[Any]) -> None:
 
     texts = Counter(s.text if s.text is not None else " ".join(map(str, s.tokens)) for s in samples)
     total = len(samples)
-    entropy = -sum(c / total * math.log2(c / total) for c in texts.values())
+    entropy = sum(c / total * math.log2(total / c) for c in texts.values())
     table = Table(title=prompt, title_justify="left", show_lines=False, expand=False)
     table.add_column("times", justify="right")
     table.add_column("answer", overflow="fold")
@@ -162,32 +155,3 @@ def _show(prompt: str, samples: list[Any]) -> None:
         f"mean NFE {nfe:.1f}, forwards {forwards:.1f}\n",
         highlight=False,
     )
-
-
-def policies(as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False) -> None:
-    """List every policy with its parameters, formula and source."""
-    from twotemp.policies import PRESETS
-
-    if as_json:
-        rows = {
-            name: {
-                "parameters": {key: getattr(p.policy, key) for key in p.settable},
-                "formula": p.formula,
-                "source": p.source,
-            }
-            for name, p in PRESETS.items()
-        }
-        typer.echo(json.dumps(rows, indent=2).replace("Infinity", '"inf"'))
-        return
-    from rich.table import Table
-
-    from twotemp.cli.console import output
-
-    table = Table(title="policies", title_justify="left", show_lines=True)
-    for column in ("name", "parameters (defaults)", "commits at each step", "source"):
-        table.add_column(column, overflow="fold")
-    for name, p in PRESETS.items():
-        defaults = "\n".join(f"{key} = {getattr(p.policy, key)}" for key in (*p.parameters, "t_token"))
-        table.add_row(f"[bold]{name}[/bold]", defaults, p.formula, p.source)
-    output.print(table)
-    output.print("every policy also takes top_k, top_p and eos = free | last | never", highlight=False)
