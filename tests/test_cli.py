@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from tests import tiny_checkpoints, toy_task
 from twotemp.cli import app, console
-from twotemp.cli.evaluate import split_policies, task_choices
+from twotemp.cli.evaluate import split_policies
+from twotemp.cli.options import TaskOptions
 from twotemp.errors import UserError
 from twotemp.evaluation import TaskChoice, experiments
 from twotemp.models import load
@@ -42,12 +43,12 @@ def folder(tmp_path_factory) -> Path:
 
 
 def call(*arguments: object) -> str:
-    """What a command prints; a UserError it raises is passed on."""
+    """What a command prints, with --json on stdout alone; a UserError it raises is passed on."""
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout if "--json" in arguments else result.output
 
 
 # --- spelling -------------------------------------------------------------------------------------------------
@@ -66,14 +67,14 @@ def test_a_comma_before_name_equals_value_does_not_separate(text, specs):
 
 
 def test_options_of_one_task_and_of_all():
-    chosen = task_choices(["gsm8k", "mbpp"], ["gsm8k=a=b.jsonl"], ["justgrpo"], None, ["gsm8k=d1"])
-    assert chosen == (
+    asked = TaskOptions("gsm8k,mbpp", data=["gsm8k=a=b.jsonl"], prompt=["justgrpo"], grader=["gsm8k=d1"])
+    assert asked.choices() == (
         TaskChoice("gsm8k", Path("a=b.jsonl"), "justgrpo", None, "d1"),
         TaskChoice("mbpp", None, "justgrpo", None, None),
     )
-    assert task_choices(["mbpp"], ["a=b.jsonl"], None, None, None)[0].data == Path("a=b.jsonl")
+    assert TaskOptions("mbpp", data=["a=b.jsonl"]).choices()[0].data == Path("a=b.jsonl")
     with pytest.raises(UserError, match=r"--data TASK=x\.jsonl"):
-        task_choices(["gsm8k", "mbpp"], ["x.jsonl"], None, None, None)
+        TaskOptions("gsm8k,mbpp", data=["x.jsonl"]).choices()
 
 
 # --- one run, through every command ---------------------------------------------------------------------------
@@ -240,7 +241,16 @@ def test_drift_takes_the_options_of_a_run(folder, loads):
         "drift", "--model", folder, "--task", "toy", "--questions", 3, "--policy", "lc", *options, "--json"
     )
     assert json.loads(text)["steps"] == 3 * 4
-    assert loads == [{"compile": False, "device": None, "dtype": "float32", "mask_id": 2, "block_size": None}]
+    assert loads == [
+        {
+            "compile": False,
+            "device": None,
+            "dtype": "float32",
+            "mask_id": 2,
+            "eos_ids": None,
+            "block_size": None,
+        }
+    ]
 
 
 def test_an_evaluation_says_where_its_time_went(folder, tmp_path):

@@ -11,8 +11,8 @@ class UserError(ValueError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """An error for a name that does not exist, with the nearest one that does."""
-    choices = sorted(known)
-    near = get_close_matches(str(name), choices, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return UserError(f"unknown {kind} {name!r}{hint} (known: {', '.join(choices)})")
+    """An error for a name that does not exist, with the nearest one that does, whatever its capitals."""
+    choices = {str(choice).lower(): choice for choice in sorted(known)}
+    near = get_close_matches(str(name).lower(), choices, n=1, cutoff=0.4)
+    hint = f"; did you mean {choices[near[0]]!r}?" if near else ""
+    return UserError(f"unknown {kind} {name!r}{hint} (known: {', '.join(choices.values())})")

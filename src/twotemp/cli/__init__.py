@@ -1,13 +1,28 @@
-"""The command line: one subcommand a stage. Nothing imports it, and it imports heavy things only when used."""
+"""The command line: one subcommand per stage. Nothing imports it, and it imports heavy things only when used."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 import typer
 
-from twotemp.cli import demo, doctor, drift, evaluate, forks, grpo, report, sample, select, train
+from twotemp.cli import (
+    demo,
+    doctor,
+    drift,
+    evaluate,
+    forks,
+    grpo,
+    listing,
+    report,
+    sample,
+    select,
+    trace,
+    train,
+)
+from twotemp.cli.command import STOPPED, command
 from twotemp.errors import UserError
 
 app = typer.Typer(
@@ -18,22 +33,28 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command("sample")(sample.sample)
-app.command("policies")(sample.policies)
-app.command("eval")(evaluate.evaluate)
-app.command("run")(evaluate.run)
-app.command("regrade")(evaluate.regrade)
-app.command("grade")(evaluate.grade)
-app.command("report")(report.report)
-app.command("export")(report.export)
-app.command("select")(select.select)
-app.command("demo")(demo.demo)
-app.command("grpo")(grpo.grpo)
-app.command("forks")(forks.forks)
-app.command("trace")(forks.trace)
-app.command("train")(train.train)
-app.command("drift")(drift.drift)
-app.command("doctor")(doctor.doctor)
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "sample": sample.sample,
+    "policies": listing.policies,
+    "tasks": listing.tasks,
+    "graders": listing.graders,
+    "eval": evaluate.evaluate,
+    "run": evaluate.run,
+    "regrade": evaluate.regrade,
+    "grade": evaluate.grade,
+    "report": report.report,
+    "export": report.export,
+    "select": select.select,
+    "demo": demo.demo,
+    "grpo": grpo.grpo,
+    "forks": forks.forks,
+    "trace": trace.trace,
+    "train": train.train,
+    "drift": drift.drift,
+    "doctor": doctor.doctor,
+}
+for _name, _function in _COMMANDS.items():
+    app.command(_name)(command(_function))
 
 
 @app.callback(invoke_without_command=True)
@@ -57,5 +78,4 @@ def main() -> None:
         typer.secho(f"error: {error}", fg="red", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
-        typer.secho("stopped; what was finished is kept", fg="yellow", err=True)
-        sys.exit(130)
+        sys.exit(STOPPED)

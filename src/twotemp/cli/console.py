@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 people = Console(stderr=True)
 output = Console()
+QUIET_SECONDS = 30.0  # between two lines of progress where stderr is not a terminal
 
 
 def show_log() -> None:
@@ -34,27 +37,63 @@ def show_log() -> None:
     logger.setLevel(logging.INFO)
 
 
+def say(text: str) -> None:
+    """A line for people."""
+    people.print(text, highlight=False, soft_wrap=True)
+
+
 def say_cache(model: Denoiser, cache: str | None) -> None:
     """Whether the cache in use, if any, changes results."""
     if cache is not None:
-        people.print(f"cache {cache}: approximate; twotemp drift measures by how much", highlight=False)
+        say(f"cache {cache}: approximate; twotemp drift measures by how much")
     elif model.block_size is not None:
-        people.print("cache block: exact", highlight=False)
+        say("cache block: exact")
+
+
+class Bar:
+    """How far one piece of work is: a bar with the time left on a terminal, a line now and then in a log."""
+
+    def __init__(self, progress: Progress, title: str) -> None:
+        self._progress, self._title = progress, title
+        self._task = progress.add_task(title, total=None, note="")
+        self._start: tuple[float, int] | None = (
+            None  # the first call's time and count: what was done before it
+        )
+        self._said = monotonic()
+
+    def update(self, done: int, total: int | None = None, note: str = "") -> None:
+        now = monotonic()
+        if self._start is None:
+            self._start = now, done
+        self._progress.update(self._task, completed=done, total=total, note=note)
+        if not people.is_terminal and now - self._said >= QUIET_SECONDS:
+            self._said = now
+            of = "" if total is None else f" of {total}"
+            say(f"{self._title}: {done}{of}{self._left(now, done, total)}{note and '; ' + note}")
+
+    def _left(self, now: float, done: int, total: int | None) -> str:
+        assert self._start is not None
+        began, before = self._start
+        if total is None or done <= before:
+            return ""
+        seconds = (now - began) * (total - done) / (done - before)
+        return f", {timedelta(seconds=round(seconds))} left"
 
 
 @contextmanager
-def progress() -> Iterator[Progress]:
-    """A progress bar with count, rate and time left; silent where stderr is not a terminal."""
-    bar = Progress(
+def progress(title: str) -> Iterator[Bar]:
+    """A `Bar` for as long as the work goes on."""
+    shown = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TextColumn("left"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
         console=people,
         disable=not people.is_terminal,
     )
-    with bar:
-        yield bar
+    with shown:
+        yield Bar(shown, title)

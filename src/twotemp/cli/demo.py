@@ -21,23 +21,23 @@ def demo(
 
     Started again it continues, and shows the results at once when they are complete.
     """
-    from twotemp.cli.console import people
-    from twotemp.cli.evaluate import opener, run_plan
+    from twotemp.cli.console import say
+    from twotemp.cli.evaluate import run_plan
+    from twotemp.cli.options import LoadingOptions
     from twotemp.cli.report import write_report
     from twotemp.evaluation import Plan, TaskChoice
     from twotemp.policies import parse
     from twotemp.report import read
 
     total = sum(TASKS.values()) * len(POLICIES) * SAMPLES
-    people.print(
-        f"{SAMPLES} samples a question with each of {len(POLICIES)} policies: {total:,} samples of the embedded "
-        f"model, kept in {out / 'run'}",
-        highlight=False,
+    say(
+        f"{SAMPLES} samples per question with each of {len(POLICIES)} policies: {total:,} samples of the embedded "
+        f"model, kept in {out / 'run'}"
     )
     plan = Plan(
         tasks=tuple(TaskChoice(name, questions=questions) for name, questions in TASKS.items()),
         policies=tuple(parse(spec) for spec in POLICIES),
         n=SAMPLES,
     )
-    run_plan(plan, out / "run", opener("tiny"))
+    run_plan(plan, out / "run", "tiny", LoadingOptions())
     write_report(read([out / "run"]), out)

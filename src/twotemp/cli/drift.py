@@ -7,25 +7,19 @@ from typing import Annotated
 
 import typer
 
-from twotemp.cli.options import BatchSize, Block, BlockSize, Device, Dtype, Length, MaskId, Model, Seed
+from twotemp.cli.options import DecodingOptions, Json, LoadingOptions, Model
 from twotemp.plain import json_text
 
 
 def drift(
+    loading: LoadingOptions,
+    decoding: DecodingOptions,
     model: Model = "tiny",
-    task: Annotated[str, typer.Option(help="Whose problems to sample.")] = "words-3",
+    task: Annotated[str, typer.Option("--task", "--tasks", help="Whose problems to sample.")] = "words-3",
     policy: Annotated[str, typer.Option(help="As in `twotemp sample`.")] = "ct",
     cache: Annotated[str, typer.Option(help="prefix or dual.")] = "dual",
     questions: Annotated[int, typer.Option(min=1, help="How many problems.")] = 20,
-    length: Length = None,
-    block: Block = None,
-    seed: Seed = 0,
-    batch_size: BatchSize = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    mask_id: MaskId = None,
-    block_size: BlockSize = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare a cached run's predictions and commits with the exact ones, at every state it visits.
 
@@ -38,24 +32,25 @@ def drift(
     """
     from twotemp import tasks
     from twotemp.asking import Ask, requests
-    from twotemp.cli.console import output, progress
+    from twotemp.cli.console import output, progress, show_log
     from twotemp.engine.drift import drift as measure
-    from twotemp.models.load import load
     from twotemp.policies import parse
 
+    show_log()
     chosen = tasks.get(task)
-    loaded = load(model, device=device, dtype=dtype, mask_id=mask_id, block_size=block_size)
+    loaded = loading.load(model)
     asks = [Ask(problem, parse(policy)) for problem in chosen.problems().problems[:questions]]
-    wanted = list(requests(loaded, asks, length=length or chosen.length, block=block, seed=seed))
-    with progress() as bar:
-        watched = bar.add_task("comparing", total=len(wanted), note="")
-        found = measure(
-            loaded,
-            wanted,
-            cache,
-            batch_size=batch_size,
-            on_step=lambda done: bar.update(watched, advance=done),
-        )
+    length = decoding.length or chosen.length
+    wanted = list(requests(loaded, asks, length=length, block=decoding.block, seed=decoding.seed))
+    with progress("comparing") as bar:
+        done = 0
+
+        def advance(finished: int) -> None:
+            nonlocal done
+            done += finished
+            bar.update(done, len(wanted))
+
+        found = measure(loaded, wanted, cache, batch_size=decoding.batch_size, on_step=advance)
     if as_json:
         typer.echo(json_text(asdict(found)))
         return

@@ -1,60 +1,36 @@
-"""`twotemp forks` and `twotemp trace`."""
+"""`twotemp forks`: the fork-token study."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twotemp.cli.evaluate import task_choices
-from twotemp.cli.options import (
-    BatchSize,
-    Block,
-    Data,
-    Device,
-    GraderName,
-    Length,
-    Model,
-    Prompt,
-    Seed,
-    Subset,
-)
-from twotemp.errors import UserError
+from twotemp.cli.options import DecodingOptions, Json, LoadingOptions, Model, TaskOptions
 from twotemp.plain import json_text
 
 if TYPE_CHECKING:
     from twotemp.evaluation import Evaluation, Plan, TaskChoice
     from twotemp.forks.probe import Settings, Study
-    from twotemp.models.base import Denoiser
-    from twotemp.records import Sample
+    from twotemp.models.base import LanguageModel
     from twotemp.store import Store
 
 
 def forks(
     out: Annotated[Path, typer.Option(help="The run's folder; one that exists is continued.")],
-    tasks: Annotated[str, typer.Option("--tasks", "--task", help="Names, separated by commas.")],
+    asked: TaskOptions,
+    loading: LoadingOptions,
+    decoding: DecodingOptions,
     model: Model = "tiny",
-    questions: Annotated[
-        int, typer.Option(min=1, help="Prompts completed, the first so many of each task.")
-    ] = 100,
-    n: Annotated[int, typer.Option("-n", min=1, help="Completions a prompt.")] = 1,
+    questions: Annotated[int, typer.Option(min=1, help="Prompts completed per task.")] = 100,
+    n: Annotated[int, typer.Option("-n", min=1, help="Completions per prompt.")] = 1,
     quantile: Annotated[
         float, typer.Option(help="Positions above this quantile of entropy are forks.")
     ] = 0.99,
     alternatives: Annotated[int, typer.Option(help="Likeliest tokens tried at each fork.")] = 5,
     t_token: Annotated[float, typer.Option(help="Token temperature of completions and restarts.")] = 0.8,
-    length: Length = None,
-    block: Block = None,
-    seed: Seed = 0,
-    data: Data = None,
-    prompt: Prompt = None,
-    subset: Subset = None,
-    grader: GraderName = None,
-    batch_size: BatchSize = None,
-    device: Device = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a task on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Find fork tokens and measure what low-confidence remasking does to them (the paper's appendix C.5).
 
@@ -68,32 +44,35 @@ def forks(
 
       twotemp forks --model GSAI-ML/LLaDA-8B-Instruct --task gsm8k --device cuda --out runs/forks-gsm8k
     """
-    from twotemp.cli.console import output, people
+    from rich.markdown import Markdown
+
+    from twotemp.cli.console import output, say, show_log
     from twotemp.evaluation import Evaluation, Plan
     from twotemp.forks.probe import Settings
     from twotemp.report import forks as report
 
-    settings = Settings(quantile, alternatives, t_token, block, seed)
+    show_log()
+    settings = Settings(quantile, alternatives, t_token, decoding.block, decoding.seed)
     plan = Plan(
-        tasks=task_choices(tasks.split(","), data, prompt, subset, grader),
+        tasks=asked.choices(),
         policies=(settings.completion,),
         n=n,
         questions=questions,
-        length=length,
-        block=block,
-        seed=seed,
+        length=decoding.length,
+        block=decoding.block,
+        seed=decoding.seed,
         trace=True,
+        chat=asked.chat,
     )
     with Evaluation(plan, out) as evaluation:
-        from twotemp.models.load import load
-
-        loaded = load(model, device=device)
-        store = _complete(evaluation, loaded, batch_size)
-    studies = [_study(store, choice, plan, loaded, settings, batch_size) for choice in plan.tasks]
+        loaded = loading.load(model)
+        store = _complete(evaluation, loaded, decoding.batch_size)
+    studies = [_study(store, choice, plan, loaded, settings, decoding.batch_size) for choice in plan.tasks]
     facts = (
-        f"{loaded.name}: {questions} prompts a task, {n} left-to-right completion{'s' * (n > 1)} each at T_token = "
+        f"{loaded.name}: {questions} prompts per task, {n} left-to-right completion{'s' * (n > 1)} each at T_token = "
         f"{t_token:g}; forks are the positions above the {100 * quantile:g} % quantile of predictive entropy; "
-        f"{alternatives} alternatives a fork; block {block or loaded.block_size or 32}, counted from the fork on."
+        f"{alternatives} alternatives per fork; block {decoding.block or loaded.block_size or 32}, counted from the "
+        "fork on."
     )
     written = report.text(studies, facts)
     folder = out / "report"
@@ -104,24 +83,26 @@ def forks(
         for study in studies:
             typer.echo(json_text(report.numbers(study)))
     else:
-        output.print(written, highlight=False, markup=False)
-    people.print(f"report: {folder / 'forks.md'}", highlight=False)
+        output.print(Markdown(written))
+    say(f"report: {folder / 'forks.md'}")
 
 
-def _complete(evaluation: Evaluation, model: Denoiser, batch_size: int | None) -> Store:
+def _complete(evaluation: Evaluation, model: LanguageModel, batch_size: int | None) -> Store:
     from twotemp.cli.console import progress
 
-    with progress() as bar:
-        task = bar.add_task("completing prompts", total=None, note="")
+    with progress("completing prompts") as bar:
         return evaluation.run(
-            model,
-            batch_size=batch_size,
-            watch=lambda state: bar.update(task, total=state.all_samples, completed=state.samples),
+            model, batch_size=batch_size, watch=lambda state: bar.update(state.samples, state.all_samples)
         )
 
 
 def _study(
-    store: Store, choice: TaskChoice, plan: Plan, model: Denoiser, settings: Settings, batch_size: int | None
+    store: Store,
+    choice: TaskChoice,
+    plan: Plan,
+    model: LanguageModel,
+    settings: Settings,
+    batch_size: int | None,
 ) -> Study:
     from twotemp import graders
     from twotemp import tasks as known
@@ -137,8 +118,7 @@ def _study(
     samples = [s for s in cell.samples() if s.request in problems and s.index < plan.n]
     judge = graders.get(choice.grader or task.grader)
     try:
-        with progress() as bar:
-            row = bar.add_task(f"forks of {choice.name}", total=None, note="")
+        with progress(f"forks of {choice.name}") as bar:
             return study(
                 model,
                 choice.name,
@@ -148,106 +128,7 @@ def _study(
                 settings,
                 store.path / "forks" / choice.name,
                 batch_size=batch_size,
-                watch=lambda done, total: bar.update(row, total=total, completed=done),
+                watch=bar.update,
             )
     finally:
         judge.close()
-
-
-def trace(
-    sources: Annotated[
-        list[Path],
-        typer.Argument(help="Files from `twotemp sample --trace --json`, run folders, or one cell of a run."),
-    ],
-    out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("trace.html"),
-    request: Annotated[str | None, typer.Option(help="Which question (default: the first).")] = None,
-    each: Annotated[int, typer.Option(min=1, help="Samples shown of each file or cell.")] = 2,
-    model: Annotated[
-        str | None, typer.Option(help="Whose tokenizer writes the tokens (default: the run's; else ids).")
-    ] = None,
-    fork_entropy: Annotated[
-        float | None, typer.Option(help="Nats at commit from which on a token is marked (default: log 2).")
-    ] = None,
-) -> None:
-    """Write a page that replays samples: every token coloured by the step at which it was committed.
-
-    The page is one file and asks the network for nothing. Several sources stand side by side on one clock.
-
-    [bold]Examples[/bold]
-
-      twotemp sample --policy lc --trace --json "3 7 12 -> 33" > lc.jsonl
-
-      twotemp sample --policy tlc --trace --json "3 7 12 -> 33" > tlc.jsonl
-
-      twotemp trace lc.jsonl tlc.jsonl --model tiny --each 1
-    """
-    from twotemp.cli.console import people
-    from twotemp.report.trace_page import FORK_ENTROPY, page
-
-    groups: list[list[Sample]] = []
-    for source in sources:
-        found, its_model = _read_samples(source)
-        groups += found
-        model = model or its_model
-    wanted = request or groups[0][0].request
-    chosen = [s for group in groups for s in [s for s in group if s.request == wanted][:each]]
-    if not chosen:
-        known = dict.fromkeys(s.request for group in groups for s in group)
-        raise UserError(f"no sample of request {wanted!r}; there are {', '.join(list(known)[:8])}")
-    html = page(
-        chosen,
-        _tokenizer(model) if model else None,
-        title=f"{wanted}: {', '.join(dict.fromkeys(s.policy.name for s in chosen))}",
-        fork_entropy=FORK_ENTROPY if fork_entropy is None else fork_entropy,
-    )
-    try:
-        out.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}; choose another --out") from None
-    people.print(f"page: {out} ({len(chosen)} samples)", highlight=False)
-
-
-def _tokenizer(model: str) -> Any:
-    from twotemp.models.checkpoint import read_tokenizer
-    from twotemp.models.load import locate
-
-    return read_tokenizer(locate(model))
-
-
-def _read_samples(source: Path) -> tuple[list[list[Sample]], str | None]:
-    """The samples of a JSONL file, or of each cell of a run, by question; and the run's model."""
-    from twotemp.store import Store
-
-    if not source.exists():
-        raise UserError(
-            f"{source} does not exist; give a file from `twotemp sample --trace --json`, or a run"
-        )
-    if source.is_file():
-        return [_read_lines(source)], None
-    if (source / "cell.json").exists():
-        cells = [Store.open(source.parent)[source.name]]
-    else:
-        cells = Store.open(source).cells()
-    groups = [sorted(cell.samples(), key=lambda s: (s.request, s.index)) for cell in cells]
-    groups = [group for group in groups if group]
-    if not groups:
-        raise UserError(f"{source} holds no samples yet")
-    return groups, cells[0].config.model
-
-
-def _read_lines(path: Path) -> list[Sample]:
-    from twotemp.records import Sample
-
-    samples = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            row = json.loads(line)
-            row.pop("cache", None)  # of the command, not of the sample
-            samples.append(Sample.from_dict(row))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UserError(
-                f"{path}, line {number} is not a sample ({error}); write the file with `twotemp sample --json`"
-            ) from None
-    if not samples:
-        raise UserError(f"{path} is empty")
-    return samples

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twotemp.cli.options import Block, Model, Seed
+
 if TYPE_CHECKING:
     from twotemp.records import Problem
     from twotemp.rl.evaluation import Checkup
@@ -22,8 +24,10 @@ MODEL = "model"  # the trained model, in the run's folder
 def grpo(
     out: Annotated[Path, typer.Option(help="The run's folder; an unfinished run there is continued.")],
     budget: Annotated[str, typer.Option(help="When to stop: 10m, 2h, 500steps, 1000000nfe, or 2h,500steps.")],
-    task: Annotated[str, typer.Option(help="Which problems to learn from.")] = "countdown-3",
-    model: Annotated[str, typer.Option(help="`tiny`, a checkpoint folder, or a hub id.")] = "tiny",
+    task: Annotated[
+        str, typer.Option("--task", "--tasks", help="Which problems to learn from.")
+    ] = "countdown-3",
+    model: Model = "tiny",
     policy: Annotated[
         str, typer.Option(help="How rollouts are drawn: a name from `twotemp policies`, or tct:t_pos=0.1.")
     ] = "tct",
@@ -36,13 +40,13 @@ def grpo(
     held_out: Annotated[
         int, typer.Option(min=0, help="Problems of the greedy evaluation, at most; 0 for none.")
     ] = 200,
-    groups: Annotated[int, typer.Option(help="Problems a step, over all workers.")] = 16,
-    size: Annotated[int, typer.Option(help="Samples a problem.")] = 8,
+    groups: Annotated[int, typer.Option(help="Problems per step, over all workers.")] = 16,
+    size: Annotated[int, typer.Option(help="Samples per problem.")] = 8,
     length: Annotated[int | None, typer.Option(help="Tokens of an answer (default: the task's).")] = None,
-    block: Annotated[int | None, typer.Option(help="Block width (default 32).")] = None,
+    block: Block = None,
     batch_size: Annotated[int, typer.Option(help="Rows decoded together on a worker.")] = 128,
     likelihood: Annotated[str, typer.Option(help="d1, trajectory, ar or elbo.")] = "trajectory",
-    draws: Annotated[int, typer.Option(help="Masks a row, for d1 and elbo.")] = 1,
+    draws: Annotated[int, typer.Option(help="Masks per row, for d1 and elbo.")] = 1,
     iterations: Annotated[int, typer.Option(help="Updates on the same rollouts (mu).")] = 1,
     micro_batch: Annotated[int, typer.Option(help="Partly masked rows in one training pass.")] = 1024,
     epsilon: Annotated[float, typer.Option(help="Clip of the probability ratio.")] = 0.5,
@@ -63,7 +67,7 @@ def grpo(
         bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
     ] = False,
     fsdp: Annotated[bool, typer.Option("--fsdp", help="Shard the weights over workers (FSDP2).")] = False,
-    seed: Annotated[int, typer.Option(help="All randomness comes from it.")] = 0,
+    seed: Seed = 0,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 20,
     device: Annotated[str | None, typer.Option(help="cpu; unset: what accelerate finds.")] = None,
     mask_id: Annotated[
@@ -90,7 +94,7 @@ def grpo(
     with _stopping() as asked_to_stop:
         import twotemp
         from twotemp import graders, tasks
-        from twotemp.cli.console import people, progress
+        from twotemp.cli.console import progress, say
         from twotemp.folders import replacing
         from twotemp.policies import parse
         from twotemp.rl import evaluation
@@ -140,12 +144,12 @@ def grpo(
 
         grader = graders.get(chosen.grader)
         try:
-            with progress() as bar:
-                shown = bar.add_task(f"grpo {task}", total=100, note="", visible=workers.is_main_process)
+            with progress(f"grpo {task}, % of the budget") as bar:
 
                 def advance(r: StepRecord, used: float) -> None:
                     note = f"step {r.step}: reward {r.reward:.2f} ± {r.reward_std:.2f}, {r.nfe:.1f} NFE"
-                    bar.update(shown, completed=min(100, round(100 * used)), note=note)
+                    if workers.is_main_process:
+                        bar.update(min(100, round(100 * used)), 100, note)
 
                 state = train(
                     load(workers.device),
@@ -161,7 +165,7 @@ def grpo(
             grader.close()
         if workers.is_main_process:
             if limit.used(state.seconds, state.nfe, state.step) < 1:
-                people.print(f"stopped after step {state.step}; the same command continues", highlight=False)
+                say(f"stopped after step {state.step}; {out} keeps it, and the same command continues")
             else:
                 with replacing(out / MODEL) as fresh:
                     export(load("cpu"), out, fresh)
@@ -195,10 +199,11 @@ def _show(evaluations: list[Checkup], steps: int, out: Path) -> None:
     """Accuracy and NFE before and after, with the interval of the difference."""
     from rich.table import Table
 
-    from twotemp.cli.console import output
+    from twotemp.cli.console import output, say
     from twotemp.rl.evaluation import COMPARED, compare
 
-    output.print(f"{steps} steps; the trained model is {out / MODEL}", highlight=False)
+    trained = out / MODEL
+    output.print(f"{steps} steps; the trained model is {trained}", highlight=False, soft_wrap=True)
     if len(evaluations) < 2:
         return
     table = Table(title="greedy confidence thresholding on held-out problems", title_justify="left")
@@ -207,3 +212,4 @@ def _show(evaluations: list[Checkup], steps: int, out: Path) -> None:
     for row in compare(evaluations[0], evaluations[-1]):
         table.add_row(*row)
     output.print(table)
+    say(f"figures: twotemp report {out}; sample from it: twotemp sample --model {trained} …")

@@ -1,24 +1,21 @@
-"""`twotemp sample` and `twotemp policies`."""
+"""`twotemp sample`: draw, and show how different the samples are."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections import Counter
-from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from twotemp.cli.options import (
     BatchSize,
     Block,
-    BlockSize,
     Cache,
-    Compiled,
-    Device,
-    Dtype,
-    MaskId,
+    Chat,
+    Json,
+    LoadingOptions,
     Model,
     Profile,
     Seed,
@@ -27,11 +24,13 @@ from twotemp.cli.options import (
 from twotemp.errors import UserError
 from twotemp.plain import json_text
 
+if TYPE_CHECKING:
+    from twotemp.records import Sample
+
 
 def sample(
-    prompts: Annotated[
-        list[str] | None, typer.Argument(help="Prompts; `-` reads one a line from stdin.")
-    ] = None,
+    prompts: Annotated[list[str], typer.Argument(help="Prompts; `-` reads one per line from stdin.")],
+    loading: LoadingOptions,
     model: Model = "tiny",
     policy: Annotated[
         str, typer.Option(help="A name from `twotemp policies`, or tct:t_pos=0.1,threshold=0.6.")
@@ -39,12 +38,18 @@ def sample(
     t_token: Annotated[float | None, typer.Option(help="Temperature of what is written.")] = None,
     t_pos: Annotated[float | None, typer.Option(help="Temperature of where; `inf` is legal.")] = None,
     threshold: Annotated[float | None, typer.Option(help="Confidence threshold lambda.")] = None,
-    k: Annotated[int | None, typer.Option("--k", "-k", help="Positions a step.")] = None,
-    n: Annotated[int, typer.Option("-n", min=1, help="Samples a prompt.")] = 1,
-    length: Annotated[int, typer.Option(help="Tokens to generate.")] = 32,
+    k: Annotated[int | None, typer.Option("--k", "-k", help="Positions per step.")] = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="Samples per prompt.")] = 1,
+    length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens to generate (default: by the model's context, 32 to 256)."),
+    ] = None,
     block: Block = None,
     seed: Seed = 0,
-    chat: Annotated[bool, typer.Option(help="Wrap the prompt in the chat template.")] = True,
+    chat: Chat = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="A string before which the text ends; may be repeated.")
+    ] = None,
     infill: Annotated[
         bool,
         typer.Option("--infill", help="Fill the mask tokens inside the prompt instead of continuing it."),
@@ -55,15 +60,8 @@ def sample(
     trace: Traced = False,
     batch_size: BatchSize = None,
     cache: Cache = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    mask_id: MaskId = None,
-    block_size: BlockSize = None,
-    compiled: Compiled = False,
     profile: Profile = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One sample a line on stdout, with its cache.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Draw samples and show how different they are.
 
@@ -76,52 +74,51 @@ def sample(
       cat prompts.txt | twotemp sample --json - > samples.jsonl
     """
     texts = _prompts(prompts)
-    import twotemp
-    from twotemp.cli.console import people, progress, say_cache, show_log
+    from twotemp.cli.console import progress, say, say_cache, show_log
     from twotemp.engine import Ledger
+    from twotemp.engine.runner import check_cache
     from twotemp.policies import parse
+    from twotemp.sampling import names_of, row_of, stream
 
     show_log()
-
     given = {"t_token": t_token, "t_pos": t_pos, "threshold": threshold, "k": k}
     chosen = parse(_with_options(policy, {key: v for key, v in given.items() if v is not None}))
-    loaded = twotemp.load(
-        model, mask_id=mask_id, block_size=block_size, device=device, dtype=dtype, compile=compiled
-    )
+    loaded = loading.load(model)
+    check_cache(loaded, cache)
     say_cache(loaded, cache)
     ledger = Ledger(loaded) if profile else None
-    with progress() as bar:
-        task = bar.add_task("sampling", total=len(texts) * n, note="")
-
-        def advance(found: Any) -> None:
-            bar.update(task, advance=1, note=f"{found.nfe} NFE")
-
-        draw = (
-            partial(twotemp.infill, n=n)
-            if infill
-            else partial(twotemp.sample, n=n, length=length, chat=chat, eos_stop=eos_stop)
-        )
-        found = draw(
-            loaded,
-            texts,
-            chosen,
-            block=block,
-            seed=seed,
-            trace=trace,
-            batch_size=batch_size,
-            cache=cache,
-            on_sample=advance,
-            ledger=ledger,
-        )
+    rows = [row_of(loaded, text, False if infill else chat) for text in texts]
+    names = names_of(rows)
+    found = stream(
+        loaded,
+        rows,
+        chosen,
+        n,
+        0 if infill else length,
+        block,
+        seed,
+        ids=names,
+        stop=stop or (),
+        eos_stop=eos_stop,
+        trace=trace,
+        batch_size=batch_size,
+        cache=cache,
+        ledger=ledger,
+    )
+    answers = {name: Answers() for name in names}
+    with progress("sampling") as bar:
+        for done, one in enumerate(found, start=1):
+            if as_json:
+                used = cache or ("block" if loaded.block_size else None)
+                typer.echo(json_text(one.to_dict() | {"cache": used}))
+            else:
+                answers[one.request].add(one)
+            bar.update(done, len(texts) * n, f"{one.nfe} NFE")
     if ledger is not None:
-        people.print(ledger.report(), highlight=False)
-    if as_json:
-        used = cache or ("block" if loaded.block_size else None)
-        for one in found:
-            typer.echo(json_text(one.to_dict() | {"cache": used}))
-    else:
-        for number, text in enumerate(texts):
-            _show(text, found[number * n : (number + 1) * n])
+        say(ledger.report())
+    if not as_json:
+        for name, text in zip(names, texts):
+            answers[name].show(text)
 
 
 def _prompts(given: list[str] | None) -> list[str]:
@@ -140,54 +137,34 @@ def _with_options(spec: str, options: dict[str, Any]) -> str:
     return spec + ("," if ":" in spec else ":") + ",".join(parts) if parts else spec
 
 
-def _show(prompt: str, samples: list[Any]) -> None:
-    """The distinct answers, how often each came, and how spread out they are."""
-    from rich.table import Table
+class Answers:
+    """The distinct answers to one prompt, how often each came, and how spread out they are."""
 
-    from twotemp.cli.console import output
+    def __init__(self) -> None:
+        self.texts: Counter[str] = Counter()
+        self.nfe = self.forwards = 0
 
-    texts = Counter(s.text if s.text is not None else " ".join(map(str, s.tokens)) for s in samples)
-    total = len(samples)
-    entropy = -sum(c / total * math.log2(c / total) for c in texts.values())
-    table = Table(title=prompt, title_justify="left", show_lines=False, expand=False)
-    table.add_column("times", justify="right")
-    table.add_column("answer", overflow="fold")
-    for text, count in texts.most_common():
-        table.add_row(str(count), text)
-    output.print(table)
-    nfe = sum(s.nfe for s in samples) / total
-    forwards = sum(s.forwards for s in samples) / total
-    output.print(
-        f"{len(texts)} distinct of {total} ({entropy:.2f} of {math.log2(total) if total > 1 else 0:.2f} bits); "
-        f"mean NFE {nfe:.1f}, forwards {forwards:.1f}\n",
-        highlight=False,
-    )
+    def add(self, sample: Sample) -> None:
+        self.texts[sample.said] += 1
+        self.nfe += sample.nfe
+        self.forwards += sample.forwards
 
+    def show(self, prompt: str) -> None:
+        from rich.markup import escape
+        from rich.table import Table
 
-def policies(as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False) -> None:
-    """List every policy with its parameters, formula and source."""
-    from twotemp.policies import PRESETS
+        from twotemp.cli.console import output
 
-    if as_json:
-        rows = {
-            name: {
-                "parameters": {key: getattr(p.policy, key) for key in p.settable},
-                "formula": p.formula,
-                "source": p.source,
-            }
-            for name, p in PRESETS.items()
-        }
-        typer.echo(json_text(rows, indent=2))
-        return
-    from rich.table import Table
-
-    from twotemp.cli.console import output
-
-    table = Table(title="policies", title_justify="left", show_lines=True)
-    for column in ("name", "parameters (defaults)", "commits at each step", "source"):
-        table.add_column(column, overflow="fold")
-    for name, p in PRESETS.items():
-        defaults = "\n".join(f"{key} = {getattr(p.policy, key)}" for key in (*p.parameters, "t_token"))
-        table.add_row(f"[bold]{name}[/bold]", defaults, p.formula, p.source)
-    output.print(table)
-    output.print("every policy also takes top_k, top_p and eos = free | last | never", highlight=False)
+        total = self.texts.total()
+        entropy = sum(c / total * math.log2(total / c) for c in self.texts.values())
+        table = Table(title=escape(prompt), title_justify="left", show_lines=False, expand=False)
+        table.add_column("times", justify="right")
+        table.add_column("answer", overflow="fold")
+        for text, count in self.texts.most_common():
+            table.add_row(str(count), escape(text))
+        output.print(table)
+        output.print(
+            f"{len(self.texts)} distinct of {total} ({entropy:.2f} of {math.log2(total):.2f} bits); "
+            f"mean NFE {self.nfe / total:.1f}, forwards {self.forwards / total:.1f}\n",
+            highlight=False,
+        )

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from twotemp.cli.evaluate import task_files
-from twotemp.cli.options import Altered
+from twotemp.cli.options import Altered, task_files
 from twotemp.plain import json_text
 
 
@@ -114,12 +113,5 @@ def _scoring() -> Iterator[Callable[[str, int, int], None]]:
     """A progress bar for the rewards."""
     from twotemp.cli.console import progress
 
-    with progress() as bar:
-        tasks: dict[str, Any] = {}
-
-        def watch(cell: str, done: int, total: int) -> None:
-            if cell not in tasks:
-                tasks[cell] = bar.add_task(f"rewards of {cell}", total=total, note="")
-            bar.update(tasks[cell], completed=done)
-
-        yield watch
+    with progress("rewards") as bar:
+        yield lambda cell, done, total: bar.update(done, total, cell)

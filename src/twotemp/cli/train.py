@@ -21,4 +21,4 @@ def train(
     from twotemp.training import train as run
     from twotemp.training.recipe import Recipe
 
-    typer.echo(f"saved {run(Recipe.read(recipe), out)}")
+    typer.echo(f"saved {run(Recipe.read(recipe), out)}; its log and loss curve are in {out}")

@@ -15,6 +15,12 @@ _GRADERS: dict[str, tuple[str, str] | Callable[[], Grader]] = {
     "programs": ("twotemp.graders.programs", "ProgramGrader"),
     "countdown": ("twotemp.graders.puzzles", "CountdownGrader"),
 }
+DESCRIPTIONS = {
+    "maths": "numbers and formulas: own extraction, equality by math-verify",
+    "d1": "maths as the d1 code base grades it, for comparison",
+    "programs": "Python programs, run against tests in a sandbox",
+    "countdown": "the embedded arithmetic puzzle",
+}
 _WITH_WORKERS = ("maths", "programs")
 
 NAMES = tuple(_GRADERS)

@@ -1,0 +1,93 @@
+"""How the command line behaves: interrupted, mistaken, piped, or asked what there is."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests import toy_task
+from twotemp.cli import app, console
+from twotemp.errors import UserError, unknown
+from twotemp.models.checkpoint import save
+
+MAIN = [sys.executable, "-c", "from twotemp.cli import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return save(toy_task.micro_model(), tmp_path_factory.mktemp("model") / "micro")
+
+
+def test_control_c_says_what_is_kept_and_how_to_go_on(folder, tmp_path):
+    run = tmp_path / "run"
+    options = ["--tasks", "countdown-3", "--policies", "ar,tct", "--questions", "50", "-n", "64"]
+    command = [*MAIN, "eval", "--model", str(folder), *options, "--out", str(run)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    while not list(run.glob("*/samples-*")):
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert f"stopped; what was finished is kept in {run}, and the same command continues" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("name", ["tasks", "graders", "policies"])
+def test_what_there_is_can_be_listed(name):
+    shown = CliRunner().invoke(app, [name])
+    assert shown.exit_code == 0
+    rows = json.loads(CliRunner().invoke(app, [name, "--json"]).stdout)
+    assert {"tasks": "words-2", "graders": "maths", "policies": "tct"}[name] in rows
+
+
+def test_grading_looks_for_the_file_before_it_loads_the_task(tmp_path, monkeypatch):
+    monkeypatch.setattr("twotemp.tasks.get", lambda name: pytest.fail("the task was loaded first"))
+    missing = str(tmp_path / "nope.jsonl")
+    result = CliRunner().invoke(app, ["grade", missing, "--task", "gsm8k", "--out", "x"])
+    assert isinstance(result.exception, UserError)
+    assert f"there is no file {missing}" in str(result.exception)
+
+
+def test_a_cache_that_does_not_exist_is_refused_before_it_is_announced(folder):
+    done = CliRunner().invoke(app, ["sample", "--model", str(folder), "--cache", "foo", "3 7"])
+    assert isinstance(done.exception, UserError)
+    assert "approximate" not in done.stderr
+
+
+def test_a_name_in_other_capitals_is_recognised():
+    assert "did you mean 'tlc'?" in str(unknown("policy", "TLC", ["ar", "tlc"]))
+    assert "did you mean 'Dream'?" in str(unknown("family", "dream", ["Dream", "llada"]))
+
+
+def test_one_answer_alone_has_zero_bits_not_minus_zero(folder):
+    done = CliRunner().invoke(app, ["sample", "--model", str(folder), "--length", "4", "3 7"])
+    assert "1 distinct of 1 (0.00 of 0.00 bits)" in done.stdout
+
+
+def test_a_log_gets_lines_with_the_time_left(monkeypatch, capsys):
+    """Where stderr is no terminal there is no bar, and silence for hours would look like a hang."""
+    said: list[str] = []
+    times = iter([0.0, 10.0, 20.0])
+    monkeypatch.setattr(console, "say", said.append)
+    monkeypatch.setattr(console, "QUIET_SECONDS", 5.0)
+    monkeypatch.setattr(console, "monotonic", lambda: next(times))
+    with console.progress("work") as bar:
+        bar.update(100, 300)
+        bar.update(200, 300, "note")
+    assert said == ["work: 100 of 300", "work: 200 of 300, 0:00:10 left; note"]
+
+
+def test_a_line_separator_inside_a_text_does_not_shift_line_numbers(tmp_path):
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "a\u2028b"}, ensure_ascii=False) + "\n")
+    result = CliRunner().invoke(app, ["trace", str(tmp_path / "x.jsonl")])
+    assert isinstance(result.exception, UserError)
+    assert "line 1 is not a sample" in str(result.exception)
+    assert "Unterminated" not in str(result.exception)
