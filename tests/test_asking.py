@@ -100,7 +100,7 @@ def test_grpo_encodes_and_grades_with_the_prefill():
         seed=0,
         length=4,
         block=None,
-        batch_size=2,
+        draw=lambda wanted: run(model, wanted),
     )
     expected = tuple(model.encode(PROBLEM.prompt, prefill=PROBLEM.prefill))
     assert all(sample.prompt == expected for sample in found.samples)
