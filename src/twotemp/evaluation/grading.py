@@ -26,7 +26,7 @@ class Grading:
         self._works, self._told = works, told
         self._waiting: dict[CellWork, list[Sample]] = {}
         self._changed = Condition()
-        self._busy, self._ending, self._stopped = True, False, False
+        self._ending = self._stopped = False
         self._error: BaseException | None = None
         # A daemon, so that a grader that hangs does not keep a stopped process alive.
         self._thread = Thread(target=self._run, name="grading", daemon=True)
@@ -39,14 +39,19 @@ class Grading:
         with self._changed:
             self._ending, self._stopped = True, kind is not None
             self._changed.notify_all()
-        self._thread.join()
+        try:
+            self._thread.join()
+        except BaseException:  # Ctrl-C while the last samples are graded
+            self._stopped = True
+            self._thread.join()
+            raise
         if kind is None and self._error is not None:
             raise self._error
 
     @property
-    def idle(self) -> bool:
-        """Does the grader wait for samples?"""
-        return not self._busy and not self._waiting
+    def hungry(self) -> bool:
+        """Has the grader nothing to do after what it is at?"""
+        return not self._waiting
 
     def put(self, work: CellWork, samples: Sequence[Sample]) -> None:
         with self._changed:
@@ -79,12 +84,10 @@ class Grading:
         """All that waits of one cell, again and again: the more there is, the better a grader's workers are used."""
         while True:
             with self._changed:
-                self._busy = False
                 self._changed.wait_for(lambda: self._waiting or self._ending)
                 if self._stopped or not self._waiting:
                     return
                 work = next(iter(self._waiting))
                 samples = self._waiting.pop(work)
-                self._busy = True
                 self._changed.notify_all()
             yield work, samples

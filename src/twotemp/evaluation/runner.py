@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from twotemp.engine import Ledger
     from twotemp.models.base import Denoiser
 
-# Finished samples wait for a write of this many, or of this age in seconds: a kill costs no more. A grader that has
-# nothing to do gets them sooner.
-WRITE_SAMPLES, WRITE_SECONDS, IDLE_SECONDS = 64, 2.0, 0.1
+# Finished samples wait for a write of this many, or of this age in seconds: a kill costs no more. A grader that would
+# have nothing to do gets them sooner, but writing takes a small share of the time even where a disk is slow.
+WRITE_SAMPLES, WRITE_SECONDS, HUNGRY_SECONDS, WRITING_SHARE = 64, 2.0, 0.2, 0.05
 
 
 class Evaluation:
@@ -158,17 +158,20 @@ class Evaluation:
                 counter.drawn((loaded.task.name, sample.request) for sample in samples)
                 yield work, samples
 
-        count, written = 0, perf_counter()
+        def hand_over() -> None:
+            for work, samples in list(store()):
+                grading.put(work, samples)
+
+        count, written, patience = 0, perf_counter(), HUNGRY_SECONDS
         try:
             for sample in drawer.draw(wanted):
                 fresh[works[sample.policy]].append(sample)
-                count, age = count + 1, perf_counter() - written
-                if count >= WRITE_SAMPLES or age > (IDLE_SECONDS if grading.idle else WRITE_SECONDS):
-                    for work, samples in store():
-                        grading.put(work, samples)
+                now, count = perf_counter(), count + 1
+                if count >= WRITE_SAMPLES or now - written > (patience if grading.hungry else WRITE_SECONDS):
+                    hand_over()
                     count, written = 0, perf_counter()
-            for work, samples in store():
-                grading.put(work, samples)
+                    patience = max(HUNGRY_SECONDS, (written - now) / WRITING_SHARE)
+            hand_over()
         except BaseException:  # Ctrl-C and errors, too, leave what is finished in the store
             for _ in store():
                 pass

@@ -1,0 +1,251 @@
+"""Grading beside drawing: the device does not wait, nothing is lost, the grader's errors are heard; other drawers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import toy_task
+from tests.test_evaluation import PLAN, evaluate, rows
+from tests.toy import ToyModel
+from twotemp.errors import UserError
+from twotemp.evaluation import Evaluation, InProcess, Plan, TaskChoice, grading
+from twotemp.policies import parse
+from twotemp.records import Request, Sample
+from twotemp.store import Store
+
+
+@pytest.fixture(autouse=True)
+def _toy(monkeypatch):
+    toy_task.install(monkeypatch)
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return toy_task.micro_model()
+
+
+class Busy:
+    """Takes its time, and knows how long it took: on a busy machine a nap is longer than asked for."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.total = seconds, 0.0
+
+    def nap(self) -> None:
+        started = time.perf_counter()
+        time.sleep(self.seconds)
+        self.total += time.perf_counter() - started
+
+
+class SlowDrawer(Busy):
+    """Takes its time over every sample, and says nothing of interest."""
+
+    name, fingerprint = "slow", "0"
+
+    def encode(self, prompt, *, prefill="", chat=None) -> list[int]:
+        return [1, 2]
+
+    def draw(self, requests: Iterable[Request]) -> Iterator[Sample]:
+        for r in requests:
+            self.nap()
+            yield Sample(
+                r.id,
+                r.index,
+                r.seed,
+                r.policy,
+                r.prompt,
+                (2,),
+                (1,),
+                1,
+                1,
+                1,
+                self.seconds,
+                "length",
+                str(r.index),
+            )
+
+
+def slow_grader(busy: Busy):
+    class Slow(toy_task.ToyGrader):
+        def grade(self, items):
+            for grade in super().grade(items):
+                busy.nap()
+                yield grade
+
+    return Slow
+
+
+def ratio(out: Path, samples: int, drawing: float, judging: float, monkeypatch) -> float:
+    """What an evaluation takes, to the larger of drawing and grading alone."""
+    drawer, busy = SlowDrawer(drawing), Busy(judging)
+    monkeypatch.setattr(toy_task, "ToyGrader", slow_grader(busy))
+    plan = Plan((TaskChoice("toy"),), (parse("ar"), parse("tct")), n=samples // 8, questions=4)
+    with Evaluation(plan, out) as prepared:
+        started = time.perf_counter()
+        store = prepared.run_with(drawer)
+        seconds = time.perf_counter() - started
+    assert sum(len(cell.grades("toy 1")) for cell in store.cells()) == samples
+    return seconds / max(drawer.total, busy.total)
+
+
+def test_grading_goes_on_beside_drawing(tmp_path, monkeypatch):
+    """One after the other would take twice as long."""
+    assert ratio(tmp_path / "run", 80, 0.02, 0.02, monkeypatch) < 1.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("drawing", "judging"), [(0.02, 0.02), (0.005, 0.02), (0.04, 0.02)])
+def test_a_slow_grader_costs_no_more_than_the_slower_of_the_two(tmp_path, monkeypatch, drawing, judging):
+    assert ratio(tmp_path / "run", 320, drawing, judging, monkeypatch) < 1.15
+
+
+def test_drawing_waits_when_too_much_is_ungraded(tmp_path, monkeypatch):
+    monkeypatch.setattr(grading, "MOST_WAITING", 4)
+    monkeypatch.setattr("twotemp.evaluation.runner.WRITE_SAMPLES", 4)
+    most = []
+
+    class Watching(slow_grader(Busy(0.005))):
+        def grade(self, items):
+            most.append(len(items))
+            return super().grade(items)
+
+    monkeypatch.setattr(toy_task, "ToyGrader", Watching)
+    plan = Plan((TaskChoice("toy"),), (parse("ar"),), n=10, questions=4)
+    with Evaluation(plan, tmp_path / "run") as prepared:
+        prepared.run_with(SlowDrawer(0.0))
+    assert sum(most) == 40
+    assert max(most) <= 8
+
+
+def test_a_graders_error_stops_the_run_and_is_the_one_that_is_seen(model, tmp_path, monkeypatch):
+    class Broken(toy_task.ToyGrader):
+        def grade(self, items):
+            for number, grade in enumerate(super().grade(items)):
+                if number == 2:
+                    raise RuntimeError("the grader is broken")
+                yield grade
+
+    with monkeypatch.context() as patch:
+        patch.setattr(toy_task, "ToyGrader", Broken)
+        with pytest.raises(RuntimeError, match="the grader is broken"):
+            evaluate(model, PLAN, tmp_path / "run")
+    whole = rows(evaluate(model, PLAN, tmp_path / "whole"))
+    part = rows(tmp_path / "run")
+    assert part
+    assert all(whole[key][0] == sample for key, (sample, _) in part.items())
+    evaluate(model, PLAN, tmp_path / "run")
+    assert rows(tmp_path / "run") == whole
+
+
+@pytest.mark.parametrize("moment", [1, 60])
+def test_ctrl_c_while_samples_are_graded_loses_nothing(model, tmp_path, monkeypatch, moment):
+    """At the first verdict drawing is still going on; at a late one everything is drawn and waits to be graded."""
+    whole = rows(evaluate(model, PLAN, tmp_path / "whole"))
+    seen = [0]
+
+    class Interrupted(toy_task.ToyGrader):
+        def grade(self, items):
+            for grade in super().grade(items):
+                time.sleep(0.002)
+                seen[0] += 1
+                if seen[0] == moment:
+                    os.kill(os.getpid(), signal.SIGINT)
+                yield grade
+
+    with monkeypatch.context() as patch:
+        patch.setattr(toy_task, "ToyGrader", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(model, PLAN, tmp_path / "run")
+    assert not [t for t in threading.enumerate() if t.name == "grading" and t.is_alive()]
+    part = rows(tmp_path / "run")
+    graded = [grade for _, grade in part.values() if grade is not None]
+    assert len(graded) < len(whole), "it stopped soon"
+    assert all(whole[key][0] == sample for key, (sample, _) in part.items())
+    evaluate(model, PLAN, tmp_path / "run")
+    assert rows(tmp_path / "run") == whole
+
+
+def test_what_an_earlier_run_could_not_grade_is_graded_once(model, tmp_path, monkeypatch):
+    judged = []
+
+    class Counting(toy_task.ToyGrader):
+        def grade(self, items):
+            judged.extend(items)
+            return super().grade(items)
+
+    def lost(self, works, told):
+        original(self, works, told)
+        self.put = lambda work, samples: None
+
+    original = grading.Grading.__init__
+    with monkeypatch.context() as patch:
+        patch.setattr(grading.Grading, "__init__", lost)
+        evaluate(model, replace(PLAN, n=2), tmp_path / "run")
+    assert all(grade is None for _, grade in rows(tmp_path / "run").values())
+    monkeypatch.setattr(toy_task, "ToyGrader", Counting)
+    evaluate(model, PLAN, tmp_path / "run")
+    assert len(judged) == 72
+    assert rows(tmp_path / "run") == rows(evaluate(model, PLAN, tmp_path / "whole"))
+
+
+# --- who draws ------------------------------------------------------------------------------------------------
+
+
+def test_a_drawer_of_another_kind_makes_the_same_run(model, tmp_path):
+    class Backwards(InProcess):
+        """Somebody else's order."""
+
+        def draw(self, requests):
+            return reversed(list(super().draw(requests)))
+
+    with Evaluation(PLAN, tmp_path / "run") as prepared:
+        prepared.run_with(Backwards(model))
+    assert rows(tmp_path / "run") == rows(evaluate(model, PLAN, tmp_path / "whole"))
+
+
+class WithText(ToyModel):
+    """A plain denoiser: neither config nor tensors nor a chat format."""
+
+    tokenizer = None
+
+    def __init__(self, tokenizer, seed: int = 0) -> None:
+        super().__init__(vocab=len(tokenizer), seed=seed)
+        self.tokenizer = tokenizer
+        self.mask_id = tokenizer.convert_tokens_to_ids("<|mdm_mask|>")
+        self.forbidden_ids = (self.mask_id,)
+
+
+def test_a_plain_denoiser_can_be_evaluated(model, tmp_path):
+    plain = WithText(model.tokenizer)
+    first = rows(evaluate(plain, PLAN, tmp_path / "run"))
+    assert len(first) == 72
+    assert rows(evaluate(WithText(model.tokenizer), PLAN, tmp_path / "run")) == first
+    with pytest.raises(UserError, match="fingerprint"):
+        evaluate(WithText(model.tokenizer, seed=1), PLAN, tmp_path / "run")
+
+
+def test_a_model_without_a_chat_format_is_asked_in_plain_text(model, tmp_path):
+    plain = toy_task.micro_model()
+    plain.tokenizer.chat_template = None
+    store = evaluate(plain, PLAN, tmp_path / "run")
+    prompts = {sample.prompt for cell in store.cells() for sample in cell.samples()}
+    assert tuple(plain.tokens("0 + 1 =")) in prompts
+    with pytest.raises(UserError, match="no chat format"):
+        evaluate(plain, replace(PLAN, chat=True), tmp_path / "chat")
+
+
+def test_plain_text_can_be_asked_for_and_never_mixes_with_chat(model, tmp_path):
+    evaluate(model, replace(PLAN, chat=False), tmp_path / "run")
+    prompts = {s.prompt for cell in Store.open(tmp_path / "run").cells() for s in cell.samples()}
+    assert tuple(model.tokens("0 + 1 =")) in prompts
+    with pytest.raises(UserError, match="another configuration"):
+        evaluate(model, PLAN, tmp_path / "run")
