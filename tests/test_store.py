@@ -266,61 +266,6 @@ def test_unknown_cells_name_the_nearest(cell: Cell):
         Store.open(cell.path.parent)["toy.tlc"]
 
 
-# --- configurations -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"length": 16}, "length: 8, now 16"),
-        ({"fingerprint": "else"}, "fingerprint: 'f1nger', now 'else'"),
-        ({"data": "else"}, "data: 'd1g3st'"),
-        ({"options": {"cache": "dual"}}, "options.cache: None, now 'dual'"),
-        ({"policy": replace(CONFIG.policy, t_pos=0.2)}, r"policy\.t_pos: 0\.1, now 0\.2"),
-        ({"seed": 8}, "seed: 7, now 8"),
-    ],
-)
-def test_another_configuration_is_refused_and_nothing_is_lost(cell: Cell, change: dict, message: str):
-    evaluate(cell, 1)
-    store = Store.open(cell.path.parent)
-    with pytest.raises(UserError, match=message) as caught:
-        store.cell("toy.tct", replace(CONFIG, **change))
-    assert "--out" in str(caught.value)
-    assert rows(store["toy.tct"]) == expected(1)
-
-
-def test_samples_of_another_policy_or_seed_are_refused(cell: Cell):
-    with cell.writer() as writer:
-        for change in ({"policy": replace(CONFIG.policy, t_pos=0.5)}, {"seed": 1}):
-            with pytest.raises(UserError, match="another policy or seed"):
-                writer.samples([replace(draw("a", 0), **change)])
-    assert not list(cell.path.glob("samples-*"))
-
-
-def test_a_run_holds_several_cells(tmp_path: Path):
-    store = Store.create(tmp_path)
-    names = ["gsm8k.ar", "gsm8k.tct:t_pos=0.1,threshold=0.6"]
-    for name, seed in zip(names, (1, 2)):
-        config = replace(CONFIG, seed=seed)
-        with store.cell(name, config).writer() as writer:
-            writer.samples([draw("a", 0, config)])
-    assert [c.name for c in store.cells()] == names
-    assert [next(c.samples()).seed for c in store.cells()] == [1, 2]
-    with pytest.raises(UserError, match="cell's name"):
-        store.cell("../outside", CONFIG)
-
-
-def test_config_round_trip_and_unknown_fields():
-    data = json.loads(json.dumps(CONFIG.to_dict()))
-    assert Config.from_dict(data) == CONFIG
-    with pytest.raises(UserError, match="did you mean 'length'"):
-        Config.from_dict({**data, "lenght": 3})
-    with pytest.raises(UserError, match="lacks seed"):
-        Config.from_dict({k: v for k, v in data.items() if k != "seed"})
-    with pytest.raises(UserError, match="'dtype' must be"):
-        replace(CONFIG, options={"dtype": [1]})
-
-
 # --- full disks, kills, several processes ---------------------------------------------------------------------
 
 
