@@ -1,6 +1,6 @@
 """A warm fork server: forks a process for each program, keeps one for the tests, and holds the clock.
 
-request   header, code, tests (see `_HEADER`); the code is read by the program's process and the tests by
+request   header, code, tests (see `HEADER`); the code is read by the program's process and the tests by
           the judge's, each straight from our standard input, so that this process, which every program
           is forked from, never holds either
 reply     one JSON line: {"outcome": "passed" | "failed" | "timeout" | "ungraded", "detail": ...}
@@ -18,19 +18,16 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 
-from . import confine
+from . import FAR, HEADER, confine
 from .candidate import serve
 from .channel import read_exactly
 from .judge import Program, judge
 
-_HEADER = struct.Struct("<dQQ")  # seconds, bytes of code, bytes of tests
 _START_SECONDS = 60.0  # for both processes to have read what is theirs, on a busy machine
 _RECYCLE = 1000  # requests one judge answers
-FAR = 60.0  # times a program's own time: when the wall clock ends it, whoever is to blame
 _TICK = 0.5  # seconds; longer than a runnable process waits for its turn on a busy machine
 _IDLE = 0.02  # of a tick: who used less of the processor was not kept from it, but waiting
 
@@ -51,8 +48,8 @@ def main(readable: list[str] | None) -> None:
     gc.collect()
     gc.freeze()  # or every collection in a child would copy all of these pages
     _say({"ready": True})
-    while len(header := os.read(0, _HEADER.size)) == _HEADER.size:
-        _say(server.run(*_HEADER.unpack(header)))
+    while len(header := os.read(0, HEADER.size)) == HEADER.size:
+        _say(server.run(*HEADER.unpack(header)))
 
 
 def _say(message: dict[str, object]) -> None:
