@@ -19,6 +19,7 @@ _OPENING = re.compile(r"(?:^([ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?)|)(`{3,}|(?<![^\
 _LANGUAGE = re.compile(r"[ \t]*([\w+#.-]*)[ \t]*((?:\{[^\n}]*\}|[\w-]+=(?:\"[^\"\n]*\"|'[^'\n]*'|\S*)|[ \t])*)\r?")
 _PYTHON = ("", "py", "python", "python3")
 _STARTS = re.compile(r"[ \t]*(?:@|async[ \t]|def[ \t]|class[ \t]|import[ \t]|from[ \t]|\w+[ \t]*=)")
+_DEFINITION = re.compile(r"(?:@|async[ \t]|def[ \t]|class[ \t]|import[ \t]|from[ \t])")
 _STRING = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|#.*")
 _TWO_NAMES = re.compile(r"\b([^\W\d]\w*)[ \t]+(?=([^\W\d]\w*))")
 _MOST_BLOCKS = 100  # or thousands of fences on one line would take quadratic time
@@ -141,9 +142,16 @@ def _as_body(code: str) -> str | None:
     # A model, or whoever stripped its text, may have lost the indent of the first line only.
     if least and (depths[0] > least or not full[0].rstrip().endswith(":")):
         return " " * least + code.lstrip("\r\n")
-    at_margin = [line for line in full if line[0] not in " \t"]
-    if not any(re.match(r"(?:return|yield)\b", line) for line in at_margin) and any(
-        re.match(r"(?:@|async[ \t]|def[ \t]|class[ \t]|import[ \t]|from[ \t])", line) for line in at_margin
-    ):
+    if not _returns_outside_a_function(full) and any(_DEFINITION.match(line) for line in full):
         return None
     return textwrap.indent(code, "    ")
+
+
+def _returns_outside_a_function(lines: list[str]) -> bool:
+    outermost = ""
+    for line in lines:
+        if line[0] not in " \t":
+            outermost = line
+        if re.match(r"[ \t]*(?:return|yield)\b", line) and not _DEFINITION.match(outermost):
+            return True
+    return False
