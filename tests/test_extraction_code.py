@@ -34,6 +34,7 @@ IN_LIST = textwrap.indent(LONG, "   ")
         (f"{RIGHT}<|endoftext|>def f(x): pass", RIGHT, "raw"),
         (f"```python\n{RIGHT}<|eot_id|>```\n", RIGHT, "entry"),
         ("", "", "raw"),
+        (f"```python\nimport math\n```\nthen\n```python\n{RIGHT}\n```", f"import math\n\n{RIGHT}", "entry"),
         # fences of other forms
         (f"````python\n{LONG}\n````", LONG, "entry"),
         (f"````markdown\nA text with\n```\nin it\n````\n```python\n{LONG}\n```", LONG, "entry"),

@@ -35,7 +35,7 @@ class _Block(NamedTuple):
 def find_code(text: str, names: Sequence[str], body: bool = False) -> tuple[str, str]:
     """The code in a text, and the rule that found it:
 
-    `entry`       the first fenced block that defines one of `names`
+    `entry`       the first fenced block that defines one of `names`, after the imports and helpers before it
     `fence`       the first fenced block that may be Python
     `open fence`  a fence that was never closed
     `prose`       no fence: what is left without the sentences around it, as far as one of `names` is defined
@@ -47,9 +47,12 @@ def find_code(text: str, names: Sequence[str], body: bool = False) -> tuple[str,
         rf"^([ \t]*)(?:(?:async[ \t]+)?def|class)[ \t]+(?:{'|'.join(map(re.escape, names))})\b", re.M
     )
     blocks = list(islice(_blocks(text), _MOST_BLOCKS))
+    helpers: list[str] = []
     for block in blocks:
         if defines.search(block.code):
-            return _dedented(block.code), "entry"
+            return "\n\n".join((*helpers, _dedented(block.code))), "entry"
+        if _only_definitions(block.code):
+            helpers.append(block.code)
     if blocks:
         block = next((b for b in blocks if b.language.lower() in _PYTHON), blocks[0])
         code, rule = block.code, "fence" if block.closed else "open fence"
@@ -82,6 +85,11 @@ def _blocks(text: str) -> Iterator[_Block]:
         if closing is None:
             return
         at = closing.end()
+
+
+def _only_definitions(code: str) -> bool:
+    lines = [line for line in code.splitlines() if line[:1] not in ("", " ", "\t", "#", ")")]
+    return bool(lines) and all(map(_DEFINITION.match, lines))
 
 
 def _without_margin(code: str, margin: int) -> str:
