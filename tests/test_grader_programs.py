@@ -12,7 +12,7 @@ import pytest
 from twotemp.errors import UserError
 from twotemp.graders import programs as module
 from twotemp.graders import sandbox
-from twotemp.graders.programs import ProgramGrader, assemble, entry_points, find_code
+from twotemp.graders.programs import ProgramGrader, assemble, entry_points
 from twotemp.graders.sandbox import Program, Sandbox, why_not, working_way
 from twotemp.graders.workers import Verdict
 from twotemp.records import Problem
@@ -41,27 +41,6 @@ def grader(request: pytest.FixtureRequest) -> Iterator[ProgramGrader]:
     grader = ProgramGrader(workers=2, sandbox=working(request.param))
     yield grader
     grader.close()
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "rule"),
-    [
-        (f"Sure:\n```python\n{RIGHT}\n```\nDone.", RIGHT, "entry"),
-        (f"```\n{RIGHT}\n```", RIGHT, "entry"),
-        (f"```python\nf(3)\n```\nwhere\n```python\n{RIGHT}\n```", RIGHT, "entry"),
-        (f"```python\n{RIGHT}\n```\n```python\n{WRONG}\n```", RIGHT, "entry"),
-        (f"```python\n{RIGHT}\n", RIGHT, "entry"),
-        ("```python\ng = 1\n```\n```\nh = 2\n```", "g = 1", "fence"),
-        ("```py\ndef ff(x): pass", "def ff(x): pass", "open fence"),
-        (f"\n{RIGHT}\n", RIGHT, "raw"),
-        ("\n    return 2 * x\n", "    return 2 * x", "raw"),
-        (f"{RIGHT}<|endoftext|>def f(x): pass", RIGHT, "raw"),
-        (f"```python\n{RIGHT}<|eot_id|>```\n", RIGHT, "entry"),
-        ("", "", "raw"),
-    ],
-)
-def test_find_code(text: str, code: str, rule: str) -> None:
-    assert find_code(text, ("f",)) == (code, rule)
 
 
 def test_entry_points_of_mbpp() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import builtins
 import platform
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
 from twotemp.errors import UserError, unknown
-from twotemp.graders.extraction import until_end
+from twotemp.graders.code_extraction import find_code
 from twotemp.graders.sandbox import Program, Sandbox, working_way
 from twotemp.graders.workers import Verdict, WorkerPool, in_order, usable_cpus
 from twotemp.records import Grade, Problem
@@ -19,7 +18,6 @@ from twotemp.records import Grade, Problem
 VERSION = "1"
 SECONDS = 3.0  # a program's wall-clock time, unless the problem says otherwise
 LONGEST = 100_000  # characters; no answer to a question is longer
-_LANGUAGE = re.compile(r"[ \t]*[\w+-]*[ \t]*\r?\n")
 
 
 class ProgramGrader:
@@ -52,7 +50,8 @@ class ProgramGrader:
 
     def _judge(self, problem: Problem, text: str) -> Callable[[], Grade]:
         names = entry_points(problem)
-        code, rule = find_code(text, names)
+        # HumanEval's prompt stands in front, so the body alone will do.
+        code, rule = find_code(text, names, body=problem.reference.get("kind") == "humaneval")
         if len(code) > LONGEST:
             return lambda: Grade("failed", None, rule, f"longer than {LONGEST} characters")
         running = self._pool.submit(assemble(problem, code, names))
@@ -62,26 +61,6 @@ class ProgramGrader:
             return Grade(verdict.outcome, code, rule, verdict.detail)
 
         return result
-
-
-def find_code(text: str, names: Sequence[str]) -> tuple[str, str]:
-    """The code in a text, and the rule that found it:
-
-    `entry`: the first fenced block that defines one of `names`; `fence`: the first fenced block; `open fence`:
-    a fence that was never closed; `raw`: the whole text, which may be only the body of a function.
-    """
-    parts = until_end(text).split("```")
-    if len(parts) == 1:
-        return parts[0].lstrip("\r\n").rstrip(), "raw"
-    blocks = [_LANGUAGE.sub("", part, count=1) if _LANGUAGE.match(part) else part for part in parts[1::2]]
-    defines = re.compile(
-        rf"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+(?:{'|'.join(map(re.escape, names))})\b", re.M
-    )
-    for block in blocks:
-        if defines.search(block):
-            return block.rstrip(), "entry"
-    closed = len(parts) > 2
-    return blocks[0].rstrip(), "fence" if closed else "open fence"
 
 
 def entry_points(problem: Problem) -> tuple[str, ...]:

@@ -4,5 +4,14 @@ server     a warm fork server; forks the two processes below for each request an
 confine    what a process may still do: rlimits, seccomp, Landlock
 candidate  the process that runs the program a model wrote
 judge      the process that runs the tests, and never a line of that program
-values     how the two exchange plain values
+mirrors    the judge's stand-ins for objects and classes of the program's
+channel    how the two ask each other
+values     which values cross as themselves
 """
+
+from __future__ import annotations
+
+import struct
+
+HEADER = struct.Struct("<dQQ")  # seconds, bytes of code, bytes of tests
+FAR = 60.0  # times a program's own time: when the wall clock ends it, whoever is to blame

@@ -1,4 +1,4 @@
-"""The process that runs the program a model wrote, and then calls it for the judge.
+"""The process that runs the program a model wrote, and then does with it what the judge asks.
 
 Everything here may be read, replaced or broken by that program. It does not matter: this process holds no
 test, no expected value and no channel to anybody but the judge, to whom it can only give values.
@@ -6,53 +6,187 @@ test, no expected value and no channel to anybody but the judge, to whom it can 
 
 from __future__ import annotations
 
+import importlib
+import operator
+import sys
 from collections.abc import Callable
+from functools import cache
+from types import ModuleType
 from typing import Any
 
-from .values import decode, encode, receive, send
+from .channel import Channel
+from .values import SHARED, decode, encode
+
+# What an object may be asked to do through Python's own syntax and functions. The judge's list too.
+_COMPARING = "eq ne lt le gt ge contains"
+_ARITHMETIC = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and xor or"
+_OTHERS = (
+    "bool len length_hint getitem setitem delitem missing iter next reversed call enter exit await aiter anext "
+    "aenter aexit str repr format bytes hash int float complex index round trunc floor ceil abs neg pos invert"
+)
+OPERATORS = {f"__{name}__" for name in _COMPARING.split()} | {
+    f"__{side}{name}__" for side in ("", "r", "i") for name in _ARITHMETIC.split()
+}
+SPECIAL = OPERATORS | {f"__{name}__" for name in _OTHERS.split()}
+
+# The contents of what a program derived from a built-in type, without a line of the program's own.
+_CONTENTS: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__complex__,
+    str: str.__str__,
+    bytes: bytes.__bytes__,
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+    BaseException: lambda value: tuple(value.args),
+}
+_CHANGING: dict[type, Callable[[Any], Any]] = {
+    list: lambda value: list(list.__iter__(value)),
+    dict: lambda value: dict(dict.items(value)),
+    set: lambda value: set(set.__iter__(value)),
+    bytearray: lambda value: bytearray(bytearray.__iter__(value)),
+}
 
 
 def serve(code: str, requests: int, replies: int) -> None:
-    """Run the program, then answer the judge's requests until killed."""
-    names: dict[str, Any] = {"__name__": "program"}  # not "__main__": only the definitions are wanted
-    kept: list[Any] = []  # objects the judge holds references to
-
-    def keep(value: Any) -> dict[str, int]:
-        kept.append(value)
-        return {"ref": len(kept) - 1}
-
-    def known(tag: dict[str, Any]) -> Any:
-        if "ref" in tag:
-            return kept[tag["ref"]]
-        try:
-            return names[tag["name"]]
-        except KeyError:
-            raise NameError(f"name {tag['name']!r} is not defined") from None
-
-    def answer(action: Callable[[], Any]) -> None:
-        # BaseException: SystemExit is a program that ended instead of returning, and that is all it is.
-        try:
-            reply = {"value": encode(action(), keep)}
-        except BaseException as error:
-            reply = {"raised": type(error).__name__, "text": _text(error)}
-        send(replies, reply)
-
-    answer(lambda: exec(compile(code, "<program>", "exec"), names))
-    while True:
-        operation, *arguments = receive(requests)
-        answer(lambda: _OPERATIONS[operation](*(decode(argument, known) for argument in arguments)))  # noqa: B023
+    """Run the program, then answer the judge until killed."""
+    # Not "__main__": only the definitions are wanted. A real module: dataclasses and pickle look for theirs.
+    module = sys.modules["program"] = ModuleType("program")
+    if "asyncio" in code:
+        _without_sockets()
+    objects = _Objects()
+    channel = Channel(
+        requests,
+        replies,
+        lambda value: encode(value, objects.export),
+        lambda data: decode(data, objects.resolve),
+        _OPERATIONS | {"name": lambda name: _name(module, name)},
+    )
+    objects.channel = channel
+    channel.answer(lambda: exec(compile(code, "<program>", "exec", dont_inherit=True), vars(module)))
+    channel.serve()
 
 
-def _text(error: BaseException) -> str:
+class _Objects:
+    """What of ours the judge holds a reference to, and what of the judge's we do."""
+
+    channel: Channel
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+        self._numbers: dict[int, int] = {}  # by id, which stays taken while the object is kept
+        self._tests: dict[int, Any] = {}
+
+    def export(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, _OfTheTests):
+            return {"test": value._number}
+        if isinstance(value, type):
+            return {"class": self._keep(value)}
+        tag = {"object": self._keep(value), "of": self._keep(type(value))}
+        for base, contents in _CONTENTS.items():
+            if isinstance(value, base):
+                return tag | {"plain": encode(contents(value), self.export)}
+        return tag
+
+    def resolve(self, tag: dict[str, Any]) -> Any:
+        if "object" in tag:
+            return self._kept[tag["object"]]
+        if "global" in tag:
+            module, name = tag["global"]
+            return operator.attrgetter(name)(importlib.import_module(module))
+        number = tag["test"]
+        if number not in self._tests:
+            self._tests[number] = _of_the_tests(tuple(tag["can"]))(self.channel, number, tag["name"])
+        return self._tests[number]
+
+    def _keep(self, value: Any) -> int:
+        number = self._numbers.setdefault(id(value), len(self._kept))
+        if number == len(self._kept):
+            self._kept.append(value)
+        return number
+
+
+def _describe(kind: type) -> dict[str, Any]:
+    """What the judge needs to make a class of its own that stands for this one."""
+    base = next((b for b in kind.__mro__ if b in _CONTENTS or b in _CHANGING or b in SHARED), object)
+    # A class derived from a changing type asks us for everything, so that it never shows what was once.
+    inherited = object if base in _CHANGING else base
+    names = SPECIAL | {name for name in dir(inherited) if not name.startswith("__")}
+    return {
+        "name": kind.__name__,
+        "module": str(kind.__module__),
+        "doc": kind.__doc__ if isinstance(kind.__doc__, str) else None,
+        "base": base,
+        "bases": [
+            b
+            for b in kind.__bases__
+            if kind is not base and (b.__module__ == "program" or issubclass(b, BaseException))
+        ],
+        "can": [name for name in names if getattr(kind, name, None) is not getattr(inherited, name, None)],
+        "hashable": kind.__hash__ is not None,
+    }
+
+
+def _plain(value: Any) -> Any:
+    return next((contents(value) for base, contents in _CHANGING.items() if isinstance(value, base)), value)
+
+
+def _special(name: str, value: Any, *arguments: Any) -> Any:
+    return getattr(type(value), name)(value, *arguments)
+
+
+def _name(module: ModuleType, name: str) -> Any:
     try:
-        return str(error)[:300]
-    except BaseException:
-        return ""
+        return vars(module)[name]
+    except KeyError:
+        raise NameError(f"name {name!r} is not defined") from None
+
+
+def _await(value: Any) -> Any:
+    _without_sockets()
+    import asyncio
+
+    async def result() -> Any:
+        return await value
+
+    return asyncio.run(result())
+
+
+def _without_sockets() -> None:
+    """An event loop wakes itself up through a socket, for other threads' sake. Here are neither."""
+    import selectors
+    from asyncio import selector_events
+
+    loop: Any = selector_events.BaseSelectorEventLoop
+    loop._make_self_pipe = loop._close_self_pipe = loop._write_to_self = lambda self: None
+    selectors.DefaultSelector = selectors.SelectSelector  # type: ignore[misc]
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda function, arguments, named: function(*arguments, **named),
+    "special": _special,
     "getattr": getattr,
     "setattr": setattr,
-    "list": list,
+    "delattr": delattr,
+    "describe": _describe,
+    "plain": _plain,
+    "await": _await,
 }
+
+
+class _OfTheTests:
+    """A function, iterator or other object of the tests'. It can be called or iterated, and nothing else."""
+
+    def __init__(self, channel: Channel, number: int, name: str | None) -> None:
+        self._channel = channel
+        self._number = number
+        if name is not None:
+            self.__name__ = self.__qualname__ = name
+
+
+@cache
+def _of_the_tests(can: tuple[str, ...]) -> type[_OfTheTests]:
+    def method(name: str) -> Callable[..., Any]:
+        return lambda self, *arguments, **named: self._channel.ask(name, self, arguments, named)
+
+    return type("function" if "__call__" in can else "object", (_OfTheTests,), {name: method(name) for name in can})

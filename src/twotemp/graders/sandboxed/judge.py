@@ -7,92 +7,126 @@ them; "passed" is written by this process alone, after the last test, to a pipe 
 from __future__ import annotations
 
 import builtins
+import importlib
+import operator
 import random
+import sys
 import traceback
-from collections.abc import Iterator
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
 
-from .values import ChannelClosed, decode, encode, receive, send
+from .channel import Channel
+from .mirrors import Mirrors, StandIn, StandInClass, original
+from .values import decode, encode
+
+_BY_NAME = (type, FunctionType, BuiltinFunctionType, MethodDescriptorType)
 
 
-class ProgramError(Exception):
-    """The program raised something that is no built-in exception, or ended."""
-
-
-class Program:
+class Program(Channel):
     """The judge's end of the channel to the program."""
 
     def __init__(self, requests: int, replies: int) -> None:
-        self._requests = requests
-        self._replies = replies
+        self._mirrors = Mirrors()
+        self._mirrors.channel = self
+        self._lent: dict[int, Any] = {}  # objects of the tests' that the program may call or iterate
+        super().__init__(
+            replies,
+            requests,
+            lambda value: encode(value, self._export),
+            lambda data: decode(data, self._resolve),
+            {
+                "__call__": lambda function, arguments, named: function(*arguments, **named),
+                "__iter__": lambda value, arguments, named: iter(value),
+                "__next__": lambda value, arguments, named: next(value),
+            },
+        )
 
-    def loaded(self) -> None:
-        """Wait for the program's own top-level code to finish; raises what it raised."""
-        self._reply()
+    def _export(self, value: Any) -> dict[str, Any]:
+        if (tag := original(value)) is not None:
+            return tag
+        if (path := _path(value)) is not None:
+            return {"global": path}
+        if isinstance(value, BaseException):
+            kind = next(base for base in type(value).__mro__ if base.__module__ == "builtins")
+            return self._encode(kind(*value.args))
+        number = id(value)
+        self._lent[number] = value
+        can = [name for name in ("__call__", "__iter__", "__next__") if hasattr(type(value), name)]
+        return {"test": number, "can": can, "name": getattr(value, "__name__", None)}
 
-    def ask(self, operation: str, *arguments: Any) -> Any:
-        send(self._requests, [operation, *(encode(argument, _reference) for argument in arguments)])
-        return self._reply()
-
-    def _reply(self) -> Any:
-        reply = receive(self._replies)
-        if "value" in reply:
-            return decode(reply["value"], lambda tag: Remote(self, tag))
-        kind = getattr(builtins, reply["raised"], None)
-        if isinstance(kind, type) and issubclass(kind, Exception):
-            try:
-                raised: Exception = kind(reply["text"])
-            except TypeError:  # UnicodeDecodeError and its like want more than a text
-                raised = ProgramError(f"{reply['raised']}: {reply['text']}")
-            raise raised
-        raise ProgramError(f"{reply['raised']}: {reply['text']}")
-
-
-class Remote:
-    """An object of the program's. Comparing it is comparing identity: its own `__eq__` is not asked."""
-
-    def __init__(self, program: Program, tag: dict[str, Any]) -> None:
-        object.__setattr__(self, "_program", program)
-        object.__setattr__(self, "_tag", tag)
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._program.ask("call", self, arguments, named)
-
-    def __getattr__(self, name: str) -> Any:
-        return self._program.ask("getattr", self, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._program.ask("setattr", self, name, value)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._program.ask("list", self))
+    def _resolve(self, tag: dict[str, Any]) -> Any:
+        if "test" in tag:
+            return self._lent[tag["test"]]
+        return self._mirrors.stand_in(tag, self._decode(tag.get("plain")))
 
 
-def _reference(value: Any) -> Any:
-    if isinstance(value, Remote):
-        return value._tag
-    raise TypeError(f"a test cannot pass a {type(value).__name__} to a program")
+def _path(value: Any) -> tuple[str, str] | None:
+    """Where the program's process finds a function or class of the standard library; None for any other."""
+    if not isinstance(value, _BY_NAME):
+        return None
+    module = value.__module__ if hasattr(value, "__module__") else value.__objclass__.__module__
+    try:
+        found = operator.attrgetter(value.__qualname__)(sys.modules[module or "builtins"])
+    except (AttributeError, KeyError):
+        return None
+    return (module or "builtins", value.__qualname__) if found == value and module != "tests" else None
+
+
+class _Names(dict[str, Any]):
+    """The tests' global names: their own, then Python's, then the program's (`names` before Python's)."""
+
+    def __init__(self, program: Program, names: list[str]) -> None:
+        super().__init__({"__name__": "tests"})
+        self._program = program
+        self._names = names
+
+    def __missing__(self, name: str) -> Any:
+        if name.startswith("__") or (hasattr(builtins, name) and name not in self._names):
+            raise KeyError(name)
+        value = self._program.ask("name", name)
+        if name in sys.stdlib_module_names and name not in self._names:
+            # What the program imported the tests have too, but as it is: not the program's idea of `math`.
+            if type(value).__name__ != "module":
+                raise NameError(f"name {name!r} is not defined: tests import what they use")
+            return importlib.import_module(name)
+        if isinstance(value, (StandIn, StandInClass)):
+            self[name] = value
+        return value
+
+
+class _Module:
+    """Stands in `sys.modules` for the tests: a real module cannot have names of our kind."""
 
 
 def judge(program: Program, prelude: str, names: list[str], tests: str) -> dict[str, str]:
-    """Run the tests with the program's `names` in place. The verdict, with the reason for people."""
+    """Run the tests with the program's names in place. The verdict, with the reason for people."""
     random.seed(0)  # some tests draw their inputs
-    namespace: dict[str, Any] = {"__name__": "tests"}
+    namespace = _Names(program, names)
+    module = _Module()
+    module.__dict__ = namespace
+    sys.modules["tests"] = module  # type: ignore[assignment]
     try:
-        program.loaded()
-        exec(compile(prelude, "<prelude>", "exec"), namespace)
-        namespace.update((name, Remote(program, {"name": name})) for name in names)
-        exec(compile(tests, "<tests>", "exec"), namespace)
-    except ChannelClosed as error:
-        return {"outcome": "failed", "detail": f"the program ended early, or broke its channel ({error})"}
-    except Exception as error:
-        return {"outcome": "failed", "detail": _reason(error, tests)}
-    return {"outcome": "passed", "detail": ""}
+        program.wait()
+        exec(compile(prelude, "<prelude>", "exec", dont_inherit=True), namespace)
+        for name in names:
+            namespace.pop(name, None)
+        exec(compile(tests, "<tests>", "exec", dont_inherit=True), namespace)
+    except BaseException as error:
+        reason = _reason(error, tests)
+    else:
+        reason = ""
+    if program.broken is not None:
+        reason = f"the program ended early, or broke its channel ({program.broken})"
+    return {"outcome": "failed" if reason else "passed", "detail": reason}
 
 
-def _reason(error: Exception, tests: str) -> str:
+def _reason(error: BaseException, tests: str) -> str:
     lines = [
         frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<tests>"
     ]
     where = f" in `{tests.splitlines()[lines[-1] - 1].strip()[:200]}`" if lines and lines[-1] else ""
-    return f"{type(error).__name__}{': ' if str(error) else ''}{str(error)[:200]}{where}"
+    try:
+        text = str(error)
+    except BaseException:  # the program's own text
+        text = ""
+    return f"{type(error).__name__}{': ' if text else ''}{text[:200]}{where}"

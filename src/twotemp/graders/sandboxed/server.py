@@ -1,9 +1,12 @@
 """A warm fork server: forks a process for each program, keeps one for the tests, and holds the clock.
 
-request   header, code, tests (see `_HEADER`); the code is read by the program's process and the tests by
+request   header, code, tests (see `HEADER`); the code is read by the program's process and the tests by
           the judge's, each straight from our standard input, so that this process, which every program
           is forked from, never holds either
-reply     one JSON line: {"outcome": "passed" | "failed" | "timeout", "detail": ...}
+reply     one JSON line: {"outcome": "passed" | "failed" | "timeout" | "ungraded", "detail": ...}
+
+A program's time is what it and its tests use of the processor, plus what they wait by their own choice (a
+sleep). A busy machine takes neither, so that load makes no right program wrong; see `Clock`.
 """
 
 from __future__ import annotations
@@ -15,18 +18,18 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 
-from . import confine
+from . import FAR, HEADER, confine
 from .candidate import serve
+from .channel import read_exactly
 from .judge import Program, judge
-from .values import read_exactly
 
-_HEADER = struct.Struct("<dQQ")  # seconds, bytes of code, bytes of tests
 _START_SECONDS = 60.0  # for both processes to have read what is theirs, on a busy machine
 _RECYCLE = 1000  # requests one judge answers
+_TICK = 0.5  # seconds; longer than a runnable process waits for its turn on a busy machine
+_IDLE = 0.02  # of a tick: who used less of the processor was not kept from it, but waiting
 
 # Imported once, so that programs find them warm. Others are found on disk, more slowly.
 _WARM = (
@@ -45,8 +48,8 @@ def main(readable: list[str] | None) -> None:
     gc.collect()
     gc.freeze()  # or every collection in a child would copy all of these pages
     _say({"ready": True})
-    while len(header := os.read(0, _HEADER.size)) == _HEADER.size:
-        _say(server.run(*_HEADER.unpack(header)))
+    while len(header := os.read(0, HEADER.size)) == HEADER.size:
+        _say(server.run(*HEADER.unpack(header)))
 
 
 def _say(message: dict[str, object]) -> None:
@@ -69,13 +72,16 @@ class Server:
             self._judge.begin(tests, requests[1], replies[0])
             for end in (*requests, *replies):
                 os.close(end)
-            verdict = self._judge.verdict(seconds)
+            clock = Clock((program, self._judge.process), seconds)
+            verdict = self._judge.verdict(clock)
         finally:
             # It could not fork, so killing it is killing everything it started.
             os.kill(program, signal.SIGKILL)
             os.waitpid(program, 0)
         if verdict is None:
             self._end_judge()
+            if clock.left() > 0:
+                return {"outcome": "ungraded", "detail": f"the machine was too busy to give it {seconds:g} s"}
             return {"outcome": "timeout", "detail": f"took more than {seconds:g} s"}
         if not verdict:
             self._end_judge()
@@ -100,14 +106,47 @@ class Server:
             self._judge = None
 
 
+class Clock:
+    """How much of its time a program has left: time = processor time of `processes` + ticks they idled.
+
+    An idle tick counts for no more than it was meant to last: if we ourselves were kept waiting, so were they.
+    """
+
+    def __init__(self, processes: tuple[int, ...], seconds: float) -> None:
+        self._processes = processes
+        self._seconds = seconds
+        self._waited = 0.0
+        self._tick = 0.0
+        self._began = self._looked = time.monotonic()
+        self._used = self._before = self._processor_time()
+
+    def next_look(self) -> float:
+        """Seconds until it makes sense to look again; 0 if time is up."""
+        now, used = time.monotonic(), self._processor_time()
+        if used - self._used < _IDLE * (now - self._looked):
+            self._waited += min(self._tick, now - self._looked)
+        self._looked, self._used = now, used
+        if self.left() <= 0 or now - self._began > FAR * self._seconds:
+            return 0.0
+        self._tick = min(_TICK, max(0.02, self.left()))
+        return self._tick
+
+    def left(self) -> float:
+        return self._seconds - self._waited - (self._used - self._before)
+
+    def _processor_time(self) -> float:
+        # The clock of another process, as clock_getcpuclockid(3) makes it: there is no /proc in here.
+        return sum(time.clock_gettime((~process << 3) | 2) for process in self._processes)
+
+
 class _Judge:
     """The process that runs the tests, kept from one request to the next: no program's code runs in it."""
 
     def __init__(self, null: int) -> None:
         self.asked = 0
         self._ours, theirs = socket.socketpair()
-        self._process = os.fork()
-        if self._process:
+        self.process = os.fork()
+        if self.process:
             theirs.close()
             return
         try:
@@ -119,9 +158,9 @@ class _Judge:
                 read_exactly(replies, 1)  # the program's process has read its part of standard input
                 request = json.loads(read_exactly(0, size))
                 theirs.send(b"r")
-                verdict = judge(Program(requests, replies), **request)
-                os.close(requests)
-                os.close(replies)
+                program = Program(requests, replies)
+                verdict = judge(program, **request)
+                program.close()
                 theirs.send(json.dumps(verdict).encode())
         finally:
             os._exit(1)
@@ -133,18 +172,20 @@ class _Judge:
         if self._read(_START_SECONDS, 1) != b"r":
             sys.exit("a request was not read to its end")  # standard input is out of step: start afresh
 
-    def verdict(self, seconds: float) -> bytes | None:
+    def verdict(self, clock: Clock) -> bytes | None:
         """JSON; None if there is none in time, b"" if the judge died."""
-        return self._read(seconds, 1 << 16)
+        while (seconds := clock.next_look()) > 0:
+            if (verdict := self._read(seconds, 1 << 16)) is not None:
+                return verdict
+        return None
 
     def _read(self, seconds: float, size: int) -> bytes | None:
-        deadline = time.monotonic() + seconds
-        ready, _, _ = select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))
+        ready, _, _ = select.select([self._ours], [], [], seconds)
         return self._ours.recv(size) if ready else None
 
     def end(self) -> None:
-        os.kill(self._process, signal.SIGKILL)
-        os.waitpid(self._process, 0)
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
         self._ours.close()
 
 

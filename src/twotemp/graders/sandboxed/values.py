@@ -1,81 +1,103 @@
-"""Plain values between the program's process and the judge's, as JSON frames over pipes.
+"""Which values cross between the program's process and the judge's as themselves, and how.
 
-Only built-in values cross. An object of any other kind stays where it is and is passed as a reference, so
-that nothing a program defines (an `__eq__` that is always true, say) ever runs beside the tests.
+Exactly these types, never a subclass: a type's own methods then run on both sides, and nothing a program
+defines (an `__eq__` that is always true, say) ever runs beside the tests. Whatever else there is stays where
+it is and crosses as a reference, which each side makes in its own way (`foreign`).
 """
 
 from __future__ import annotations
 
+import array
+import builtins
+import dataclasses
+import decimal
 import json
-import os
-from collections.abc import Callable, Set
+import re
+import statistics
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
-LARGEST_FRAME = 16 << 20  # bytes
 _SMALL = 1 << 53
+_AS_THEY_ARE = {type(None), bool, str, float}
 
 
-class ChannelClosed(Exception):
-    """The other process ended, or wrote something that is no frame."""
+class Form(NamedTuple):
+    """How a type crosses: the parts of a value, and the value they make."""
+
+    kind: type
+    parts: Callable[[Any], Iterable[Any]]
+    build: Callable[[Any], Any]
 
 
-def send(descriptor: int, message: Any) -> None:
-    data = json.dumps(message).encode()
-    data = len(data).to_bytes(8, "little") + data
-    while data:
-        data = data[os.write(descriptor, data) :]
+def _date(value: date) -> list[Any]:
+    return [value.year, value.month, value.day]
 
 
-def receive(descriptor: int) -> Any:
-    size = int.from_bytes(read_exactly(descriptor, 8), "little")
-    if size > LARGEST_FRAME:
-        raise ChannelClosed("a result is too large")
-    try:
-        return json.loads(read_exactly(descriptor, size))
-    except ValueError as error:
-        raise ChannelClosed("not a frame") from error
+def _clock(value: datetime | time) -> list[Any]:
+    return [value.hour, value.minute, value.second, value.microsecond, value.tzinfo, value.fold]
 
 
-def read_exactly(descriptor: int, size: int) -> bytes:
-    parts = []
-    while size:
-        part = os.read(descriptor, min(size, 1 << 20))
-        if not part:
-            raise ChannelClosed("the other side ended")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+_FORMS = [
+    # Decimal digits of a huge int are slow and, beyond 4,300 of them, refused; hexadecimal ones are not.
+    Form(int, lambda v: [hex(v)], lambda p: int(p[0], 16)),
+    Form(tuple, lambda v: v, tuple),
+    Form(dict, lambda v: [[key, item] for key, item in v.items()], dict),
+    Form(set, lambda v: v, set),
+    Form(frozenset, lambda v: v, frozenset),
+    Form(bytes, lambda v: [v.hex()], lambda p: bytes.fromhex(p[0])),
+    Form(bytearray, lambda v: [v.hex()], lambda p: bytearray.fromhex(p[0])),
+    Form(complex, lambda v: [v.real, v.imag], lambda p: complex(*p)),
+    Form(range, lambda v: [v.start, v.stop, v.step], lambda p: range(*p)),
+    Form(slice, lambda v: [v.start, v.stop, v.step], lambda p: slice(*p)),
+    Form(Decimal, lambda v: [str(v)], lambda p: Decimal(p[0])),
+    Form(Fraction, lambda v: [v.numerator, v.denominator], lambda p: Fraction(*p)),
+    Form(date, _date, lambda p: date(*p)),
+    Form(time, _clock, lambda p: time(*p[:5], fold=p[5])),
+    Form(datetime, lambda v: _date(v) + _clock(v), lambda p: datetime(*p[:8], fold=p[8])),
+    Form(timedelta, lambda v: [v.days, v.seconds, v.microseconds], lambda p: timedelta(*p)),
+    Form(timezone, lambda v: v.__getinitargs__(), lambda p: timezone(*p)),
+    Form(deque, lambda v: [list(v), v.maxlen], lambda p: deque(*p)),
+    Form(OrderedDict, lambda v: [[key, item] for key, item in v.items()], OrderedDict),
+    Form(Counter, lambda v: [dict(v)], lambda p: Counter(*p)),
+    Form(defaultdict, lambda v: [v.default_factory, dict(v)], lambda p: defaultdict(*p)),
+    Form(array.array, lambda v: [v.typecode, v.tolist()], lambda p: array.array(*p)),
+    Form(type({}.keys()), lambda v: v, lambda p: dict.fromkeys(p).keys()),
+    Form(type({}.values()), lambda v: v, lambda p: dict(enumerate(p)).values()),
+    Form(type({}.items()), lambda v: [list(pair) for pair in v], lambda p: dict(p).items()),
+    Form(type(NotImplemented), lambda v: [], lambda p: NotImplemented),
+    Form(type(...), lambda v: [], lambda p: ...),
+]
+_BY_KIND = {form.kind: form for form in _FORMS}
+_BY_NAME = {form.kind.__name__: form for form in _FORMS}
+# Classes that are the same thing on both sides.
+_EXCEPTIONS = {
+    kind
+    for module in (builtins, dataclasses, decimal, json, re, statistics, struct)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, BaseException)
+}
+SHARED = {*_BY_KIND, *_AS_THEY_ARE, list, object, *_EXCEPTIONS}
+_SHARED_BY_NAME = {f"{kind.__module__}.{kind.__name__}": kind for kind in SHARED}
 
 
 def encode(value: Any, foreign: Callable[[Any], Any]) -> Any:
     """JSON for a value; `foreign` gives it for what is not plain."""
-    if value is None or isinstance(value, bool):
+    kind = type(value)
+    if kind in _AS_THEY_ARE or (kind is int and -_SMALL < value < _SMALL):
         return value
-    if isinstance(value, int):
-        # Decimal digits of a huge int are slow and, beyond 4,300 of them, refused; hexadecimal ones are not.
-        return int(value) if -_SMALL < value < _SMALL else {"int": hex(value)}
-    if isinstance(value, float):
-        return float(value)
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, list):
+    if kind is list:
         return [encode(item, foreign) for item in value]
-    if isinstance(value, tuple):
-        return {"tuple": [encode(item, foreign) for item in value]}
-    if isinstance(value, dict):
-        return {"dict": [[encode(k, foreign), encode(v, foreign)] for k, v in value.items()]}
-    if isinstance(value, Set):  # the views of a dict too: they equal sets
-        return {"set": [encode(item, foreign) for item in value]}
-    if isinstance(value, bytes):
-        return {"bytes": value.hex()}
-    if isinstance(value, complex):
-        return {"complex": [value.real, value.imag]}
-    if isinstance(value, Fraction):
-        return {"fraction": str(value)}
-    if isinstance(value, Decimal):
-        return {"decimal": str(value)}
+    if (form := _BY_KIND.get(kind)) is not None:
+        return {kind.__name__: [encode(part, foreign) for part in form.parts(value)]}
+    if kind in _EXCEPTIONS and not value.__dict__:
+        return {"raise": [encode(part, foreign) for part in (kind, *value.args)]}
+    if kind is type and value in SHARED:
+        return {"type": f"{value.__module__}.{value.__name__}"}
     return foreign(value)
 
 
@@ -85,23 +107,20 @@ def decode(data: Any, foreign: Callable[[dict[str, Any]], Any]) -> Any:
         return [decode(item, foreign) for item in data]
     if not isinstance(data, dict):
         return data
+    if len(data) != 1:
+        return foreign(data)
     ((tag, content),) = data.items()
-    match tag:
-        case "int":
-            return int(content, 16)
-        case "tuple":
-            return tuple(decode(item, foreign) for item in content)
-        case "dict":
-            return {decode(key, foreign): decode(value, foreign) for key, value in content}
-        case "set":
-            return {decode(item, foreign) for item in content}
-        case "bytes":
-            return bytes.fromhex(content)
-        case "complex":
-            return complex(*content)
-        case "fraction":
-            return Fraction(content)
-        case "decimal":
-            return Decimal(content)
-        case _:
-            return foreign(data)
+    if tag == "type":
+        return _SHARED_BY_NAME[content]
+    if tag == "raise":
+        return _exception(*(decode(part, foreign) for part in content))
+    if (form := _BY_NAME.get(tag)) is None:
+        return foreign(data)
+    return form.build([decode(part, foreign) for part in content])
+
+
+def _exception(kind: type[BaseException], *arguments: Any) -> BaseException:
+    try:
+        return kind(*arguments)
+    except Exception:  # a program may raise anything with any arguments
+        return kind.__new__(kind, *arguments)

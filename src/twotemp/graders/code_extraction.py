@@ -1,0 +1,165 @@
+"""Which part of a text is the program? Pure text rules, no parsing: it is whatever a model wrote.
+
+Every scan is linear, and the rule that fired is recorded.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from twotemp.graders.extraction import until_end
+
+# A fence may stand in a list, be longer than three, be made of tildes, and say more than the language.
+_OPENING = re.compile(r"(?:^([ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?)|)(`{3,}|(?<![^\s])~{3,})(?!`)([^\n]*)", re.M)
+_LANGUAGE = re.compile(r"[ \t]*([\w+#.-]*)[ \t]*((?:\{[^\n}]*\}|[\w-]+=(?:\"[^\"\n]*\"|'[^'\n]*'|\S*)|[ \t])*)\r?")
+_PYTHON = ("", "py", "python", "python3")
+_STARTS = re.compile(r"[ \t]*(?:@|async[ \t]|def[ \t]|class[ \t]|import[ \t]|from[ \t]|\w+[ \t]*=)")
+_DEFINITION = re.compile(r"(?:@|async[ \t]|def[ \t]|class[ \t]|import[ \t]|from[ \t])")
+_STRING = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|#.*")
+_TWO_NAMES = re.compile(r"\b([^\W\d]\w*)[ \t]+(?=([^\W\d]\w*))")
+_MOST_BLOCKS = 100  # or thousands of fences on one line would take quadratic time
+_KEYWORDS = {*keyword.kwlist, *keyword.softkwlist, "print"}
+
+
+class _Block(NamedTuple):
+    code: str
+    language: str
+    closed: bool
+
+
+def find_code(text: str, names: Sequence[str], body: bool = False) -> tuple[str, str]:
+    """The code in a text, and the rule that found it:
+
+    `entry`       the first fenced block that defines one of `names`, after the imports and helpers before it
+    `fence`       the first fenced block that may be Python
+    `open fence`  a fence that was never closed
+    `prose`       no fence: what is left without the sentences around it, as far as one of `names` is defined
+    `raw`         the whole text
+    `body`        `raw` or `fence` without a definition where the body of a function would do (`body`): indented
+    """
+    text = until_end(text)
+    defines = re.compile(
+        rf"^([ \t]*)(?:(?:async[ \t]+)?def|class)[ \t]+(?:{'|'.join(map(re.escape, names))})\b", re.M
+    )
+    blocks = list(islice(_blocks(text), _MOST_BLOCKS))
+    helpers: list[str] = []
+    for block in blocks:
+        if defines.search(block.code):
+            return "\n\n".join((*helpers, _dedented(block.code))), "entry"
+        if _only_definitions(block.code):
+            helpers.append(block.code)
+    if blocks:
+        block = next((b for b in blocks if b.language.lower() in _PYTHON), blocks[0])
+        code, rule = block.code, "fence" if block.closed else "open fence"
+    elif defines.search(text) and (code := _without_prose(text, defines)) is not None:
+        return code, "prose"
+    else:
+        code, rule = text.lstrip("\r\n").rstrip(), "raw"
+    if body and (indented := _as_body(code)) is not None:
+        return indented, "body"
+    return code, rule
+
+
+def _blocks(text: str) -> Iterator[_Block]:
+    at = 0
+    while (opening := _OPENING.search(text, at)) is not None:
+        margin, fence, rest = opening.groups()
+        inline = rest.find(fence)
+        if inline >= 0:
+            yield _Block(rest[:inline].strip(), "", True)
+            at = opening.start(3) + inline + len(fence)
+            continue
+        about = _LANGUAGE.match(rest)
+        assert about is not None
+        # Code right behind the fence belongs to the block; without a line of its own the language is not one.
+        first = "" if about.end() == len(rest) else rest[about.end(1) :] if about[1].lower() in _PYTHON[1:] else rest
+        closing = re.compile(rf"\n[ \t]*{fence}+|{fence}+[ \t]*\r?$", re.M).search(text, opening.end())
+        end = closing.start() if closing else len(text)
+        code = _without_margin(text[opening.end() + 1 : end], len(margin or ""))
+        yield _Block(f"{first.strip()}\n{code}".strip("\r\n").rstrip(), about[1], closing is not None)
+        if closing is None:
+            return
+        at = closing.end()
+
+
+def _only_definitions(code: str) -> bool:
+    lines = [line for line in code.splitlines() if line[:1] not in ("", " ", "\t", "#", ")")]
+    return bool(lines) and all(map(_DEFINITION.match, lines))
+
+
+def _without_margin(code: str, margin: int) -> str:
+    """What a list indents its items by is not the code's."""
+    return re.sub(rf"^[ \t]{{1,{margin}}}", "", code, flags=re.M) if margin else code
+
+
+def _dedented(code: str) -> str:
+    """A program that is indented as a whole is not; a body that comes before a definition is left as it is."""
+    first = next((line for line in code.splitlines() if line.strip()), "")
+    return textwrap.dedent(code) if _STARTS.match(first) and first[0] in " \t" else code
+
+
+def _without_prose(text: str, defines: re.Pattern[str]) -> str | None:
+    """The runs of lines between sentences, up to the one that defines a name; None if there is no sentence."""
+    runs: list[list[str]] = [[]]
+    sentences = False
+    in_string = False
+    for line in text.splitlines():
+        if not in_string and _is_prose(line):
+            sentences = True
+            runs.append([])
+            continue
+        in_string ^= (line.count('"""') + line.count("'''")) % 2 == 1
+        runs[-1].append(line)
+    if not sentences:
+        return None
+    parts = []
+    for run in runs:
+        code = _dedented("\n".join(run).strip("\r\n").rstrip())
+        if any(_STARTS.match(line) for line in run):
+            parts.append(code)
+        if defines.search(code):
+            return "\n\n".join(parts)
+    return None
+
+
+def _is_prose(line: str) -> bool:
+    """Two names side by side, a full stop after a word, a lone word with a colon: no Python, whatever surrounds it."""
+    if line[:1] in (" ", "\t", "#", "@", ""):
+        return False
+    line = _STRING.sub(" 0 ", line)
+    pairs = _TWO_NAMES.findall(line)
+    if any(not {*pair} & _KEYWORDS for pair in pairs) or re.search(r"[^\W\d][.!?][ \t\r]*$", line):
+        return True
+    word = re.fullmatch(r"[*_]*([A-Za-z]+)[*_]*:[*_]*[ \t\r]*", line)
+    return word is not None and word[1] not in _KEYWORDS
+
+
+def _as_body(code: str) -> str | None:
+    """The body of a function, indented as such; None if this is no body without an indent."""
+    lines = code.splitlines()
+    full = [line for line in lines if line.strip()]
+    if not full or full[0][0] in " \t":
+        return None
+    depths = [len(line) - len(line.lstrip()) for line in full[1:]]
+    least = min(depths, default=0)
+    # A model, or whoever stripped its text, may have lost the indent of the first line only.
+    if least and (depths[0] > least or not full[0].rstrip().endswith(":")):
+        return " " * least + code.lstrip("\r\n")
+    if not _returns_outside_a_function(full) and any(_DEFINITION.match(line) for line in full):
+        return None
+    return textwrap.indent(code, "    ")
+
+
+def _returns_outside_a_function(lines: list[str]) -> bool:
+    outermost = ""
+    for line in lines:
+        if line[0] not in " \t":
+            outermost = line
+        if re.match(r"[ \t]*(?:return|yield)\b", line) and not _DEFINITION.match(outermost):
+            return True
+    return False
