@@ -8,8 +8,9 @@ import torch
 
 from benchmarks.measure import Contender, Spread, interleave, ratio, table
 from twotemp import tasks
-from twotemp.engine import Ledger, run
+from twotemp.engine import Ledger, Observer, run
 from twotemp.engine.batch import Batch
+from twotemp.engine.rows import widths
 from twotemp.models.base import Denoiser
 from twotemp.models.load import load
 from twotemp.policies import policy
@@ -36,7 +37,9 @@ def _case(model: Denoiser, name: str, count: int, slots: int, seconds: float) ->
     texts = [problem.prompt for problem in task.problems().problems[:count]]
     wanted = make_requests(model, texts, CHOSEN, SAMPLES, task.length, None, 0)
     ledger = Ledger()
-    forwards = {(s.request, s.index): s.forwards for s in run(model, wanted, batch_size=slots, ledger=ledger)}
+    forwards = {
+        (s.request, s.index): s.forwards for s in run(model, wanted, batch_size=slots, observer=ledger)
+    }
     steps = [forwards[request.id, request.index] for request in wanted]
     slowest = sum(max(steps[at : at + slots]) * slots for at in range(0, len(steps), slots))
 
@@ -71,9 +74,9 @@ def static(model: Denoiser, wanted: list[Request], slots: int, *, shared: bool) 
     finished = 0
     for first in range(0, len(wanted), slots):
         some = wanted[first : first + slots]
-        batch, ledger = Batch(model, some, some, None), Ledger()
+        batch, idle = Batch(model, some, *widths(some, model)), Observer()
         batch.rows.twins &= shared
-        while len(batch.step(ledger)) < len(some):
+        while len(batch.commit(batch.run(idle))[0]) < len(some):
             pass
         finished += len(list(batch.samples(range(len(some)))))
     return finished

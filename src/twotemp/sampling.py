@@ -108,7 +108,7 @@ def stream(
     ledger: Ledger | None = None,
 ) -> Iterator[Sample]:
     """Samples with their text, as rows finish."""
-    for found in run(model, requests, batch_size=batch_size, cache=cache, ledger=ledger):
+    for found in run(model, requests, batch_size=batch_size, cache=cache, observer=ledger):
         yield found if model.tokenizer is None else replace(found, text=text_of(model, found))
 
 

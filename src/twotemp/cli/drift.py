@@ -54,7 +54,7 @@ def drift(
             requests,
             cache,
             batch_size=batch_size,
-            on_step=lambda done: bar.update(watched, advance=done),
+            on_sample=lambda _: bar.advance(watched),
         )
     if as_json:
         typer.echo(json.dumps(asdict(found)))
