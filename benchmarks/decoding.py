@@ -16,7 +16,7 @@ from benchmarks import peers
 from benchmarks.measure import Contender, Enough, Spread, interleave, ratio, table
 from benchmarks.peers import FullLogits, Peer, Task
 from benchmarks.proxies import POLICIES, RATIO, T_TOKEN, VOCABULARY, Proxy, prompts, requests
-from twotemp.engine import Ledger, run
+from twotemp.engine import Ledger, Observer, StepView, run
 from twotemp.errors import UserError
 from twotemp.models.llada import LLaDA
 from twotemp.records import Policy, Request
@@ -34,19 +34,25 @@ def steps_of(batch: int) -> int:
     return max(LEAST_STEPS, LENGTH // batch)
 
 
-def limited(model: LLaDA, wanted: list[Request], steps: int, ledger: Ledger | None = None) -> int:
-    """The engine for at most so many steps; how many it took."""
-    taken = 0
+class Limited(Ledger):
+    """A ledger that ends the run after so many steps."""
 
-    def count(rows: int) -> None:
-        nonlocal taken
-        taken += 1
-        if taken == steps:
+    def __init__(self, model: LLaDA | None, steps: int) -> None:
+        super().__init__(model)
+        self.most = steps
+
+    def step(self, view: StepView) -> None:
+        super().step(view)
+        if self.steps == self.most:
             raise Enough
 
+
+def limited(model: LLaDA, wanted: list[Request], steps: int, *, timed: bool = False) -> Limited:
+    """The engine for at most so many steps; timed: also inside the model."""
+    ledger = Limited(model if timed else None, steps)
     with suppress(Enough):
-        list(run(model, wanted, batch_size=len(wanted), on_step=count, ledger=ledger))
-    return taken
+        list(run(model, wanted, batch_size=len(wanted), observer=ledger))
+    return ledger
 
 
 def introduction(proxy: Proxy) -> str:
@@ -70,8 +76,7 @@ def beside_bare(batches: list[int], seconds: float) -> None:
                 wanted = requests(prompts(model, batch, PROMPT), chosen, LENGTH, BLOCK)
                 pairs = paired(model, wanted, steps_of(batch), seconds)
                 engine, bare = ([pair[i] for pair in pairs] for i in (0, 1))
-                ledger = Ledger(model)
-                limited(model, wanted, steps_of(batch), ledger)
+                ledger = limited(model, wanted, steps_of(batch), timed=True)
                 whole = sum(ledger.seconds.values())
                 rows.append(
                     [
@@ -101,16 +106,17 @@ def paired(model: LLaDA, wanted: list[Request], steps: int, seconds: float) -> l
         last[:] = [(ids.clone(), attention_mask, want)]
         return honest(ids, attention_mask, want)
 
-    def alternate(rows: int) -> None:
-        nonlocal engine, bare, began, taken
-        now = time.process_time()
-        engine += now - began
-        honest(*last[0])
-        began = time.process_time()
-        bare += began - now
-        taken += 1
-        if taken == steps:
-            raise Enough
+    class Alternate(Observer):
+        def step(self, view: StepView) -> None:
+            nonlocal engine, bare, began, taken
+            now = time.process_time()
+            engine += now - began
+            honest(*last[0])
+            began = time.process_time()
+            bare += began - now
+            taken += 1
+            if taken == steps:
+                raise Enough
 
     found: list[tuple[float, float]] = []
     model.logits = listening  # type: ignore[method-assign]
@@ -119,7 +125,7 @@ def paired(model: LLaDA, wanted: list[Request], steps: int, seconds: float) -> l
         while len(found) < 2 or time.perf_counter() < until:  # the first run warms up and is not kept
             engine, bare, taken, began = 0.0, 0.0, 0, time.process_time()
             with suppress(Enough):
-                list(run(model, wanted, batch_size=len(wanted), on_step=alternate))
+                list(run(model, wanted, batch_size=len(wanted), observer=Alternate()))
                 engine += time.process_time() - began  # the samples, after the last step
             found.append((engine / taken, bare / taken))
     finally:
@@ -166,7 +172,7 @@ def _compare(
     task = Task(texts, LENGTH, BLOCK, chosen.t_token, threshold, model.mask_id)
 
     def engine(ours: LLaDA, small: bool) -> int:
-        return limited(ours, wanted, 1 if small else steps)
+        return limited(ours, wanted, 1 if small else steps).steps
 
     def theirs(peer: str, small: bool) -> int:
         full = FullLogits(model, 1 if small else steps)

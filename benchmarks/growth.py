@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.measure import Enough, exponent, table
 from benchmarks.proxies import Proxy, prompts, requests
-from twotemp.engine import run
+from twotemp.engine import Observer, StepView, run
 from twotemp.policies import policy
 
 PROMPT, BLOCK, STEPS = 32, 32, 6
@@ -37,13 +37,14 @@ def measure(length: int, batch: int, vocabulary: int) -> dict[str, float]:
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of building the model
     before, marks = _memory("VmRSS"), [time.process_time()]
 
-    def stop(rows: int) -> None:
-        marks.append(time.process_time())
-        if len(marks) > STEPS:
-            raise Enough
+    class Stop(Observer):
+        def step(self, view: StepView) -> None:
+            marks.append(time.process_time())
+            if len(marks) > STEPS:
+                raise Enough
 
     with suppress(Enough):
-        list(run(model, wanted, batch_size=batch, on_step=stop))
+        list(run(model, wanted, batch_size=batch, observer=Stop()))
     steps = [after - start for start, after in pairwise(marks)]
     return {"seconds": statistics.median(steps[1:]), "megabytes": _memory("VmHWM") - before}
 

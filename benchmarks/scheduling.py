@@ -8,8 +8,9 @@ import torch
 
 from benchmarks.measure import Contender, Spread, interleave, ratio, table
 from twotemp import asking, tasks
-from twotemp.engine import Ledger, run
+from twotemp.engine import Ledger, Observer, run
 from twotemp.engine.batch import Batch
+from twotemp.engine.rows import widths
 from twotemp.models.base import LanguageModel
 from twotemp.models.load import load
 from twotemp.policies import policy
@@ -36,7 +37,9 @@ def _case(model: LanguageModel, name: str, count: int, slots: int, seconds: floa
     asks = (asking.Ask(problem, CHOSEN, index) for problem in problems for index in range(SAMPLES))
     wanted = list(asking.requests(model, asks, length=task.length))
     ledger = Ledger()
-    forwards = {(s.request, s.index): s.forwards for s in run(model, wanted, batch_size=slots, ledger=ledger)}
+    forwards = {
+        (s.request, s.index): s.forwards for s in run(model, wanted, batch_size=slots, observer=ledger)
+    }
     steps = [forwards[request.id, request.index] for request in wanted]
     slowest = sum(max(steps[at : at + slots]) * slots for at in range(0, len(steps), slots))
 
@@ -71,9 +74,9 @@ def static(model: LanguageModel, wanted: list[Request], slots: int, *, shared: b
     finished = 0
     for first in range(0, len(wanted), slots):
         some = wanted[first : first + slots]
-        batch, ledger = Batch(model, some, some, None), Ledger()
+        batch, idle = Batch(model, some, *widths(some, model)), Observer()
         batch.rows.twins &= shared
-        while len(batch.step(ledger)) < len(some):
+        while len(batch.commit(batch.run(idle))[0]) < len(some):
             pass
         finished += len(list(batch.samples(range(len(some)))))
     return finished

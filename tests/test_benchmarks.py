@@ -92,8 +92,8 @@ def test_the_proxy_has_the_real_ratio():
 
 
 def test_steps_are_counted_and_cut_short(model, wanted):
-    assert limited(model, wanted, 4) == 4
-    assert limited(model, wanted, 99) == 6
+    assert limited(model, wanted, 4).steps == 4
+    assert limited(model, wanted, 99).steps == 6
     full = FullLogits(model, steps=2)
     ids = torch.full((1, 4), model.mask_id)
     assert bool((full(ids).logits[..., model.mask_id] == -torch.inf).all())

@@ -220,11 +220,12 @@ def test_one_row_that_does_not_fit_is_an_error():
 
 def test_halving_keeps_the_order_of_the_queue():
     line = Scheduler("abcdef", 4)
-    line.fill()
+    line.schedule()
     assert line.halve() == [2, 3]
     assert "".join(line.waiting) == "cdef"
-    assert line.fill() == []
-    assert line.finish([0]) == (["a"], {0: "c"}, [])
+    assert line.schedule() == ({}, [], [])
+    line.finish([0])
+    assert line.schedule() == ({0: "c"}, [], [])
 
 
 # --- drift

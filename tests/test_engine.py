@@ -79,7 +79,8 @@ def test_alone_batched_refilled_and_replayed_are_one_sample(name):
 
 def assert_replays(model, request: Request, found: Sample) -> None:
     """Feed the states of the trace to the policy again: it must take the same decisions."""
-    batch, memory = PolicyBatch([request.policy]), None
+    batch = PolicyBatch([request.policy], eos_ids=model.eos_ids, forbidden_ids=model.forbidden_ids)
+    memory = None
     key = torch.tensor([row_key(request.seed, request.id, request.index)])
     origin, width = min(found.positions), request.block
     for step, (row, committed) in enumerate(states(found, model.mask_id)):
@@ -90,16 +91,9 @@ def assert_replays(model, request: Request, found: Sample) -> None:
         masked = ids.gather(1, at) == model.mask_id
         want = torch.zeros_like(ids, dtype=torch.bool)
         want[0, at[masked]] = True
-        logits = model.logits(ids, None, want)
-        logits[:, list(model.forbidden_ids)] = -torch.inf
-        decision = batch.step(
-            Noise(key, torch.tensor([step]), at),
-            logits,
-            masked,
-            eos_ids=torch.tensor(model.eos_ids),
-            memory=memory,
-        )
-        memory = decision.memory
+        noise = Noise(key, torch.tensor([step]), at)
+        drawn = batch.draw(noise, model.logits(ids, None, want), masked, masked.flatten().nonzero()[:, 0])
+        decision, memory = batch.choose(noise, drawn, masked, memory=memory)
         assert at[decision.commit].tolist() == sorted(committed)
         final = dict(zip(found.positions, found.tokens))
         assert decision.tokens[decision.commit].tolist() == [final[p] for p in sorted(committed)]
@@ -348,21 +342,39 @@ def test_eos_in_the_prompt_does_not_stop():
 
 def test_finished_rows_cost_nothing():
     """A defect elsewhere: finished rows stay in the batch and are computed for ever."""
-    seen: list[int] = []
     model = ToyModel()
-    wanted = [Request(str(i), (2, 3), policy("ar"), 4 if i else 16, 4) for i in range(4)]
-    list(run(model, wanted, on_step=seen.append))
-    assert seen == [4] * 4 + [1] * 12
+    wanted = [Request(str(i), (2, 3 + i), policy("ar"), 4 if i else 16, 4) for i in range(4)]
+    list(run(model, wanted))
+    assert model.rows == [4] * 4 + [1] * 12
 
 
 def test_scheduler_refills_in_place_then_shrinks():
     line = Scheduler("abcdef", 3)
-    assert line.fill() == ["a", "b", "c"]
-    assert line.finish([1]) == (["b"], {1: "d"}, [])
+    assert line.schedule() == ({}, [], ["a", "b", "c"])
+    line.finish([1])
+    assert line.schedule() == ({1: "d"}, [], [])
     assert line.running == ["a", "d", "c"]
-    assert line.finish([0, 2]) == (["a", "c"], {0: "e", 2: "f"}, [])
-    assert line.finish([0, 2]) == (["e", "f"], {}, [0, 2])
+    line.finish([2, 0])
+    assert line.schedule() == ({0: "e", 2: "f"}, [], [])
+    line.finish([0, 2])
+    assert line.schedule() == ({}, [0, 2], [])
     assert line.running == ["d"]
+    line.add("g")
+    line.add("h")
+    line.finish([0])
+    assert line.schedule() == ({0: "g"}, [], ["h"])
+    line.finish([0, 1])
+    assert line.idle
+
+
+def test_scheduler_cancels_what_waits_and_what_runs():
+    line = Scheduler("abcd", 2)
+    line.schedule()
+    for item in "ca":
+        line.cancel(item)
+    assert line.schedule() == ({0: "d"}, [], [])
+    line.cancel("a")  # gone already
+    assert line.running == ["d", "b"]
 
 
 # --- bad input changes nothing
@@ -481,7 +493,7 @@ def test_ledger_accounts_for_the_whole_run():
 
     model, ledger = ToyModel(vocab=5000), Ledger()
     before = perf_counter()
-    list(run(model, requests_of(model, policy("tlc"), count=16, length=16), ledger=ledger))
+    list(run(model, requests_of(model, policy("tlc"), count=16, length=16), observer=ledger))
     elapsed = perf_counter() - before
     assert sum(ledger.seconds.values()) == pytest.approx(elapsed, rel=0.2)
     assert ledger.steps == 16

@@ -11,9 +11,9 @@ import torch
 
 from tests.test_engine import by_key, same
 from tests.test_models_forward import MODELS
-from twotemp.engine import Ledger, run
+from twotemp.engine import Ledger, Observer, run
 from twotemp.engine.batch import Batch
-from twotemp.engine.rows import Rows, compact
+from twotemp.engine.rows import Rows, compact, widths
 from twotemp.policies import PRESETS, policy, tokens
 from twotemp.records import Request
 
@@ -30,6 +30,14 @@ def test_compact_is_nonzero(rows, share):
     assert compact(flags, int(flags.sum())).tolist() == flags.flatten().nonzero()[:, 0].tolist()
 
 
+def batch_of(model, wanted, cache=None) -> Batch:
+    return Batch(model, wanted, *widths(wanted, model), cache)
+
+
+def step(batch: Batch) -> list[int]:
+    return batch.commit(batch.run(Observer()))[0]
+
+
 def blind(model):
     """The model on the meta device, whose tensors hold nothing: whatever needs a value or a size from them fails."""
     twin = copy.copy(model)
@@ -43,7 +51,7 @@ def test_a_step_waits_for_the_device_only_when_it_looks(monkeypatch, name):
     monkeypatch.setattr(Rows, "look", lambda self, healthy: True)
     chosen = policy(name)
     wanted = [Request(str(i), (2, 3, 4 + i), chosen, 8, 8) for i in range(3)]
-    Batch(blind(LLADA), wanted, wanted, None).step(Ledger())
+    step(batch_of(blind(LLADA), wanted))
 
 
 @pytest.mark.parametrize("family", [family for family in MODELS if family != "llada2_moe"])
@@ -58,18 +66,18 @@ def test_so_do_other_families_and_caches(monkeypatch, family, lengths, cache):
     wanted = [
         Request(str(i), (2 + i,) * n, policy("tct"), 8, model.block_size or 4) for i, n in enumerate(lengths)
     ]
-    batch = Batch(model, wanted, wanted, cache)
-    batch.step(Ledger())  # the whole row
-    batch.step(Ledger())  # only the block, where there is a cache
+    batch = batch_of(model, wanted, cache)
+    step(batch)  # the whole row
+    step(batch)  # only the block, where there is a cache
     batch.rows.cached[0] = -1
-    batch.step(Ledger())  # some of both
+    step(batch)  # some of both
 
 
 def test_looking_is_a_round_trip():
     """Else the tests above could not fail."""
     wanted = [Request("q", (2, 3), policy("lc"), 8, 8)]
     with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
-        Batch(blind(LLADA), wanted, wanted, None).step(Ledger())
+        step(batch_of(blind(LLADA), wanted))
 
 
 # --- finished rows
@@ -78,9 +86,9 @@ def test_looking_is_a_round_trip():
 def test_a_finished_row_may_stay_in_the_batch():
     """As in a static batch: it has a window without masks, inside the row, wherever its grid starts."""
     wanted = [Request(str(n), (2, 3, 4, 5, 6), policy("lc", k=n), 8, 3) for n in (1, 3)]
-    batch = Batch(LLADA, wanted, wanted, None)
+    batch = batch_of(LLADA, wanted)
     with torch.inference_mode():
-        while len(batch.step(Ledger())) < 2:
+        while len(step(batch)) < 2:
             pass
         first, second = batch.samples([0, 1])
     assert by_key(run(LLADA, wanted))["1", 0].tokens == first.tokens
@@ -147,9 +155,9 @@ def test_a_cache_that_does_not_fit_halves_the_batch(monkeypatch):
 def test_a_ledger_leaves_nothing_in_the_model():
     wanted = [Request("q", (2, 3, 4), policy("lc"), 4, 4)]
     first, second = Ledger(LLADA), Ledger(LLADA)
-    list(run(LLADA, wanted, ledger=first))
+    list(run(LLADA, wanted, observer=first))
     spent = dict(first.seconds)
-    list(run(LLADA, wanted, ledger=second))
+    list(run(LLADA, wanted, observer=second))
     assert first.seconds == spent
     assert min(second.seconds.values()) > 0
     assert not LLADA.module.lm_head._forward_hooks

@@ -59,7 +59,11 @@ IN_LIST = textwrap.indent(LONG, "   ")
         (f"Here you go:\n\n{textwrap.indent(LONG, '    ')}\n\nDone.", LONG, "prose"),
         # text in a string is code
         (f'"""\nThis is a doc string\n"""\n{LONG}', f'"""\nThis is a doc string\n"""\n{LONG}', "raw"),
-        (f"{LONG}\nz = f(1) if f(2) else 'some words here'", f"{LONG}\nz = f(1) if f(2) else 'some words here'", "raw"),
+        (
+            f"{LONG}\nz = f(1) if f(2) else 'some words here'",
+            f"{LONG}\nz = f(1) if f(2) else 'some words here'",
+            "raw",
+        ),
     ],
 )
 def test_find_code(text: str, code: str, rule: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import permutations
 
 import pytest
@@ -20,7 +21,6 @@ from twotemp.policies.tokens import draw, keep_top_k, keep_top_p
 from twotemp.records import Policy
 
 DRAWS = 20_000
-NO_EOS = torch.empty(0, dtype=torch.int64)
 
 
 def noise(rows: int, width: int, step: int = 0) -> Noise:
@@ -28,12 +28,18 @@ def noise(rows: int, width: int, step: int = 0) -> Noise:
     return Noise(keys, torch.full((rows,), step), torch.arange(width).expand(rows, -1))
 
 
-def decide(chosen: Policy, logits: torch.Tensor, rows: int, eos: torch.Tensor = NO_EOS, **more):
+def decide(chosen: Policy, logits: torch.Tensor, rows: int, eos: Sequence[int] = (), **more):
     """One step of `rows` independent rows that all see the same logits [W, V]."""
     width = logits.shape[0]
     masked = torch.ones(rows, width, dtype=torch.bool)
-    batch = PolicyBatch([chosen] * rows)
-    return batch.step(noise(rows, width), logits.repeat(rows, 1), masked, eos_ids=eos, **more)
+    batch = PolicyBatch([chosen] * rows, eos_ids=eos)
+    return step(batch, noise(rows, width), logits.repeat(rows, 1), masked, **more)[0]
+
+
+def step(batch: PolicyBatch, at: Noise, logits: torch.Tensor, masked: torch.Tensor, **more):
+    """Both verbs, one after the other."""
+    drawn = batch.draw(at, logits, masked, masked.flatten().nonzero()[:, 0], entropy=True)
+    return batch.choose(at, drawn, masked, **more)
 
 
 def logits_with_confidence(c: list[float], vocab: int = 5) -> torch.Tensor:
@@ -181,7 +187,7 @@ def test_entropy_bound_takes_the_longest_prefix():
     for trial in range(50):
         table = torch.randn(7, 6) * 2
         gamma = 0.3 * trial / 10
-        found = decide(policy("eb", t_token=0.0, entropy_bound=gamma), table, 1, want_entropy=True)
+        found = decide(policy("eb", t_token=0.0, entropy_bound=gamma), table, 1)
         h = sorted(found.entropy[0].tolist())
         best = max(m for m in range(1, 8) if m == 1 or sum(h[:m]) - max(h[:m]) <= gamma)
         assert int(found.commit.sum()) == best
@@ -193,30 +199,29 @@ def test_klass_waits_for_stable_predictions():
     batch, masked = PolicyBatch([chosen]), torch.ones(1, 3, dtype=torch.bool)
     table = logits_with_confidence([0.9, 0.95, 0.3])
     memory, seen = None, []
-    for step in range(4):
+    for number in range(4):
         moving = table.clone()
-        moving[1] = logits_with_confidence([0.7 + 0.25 * (step % 2)])[0]  # confident but restless
-        decision = batch.step(noise(1, 3, step), moving, masked, eos_ids=NO_EOS, memory=memory)
-        memory = decision.memory
+        moving[1] = logits_with_confidence([0.7 + 0.25 * (number % 2)])[0]  # confident but restless
+        decision, memory = step(batch, noise(1, 3, number), moving, masked, memory=memory)
         seen.append(decision.commit[0].tolist())
     assert seen[0] == [True, False, False] or sum(seen[0]) == 1  # nothing is stable yet: the highest alone
     assert seen[2] == [True, False, False]  # position 0 was stable twice; 1 keeps moving; 2 is unsure
     fresh = Noise(noise(1, 3).keys, torch.tensor([9]), torch.arange(3, 6)[None])  # the next block
-    after = batch.step(fresh, table, masked, eos_ids=NO_EOS, memory=memory)
-    assert int(after.memory.stable.sum()) == 0
+    _, after = step(batch, fresh, table, masked, memory=memory)
+    assert int(after.stable.sum()) == 0
 
 
 def test_dream_schedule():
     """k(step) = int(n (1 - s/t)) with t from 1 to 0.001; at least one; the last step takes all."""
     chosen = policy("dream", steps=8, t_token=0.0)
     left, taken = 16, []
-    for step in range(8):
+    for number in range(8):
         batch = PolicyBatch([chosen])
         masked = torch.zeros(1, 16, dtype=torch.bool)
         masked[0, :left] = True
-        found = batch.step(noise(1, 16, step), torch.randn(left, 5), masked, eos_ids=NO_EOS)
-        t, s = (1 - 0.999 * step / 8), (1 - 0.999 * (step + 1) / 8)
-        k = left if step == 7 else max(1, int(left * (1 - s / t)))
+        found, _ = step(batch, noise(1, 16, number), torch.randn(left, 5), masked)
+        t, s = (1 - 0.999 * number / 8), (1 - 0.999 * (number + 1) / 8)
+        k = left if number == 7 else max(1, int(left * (1 - s / t)))
         assert int(found.commit.sum()) == k
         taken.append(k)
         left -= k
@@ -306,7 +311,7 @@ def test_greedy_and_drawn_rows_share_a_batch():
     chosen = [policy("lc", t_token=0.0), policy("lc", t_token=3.0)] * 500
     batch = PolicyBatch(chosen)
     masked = torch.ones(1000, 1, dtype=torch.bool)
-    found = batch.step(noise(1000, 1), z.repeat(1000, 1), masked, eos_ids=NO_EOS)
+    found, _ = step(batch, noise(1000, 1), z.repeat(1000, 1), masked)
     assert (found.tokens[::2] == z.argmax()).all()
     assert len(set(found.tokens[1::2, 0].tolist())) > 10
 
@@ -314,7 +319,7 @@ def test_greedy_and_drawn_rows_share_a_batch():
 def test_eos_last_works_at_every_temperature():
     """The defect: EOS confidence suppression that does nothing at T_token > 0."""
     table = torch.tensor([[9.0, 0.0, 0.0], [0.0, 0.6, 0.0], [0.0, 0.0, 0.5]])  # token 0 is EOS, and very sure
-    eos = torch.tensor([0])
+    eos = (0,)
     for t_token in (0.0, 0.3, 1.0):
         for name, extra in (("lc", {}), ("tlc", {"t_pos": 0.1}), ("ct", {}), ("random", {})):
             chosen = policy(name, t_token=t_token, eos="last", **extra)
@@ -352,12 +357,12 @@ def test_negative_entropy_is_negative():
         (lambda: policy("tlc", t_pos=-1), "t_pos must be in"),
         (lambda: policy("tlc", t_pos=math.nan), "t_pos must be in"),
         (lambda: policy("lc", t_token=-0.1), "t_token must be in"),
-        (lambda: policy("lc", t_token=math.inf), "t_token must be finite"),
+        (lambda: policy("lc", t_token=math.inf), r"t_token must be in \[0, inf\), not inf"),
         (lambda: policy("lc", k=0), "k must be an integer >= 1"),
         (lambda: policy("lc", k=1.5), "k must be an integer >= 1"),
         (lambda: policy("ct", threshold=1.2), "threshold must be in"),
         (lambda: policy("ct", threshold=-0.1), "threshold must be in"),
-        (lambda: policy("lc", top_p=0.0), "top_p must be above 0"),
+        (lambda: policy("lc", top_p=0.0), r"top_p must be in \(0, 1\], not 0.0"),
         (lambda: policy("lc", eos="late"), "unknown value of eos 'late'; did you mean 'last'"),
         (lambda: parse("tct:t_pos"), "name=value"),
         (lambda: parse("tct:t_pos=warm"), "not a number"),

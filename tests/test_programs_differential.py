@@ -51,7 +51,12 @@ def in_plain_interpreter(programs: list[Program]) -> list[str]:
     lines = "".join(json.dumps([p.code, p.tests, p.seconds]) + "\n" for p in programs)
     python = getattr(sys, "_base_executable", sys.executable)
     done = subprocess.run(
-        [python, "-I", "-S", "-c", PLAIN], input=lines, text=True, capture_output=True, check=True, timeout=3600
+        [python, "-I", "-S", "-c", PLAIN],
+        input=lines,
+        text=True,
+        capture_output=True,
+        check=True,
+        timeout=3600,
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -74,9 +79,13 @@ def test_small_programs(box: Sandbox) -> None:
     programs = [Program(pair.code, pair.tests, ("f",), seconds=10.0) for pair in table]
     plain = in_plain_interpreter(programs)
     expected = ["passed" if pair.holds else "failed" for pair in table]
-    assert [pair for pair, *both in zip(table, plain, expected) if both[0] != both[1]] == [], "the table is wrong"
+    assert [pair for pair, *both in zip(table, plain, expected) if both[0] != both[1]] == [], (
+        "the table is wrong"
+    )
     verdicts = [box.ask(program) for program in programs]
-    wrong = [(pair.name, v.outcome, v.detail) for pair, v, is_ in zip(table, verdicts, plain) if v.outcome != is_]
+    wrong = [
+        (pair.name, v.outcome, v.detail) for pair, v, is_ in zip(table, verdicts, plain) if v.outcome != is_
+    ]
     assert wrong == []
 
 
@@ -112,18 +121,26 @@ def mutants(code: str, seed: str, count: int) -> Iterator[str]:
     rng = random.Random(seed)
     for _ in range(count):
         tree = ast.parse(code)
-        places = [node for node in ast.walk(tree) if isinstance(node, (ast.Constant, ast.Compare, ast.BinOp, ast.Return))]
+        places = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.Constant, ast.Compare, ast.BinOp, ast.Return))
+        ]
         if not places:
             return
         node: Any = rng.choice(places)
         if isinstance(node, ast.Constant):
-            node.value = rng.choice([node.value + 1, -node.value]) if type(node.value) is int else [node.value]
+            node.value = (
+                rng.choice([node.value + 1, -node.value]) if type(node.value) is int else [node.value]
+            )
         elif isinstance(node, ast.Compare):
             node.ops[0] = rng.choice([ast.Lt(), ast.GtE(), ast.NotEq(), ast.Eq()])
         elif isinstance(node, ast.BinOp):
             node.op = rng.choice([ast.Add(), ast.Sub(), ast.Mult(), ast.FloorDiv()])
         else:
-            node.value = ast.parse(rng.choice(["None", "set([1])", "range(0)", "iter([])", "lambda: 0"])).body[0].value  # type: ignore[attr-defined]
+            node.value = (
+                ast.parse(rng.choice(["None", "set([1])", "range(0)", "iter([])", "lambda: 0"])).body[0].value
+            )  # type: ignore[attr-defined]
         yield ast.unparse(ast.fix_missing_locations(tree))
 
 

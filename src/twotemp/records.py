@@ -5,17 +5,61 @@ Problem -> Request -> (engine) -> Sample -> (grader) -> Grade
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple
+from numbers import Real
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from twotemp.errors import UserError, unknown
 from twotemp.plain import from_json, record, to_json
 
 Score = Literal["log_confidence", "confidence", "log_margin", "neg_entropy", "position"]
 Rule = Literal["budget", "threshold", "entropy_bound", "stable"]
+Confidence = Literal["model", "drawn"]
+Fallback = Literal["best", "leftmost"]
+Schedule = Literal["even", "dream"]
+Eos = Literal["free", "last", "never"]
 Outcome = Literal["passed", "failed", "timeout", "ungraded"]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A field of `Policy`: what it means and which values it may have. Everything else derives from this."""
+
+    text: str
+    kind: type  # float, int or bool: a number; str: one of `values`
+    interval: str = ""  # of a number, as mathematicians write it: "(0, 1]"
+    values: tuple[str, ...] = ()
+    structural: bool = False  # rows of one batch share it; the other fields may differ from row to row
+
+    def check(self, name: str, value: Any) -> None:
+        if self.kind is str:
+            if value not in self.values:
+                raise unknown(f"value of {name}", str(value), self.values)
+        elif self.kind is bool:
+            if not isinstance(value, bool):
+                raise UserError(f"{name} must be true or false, not {value!r}")
+        elif self.kind is int:
+            least = int(self.interval.strip("[)").split(",")[0])
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UserError(f"{name} must be an integer >= {least}, not {value!r}")
+        elif isinstance(value, bool) or not isinstance(value, Real) or not self._holds(float(value)):
+            raise UserError(f"{name} must be in {self.interval}, not {value!r}")
+
+    def _holds(self, value: float) -> bool:
+        low, high = map(float, self.interval[1:-1].split(","))
+        above = value > low if self.interval[0] == "(" else value >= low
+        return above and (value < high if self.interval[-1] == ")" else value <= high)
+
+    def read(self, name: str, text: str) -> Any:
+        """The value that a text on the command line stands for."""
+        try:
+            return text if self.kind is str else self.kind(text)
+        except ValueError:
+            raise UserError(f"parameter {name}={text!r} is not a number") from None
+
+
+_STRUCTURE = "structure"
 
 
 @dataclass(frozen=True)
@@ -27,52 +71,36 @@ class Policy:
     """
 
     name: str
-    # Structure: rows of one batch share these three.
-    score: Score
-    rule: Rule
-    confidence: Literal["model", "drawn"] = "model"  # of q itself, or of the tempered and filtered q
-    # Numbers: may differ from row to row of a batch.
-    t_token: float = 0.8
-    t_pos: float = 0.0
-    k: int = 1  # positions a step (budget), or the least number of positions a step (other rules)
-    threshold: float = 1.0  # lambda
-    inclusive: bool = False  # compare with >= instead of >
-    entropy_bound: float = 0.0  # gamma
-    kl_bound: float = 0.0  # epsilon of KL stability
-    kl_steps: int = 1  # how many steps in a row the prediction must have been stable
-    steps: int = 0  # > 0: k follows Dream's schedule over this many steps
-    top_k: int = 0  # 0: no filter
-    top_p: float = 1.0  # 1: no filter
-    eos: Literal["free", "last", "never"] = "free"  # EOS: as any token, lowest confidence, forbidden
+    score: Annotated[Score, "what ranks the positions", _STRUCTURE]
+    rule: Annotated[Rule, "which of them are committed", _STRUCTURE]
+    confidence: Annotated[Confidence, "of q itself, or of the tempered and filtered q", _STRUCTURE] = "model"
+    fallback: Annotated[Fallback, "who fills up to k where a rule finds fewer", _STRUCTURE] = "best"
+    t_token: Annotated[float, "token temperature, 0: greedy", "[0, inf)"] = 0.8
+    t_pos: Annotated[float, "position temperature", "[0, inf]"] = 0.0
+    k: Annotated[
+        int, "positions per step (budget), or the least number of them (other rules)", "[1, inf)"
+    ] = 1
+    threshold: Annotated[float, "lambda", "[0, 1]"] = 1.0
+    inclusive: Annotated[bool, "compare with >= instead of >"] = False
+    entropy_bound: Annotated[float, "gamma", "[0, inf]"] = 0.0
+    kl_bound: Annotated[float, "epsilon of KL stability", "[0, inf]"] = 0.0
+    kl_steps: Annotated[
+        int, "for how many steps in a row the prediction must have been stable", "[1, inf)"
+    ] = 1
+    steps: Annotated[int, "> 0: k follows a schedule over this many steps", "[0, inf)"] = 0
+    schedule: Annotated[Schedule, "even: so many steps per block; dream: Dream's time grid"] = "even"
+    top_k: Annotated[int, "0: no filter", "[0, inf)"] = 0
+    top_p: Annotated[float, "1: no filter", "(0, 1]"] = 1.0
+    eos: Annotated[Eos, "as any token, lowest confidence, forbidden"] = "free"
 
     def __post_init__(self) -> None:
-        for name in ("t_token", "t_pos"):
-            value = getattr(self, name)
-            if not value >= 0:  # catches NaN too
-                raise UserError(f"{name} must be in [0, inf], not {value!r}")
-        if math.isinf(self.t_token):
-            raise UserError("t_token must be finite: at inf every token is equally likely")
-        for name in ("threshold", "top_p"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise UserError(f"{name} must be in [0, 1], not {value!r}")
-        if self.top_p == 0:
-            raise UserError("top_p must be above 0; use t_token=0 for greedy tokens")
-        for name, least in (("k", 1), ("kl_steps", 1), ("steps", 0), ("top_k", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UserError(f"{name} must be an integer >= {least}, not {value!r}")
-        for name in ("entropy_bound", "kl_bound"):
-            value = getattr(self, name)
-            if not value >= 0:
-                raise UserError(f"{name} must be >= 0, not {value!r}")
-        if self.eos not in ("free", "last", "never"):
-            raise unknown("value of eos", self.eos, ("free", "last", "never"))
+        for name, parameter in PARAMETERS.items():
+            parameter.check(name, getattr(self, name))
 
     @property
-    def structure(self) -> tuple[str, str, str]:
+    def structure(self) -> tuple[str, ...]:
         """What rows must share to be stepped in one batch."""
-        return (self.score, self.rule, self.confidence)
+        return tuple(getattr(self, name) for name, parameter in PARAMETERS.items() if parameter.structural)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON data: T_pos = inf becomes "inf"."""
@@ -82,7 +110,9 @@ class Policy:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:
         numbers = {key: from_json(value) for key, value in data.items() if value == "inf"}
-        return record(cls, {**data, **numbers}, "the policy")
+        # Version 0.1 knew Dream's schedule alone, and did not name it.
+        schedule = {"schedule": "dream"} if data.get("steps") and "schedule" not in data else {}
+        return record(cls, {**data, **numbers, **schedule}, "the policy")
 
 
 class Key(NamedTuple):
@@ -94,6 +124,20 @@ class Key(NamedTuple):
 
     def __str__(self) -> str:
         return f"sample {self.index} of {self.request!r}"
+
+
+def _parameter(hint: Any) -> Parameter:
+    kind, (text, *more) = hint.__origin__, hint.__metadata__
+    if get_origin(kind) is Literal:
+        return Parameter(text, str, values=get_args(kind), structural=_STRUCTURE in more)
+    return Parameter(text, kind, *more)
+
+
+PARAMETERS: dict[str, Parameter] = {
+    name: _parameter(hint)
+    for name, hint in get_type_hints(Policy, include_extras=True).items()
+    if get_origin(hint) is Annotated
+}
 
 
 @dataclass(frozen=True)

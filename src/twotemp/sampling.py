@@ -11,7 +11,7 @@ from operator import index as whole
 from typing import Any
 
 from twotemp.asking import finish
-from twotemp.engine import Ledger, run
+from twotemp.engine import Observer, Steps, StepView, run
 from twotemp.engine.rows import check
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser, LanguageModel, Message, language_model
@@ -43,8 +43,8 @@ def sample(
     batch_size: int | None = None,
     cache: str | None = None,
     on_sample: Callable[[Sample], None] | None = None,
-    on_step: Callable[[Any], None] | None = None,
-    ledger: Ledger | None = None,
+    on_step: Callable[[StepView], None] | None = None,
+    observer: Observer | None = None,
 ) -> Samples:
     """Draw n samples per prompt; sample i of prompt j is at index j * n + i.
 
@@ -59,7 +59,8 @@ def sample(
     chat: None puts text into the model's chat format where it has one, False never.
     stop: strings before which the text ends; eos_stop: end a row once everything up to its first EOS is written.
     cache: None is exact, "prefix" and "dual" are Fast-dLLM's approximations.
-    on_sample(sample) is called as rows finish, on_step(view) after every step; a `ledger` says where the time went.
+    on_sample(sample) is called as rows finish, on_step(view) after every step with a
+    `StepView`: the canvas, what was committed, how surely. An `observer` sees the steps too, and may keep time.
 
     >>> import twotemp
     >>> model = twotemp.load("tiny")
@@ -78,8 +79,7 @@ def sample(
         stop=_strings(stop),
         batch_size=batch_size,
         cache=cache,
-        on_step=on_step,
-        ledger=ledger,
+        observer=_watching(on_step, observer),
     )
     return _in_order(model, found, templates, on_sample)
 
@@ -100,8 +100,8 @@ def stream(
     trace: bool = False,
     batch_size: int | None = None,
     cache: str | None = None,
-    on_step: Callable[[Any], None] | None = None,
-    ledger: Ledger | None = None,
+    on_step: Callable[[StepView], None] | None = None,
+    observer: Observer | None = None,
 ) -> Iterator[Sample]:
     """As `sample`, but yields each sample as soon as it is finished; n may be as large as you like.
 
@@ -119,8 +119,7 @@ def stream(
         stop=_strings(stop),
         batch_size=batch_size,
         cache=cache,
-        on_step=on_step,
-        ledger=ledger,
+        observer=_watching(on_step, observer),
     )
 
 
@@ -137,8 +136,8 @@ def infill(
     batch_size: int | None = None,
     cache: str | None = None,
     on_sample: Callable[[Sample], None] | None = None,
-    on_step: Callable[[Any], None] | None = None,
-    ledger: Ledger | None = None,
+    on_step: Callable[[StepView], None] | None = None,
+    observer: Observer | None = None,
 ) -> Samples:
     """Fill the mask tokens inside given texts (the model's own mask token, or its id) n times each.
 
@@ -151,7 +150,7 @@ def infill(
     """
     templates = _templates(model, texts, policy, 0, block, seed, ids=ids, chat=False, trace=trace)
     requests = _repeated(templates, whole_number("n", n, least=1))
-    found = draw(model, requests, batch_size=batch_size, cache=cache, on_step=on_step, ledger=ledger)
+    found = draw(model, requests, batch_size=batch_size, cache=cache, observer=_watching(on_step, observer))
     return _in_order(model, found, templates, on_sample)
 
 
@@ -162,14 +161,23 @@ def draw(
     stop: Sequence[str] = (),
     batch_size: int | None = None,
     cache: str | None = None,
-    on_step: Callable[[Any], None] | None = None,
-    ledger: Ledger | None = None,
+    observer: Observer | None = None,
 ) -> Iterator[Sample]:
-    """Samples with their text, as rows finish. The one place where requests meet the engine and its hooks."""
+    """Samples with their text, as rows finish. The one place where requests meet the engine."""
     text, rest = language_model(model), iter(requests)
     while some := list(islice(rest, CHUNK)):
-        found = run(model, some, batch_size=batch_size, cache=cache, on_step=on_step, ledger=ledger)
+        found = run(model, some, batch_size=batch_size, cache=cache, observer=observer)
         yield from (finish(text, one, stop) for one in found)
+
+
+def _watching(on_step: Callable[[StepView], None] | None, observer: Observer | None) -> Observer | None:
+    if on_step is None:
+        return observer
+    if observer is not None:
+        raise UserError(
+            "give on_step or an observer, not both: an observer's `step` is called with the same view"
+        )
+    return Steps(on_step)
 
 
 def _templates(

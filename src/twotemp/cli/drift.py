@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from twotemp.cli.options import DecodingOptions, Json, LoadingOptions, Model
 from twotemp.plain import json_text
+
+if TYPE_CHECKING:
+    from twotemp.records import Sample
 
 
 def drift(
@@ -45,12 +48,12 @@ def drift(
     with progress("comparing") as bar:
         done = 0
 
-        def advance(finished: int) -> None:
+        def advance(_: Sample) -> None:
             nonlocal done
-            done += finished
+            done += 1
             bar.update(done, len(wanted))
 
-        found = measure(loaded, wanted, cache, batch_size=decoding.batch_size, on_step=advance)
+        found = measure(loaded, wanted, cache, batch_size=decoding.batch_size, on_sample=advance)
     if as_json:
         typer.echo(json_text(asdict(found)))
         return

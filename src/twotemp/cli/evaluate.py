@@ -209,7 +209,7 @@ def run_plan(
             def watch(state: Progress) -> None:
                 bar.update(state.samples, state.all_samples, _note(state))
 
-            evaluation.run(loaded, batch_size=batch_size, watch=watch, ledger=ledger)
+            evaluation.run(loaded, batch_size=batch_size, watch=watch, observer=ledger)
     if ledger is not None:
         say(ledger.report())
 

@@ -103,7 +103,7 @@ def sample(
         trace=trace,
         batch_size=batch_size,
         cache=cache,
-        ledger=ledger,
+        observer=ledger,
     )
     answers = {name: Answers() for name in names}
     with progress("sampling") as bar:

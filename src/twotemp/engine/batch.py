@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
-from twotemp.engine.ledger import Ledger
+from twotemp.engine.observer import Observer, StepView
 from twotemp.engine.rows import Rows, Window, block_of
 from twotemp.engine.runner import runner_for
 from twotemp.errors import UserError
@@ -17,54 +20,71 @@ from twotemp.records import Request, Sample, Trace
 
 
 class Batch:
-    """Rows of one policy structure, stepped together."""
+    """Rows of one policy structure, stepped together: `run` decides, `commit` writes."""
 
     def __init__(
-        self, model: Denoiser, requests: Sequence[Request], everything: Sequence[Request], cache: str | None
+        self,
+        model: Denoiser,
+        requests: Sequence[Request],
+        columns: int,
+        block_width: int,
+        cache: str | None = None,
     ) -> None:
-        """`everything`: all requests that may ever stand in this batch; they fix its widths."""
         self.model = model
-        columns = max(len(r.prompt) + r.length for r in everything)
-        block_width = min(columns, max(block_of(r, model) for r in everything))
         self.rows = Rows(requests, model, columns, block_width)
         self.runner = runner_for(model, len(requests), columns, cache)
-        self.forbidden = torch.tensor(model.forbidden_ids, dtype=torch.int64, device=model.device)
         self.memory: Memory | None = None
         self._stack_policies()
 
     def _stack_policies(self) -> None:
         if self.rows.requests:
-            self.policies = PolicyBatch([r.policy for r in self.rows.requests], self.model.device)
+            self.policies = PolicyBatch(
+                [r.policy for r in self.rows.requests],
+                self.model.device,
+                eos_ids=self.model.eos_ids,
+                # Whatever a model says: a row that writes masks would never end.
+                forbidden_ids=sorted({*self.model.forbidden_ids, self.model.mask_id}),
+            )
 
-    def step(self, ledger: Ledger) -> list[int]:
-        """One step of every row; the slots that are finished now."""
+    def run(self, observer: Observer) -> StepView:
+        """A forward pass and what the policies make of it. Changes nothing that counts: it may be taken again."""
         rows, window = self.rows, self.rows.window(self.policies.candidates)
-        ledger.lap("bookkeeping")
+        observer.lap("bookkeeping")
         logits = self.runner.logits(rows, window)
-        ledger.lap("bookkeeping" if ledger.watched else "forward")
-        decision = self.decide(window, logits, ledger)
-        # Nothing that counts was changed so far: a step that runs out of memory is taken again.
-        self.memory = decision.memory
-        self.runner.book(rows, window)
-        rows.commit(window, decision.tokens, decision.commit, decision.confidence, decision.entropy)
-        if not rows.look(healthy=torch.isfinite(decision.log_norm).all()):
-            raise _not_a_number(rows, window, decision.log_norm)
-        ledger.lap("bookkeeping")
-        return (rows.open == 0).nonzero()[:, 0].tolist()
+        observer.lap("forward")
+        noise = Noise(rows.key, rows.step, window.positions)
+        since = rows.forwards - rows.begun
+        decide = partial(self._decide, window, noise, since, self.memory)
+        decision, memory = decide(logits, observer)
+        return StepView(rows, window, logits, decision, memory, noise.step, since, decide)
 
-    def decide(self, window: Window, logits: torch.Tensor, ledger: Ledger) -> Decision:
-        """What the policies make of these logits."""
-        logits[:, self.forbidden] = -torch.inf
-        return self.policies.step(
-            Noise(self.rows.key, self.rows.step, window.positions),
-            logits,
-            window.masked,
-            index=window.index,
-            eos_ids=self.rows.eos_ids,
-            memory=self.memory,
-            want_entropy=self.rows.traced,
-            lap=ledger.lap,
-        )
+    def _decide(
+        self,
+        window: Window,
+        noise: Noise,
+        since: Tensor,
+        memory: Memory | None,
+        logits: Tensor,
+        observer: Observer | None = None,
+    ) -> tuple[Decision, Memory | None]:
+        lap = (observer or Observer()).lap
+        drawn = self.policies.draw(noise, logits, window.masked, window.index, entropy=self.rows.traced)
+        lap("draw")
+        when = since.to(self.model.device, non_blocking=True) if self.policies.any_even else None
+        chosen = self.policies.choose(noise, drawn, window.masked, memory=memory, since=when)
+        lap("select")
+        return chosen
+
+    def commit(self, view: StepView) -> tuple[list[int], dict[int, UserError]]:
+        """Write what was decided; the slots that are finished now, and what is wrong with those that failed."""
+        rows, window, decision = self.rows, view.window, view.decision
+        self.memory = view.memory
+        self.runner.book(rows, window)
+        rows.commit(window, decision)
+        healthy = torch.isfinite(decision.log_norm)
+        failed = {} if rows.look(healthy.all()) else _not_numbers(view, healthy)
+        done = (rows.open == 0).nonzero()[:, 0].tolist()
+        return [slot for slot in done if slot not in failed], failed
 
     def refill(self, requests: Mapping[int, Request]) -> None:
         """Put new rows where finished ones stood."""
@@ -85,17 +105,37 @@ class Batch:
                 )
             self._stack_policies()
 
+    def widen(self, columns: int, block_width: int) -> None:
+        """Room for rows of so many columns, where there is not enough."""
+        if columns > self.rows.columns or block_width > self.rows.block_width:
+            self.rows.widen(max(columns, self.rows.columns), max(block_width, self.rows.block_width))
+            self._make_room()
+
+    def append(self, requests: Sequence[Request]) -> None:
+        """Rows behind the last one."""
+        if requests:
+            self.rows.append(requests)
+            self._make_room()
+            self._stack_policies()
+
+    def _make_room(self) -> None:
+        self.runner.grow(len(self.rows.requests), self.rows.columns)
+        if self.memory is not None:
+            self.memory = self.memory.grow(len(self.rows.requests), self.rows.block_width)
+
     def samples(self, slots: Sequence[int]) -> Iterator[Sample]:
         """Samples of finished rows; what an EOS stop left masked becomes that EOS."""
         now, rows = perf_counter(), self.rows
         index = torch.tensor(slots, dtype=torch.int64, device=rows.ids.device)
-        names = ("ids", "generated", "step", "commit_step", "confidence", "entropy")
+        names = ("ids", "generated", "origin", "step", "commit_step", "confidence", "entropy")
         host = {name: getattr(rows, name)[index].cpu() for name in names}
         host |= {name: getattr(rows, name)[list(slots)] for name in ("forwards", "processed")}
         mask_id, eos_ids = self.model.mask_id, set(self.model.eos_ids)
         for i, slot in enumerate(slots):
             request = rows.requests[slot]
-            positions = host["generated"][i].nonzero()[:, 0]
+            # Beyond what was asked for lies at most the rest of a block-causal model's last block.
+            asked = host["generated"][i, : len(request.prompt) + request.length]
+            positions = asked.nonzero()[:, 0]
             tokens = host["ids"][i, positions].tolist()
             written = next((n for n, token in enumerate(tokens) if token in eos_ids), len(tokens))
             if mask_id in tokens:  # only after an EOS stop
@@ -108,7 +148,12 @@ class Batch:
                 prompt=request.prompt,
                 positions=tuple(positions.tolist()),
                 tokens=tuple(tokens),
-                nfe=_paper_nfe(request, written, int(host["step"][i])),
+                nfe=_paper_nfe(
+                    request,
+                    (positions[:written] - host["origin"][i]).tolist(),
+                    block_of(request, self.model),
+                    int(host["step"][i]),
+                ),
                 forwards=int(host["forwards"][i]),
                 processed=int(host["processed"][i]),
                 seconds=now - rows.entered[slot],
@@ -123,20 +168,29 @@ class Batch:
             )
 
 
-def _paper_nfe(request: Request, written: int, steps: int) -> int:
-    """The paper's accounting: AR costs a pass for each token before EOS, the others every step run."""
+def _paper_nfe(request: Request, positions: Sequence[int], block: int, steps: int) -> int:
+    """The paper's accounting: AR costs the passes that write what comes before EOS (positions), K tokens of a block
+    at a time; the others every step run."""
     policy = request.policy
-    if policy.score == "position" and policy.rule == "budget" and policy.t_pos == 0:
-        return -(-written // policy.k)
+    if (policy.score, policy.rule, policy.t_pos, policy.steps) == ("position", "budget", 0, 0):
+        blocks = Counter(at // block for at in positions)
+        return sum(-(-count // policy.k) for count in blocks.values())
     return steps
 
 
-def _not_a_number(rows: Rows, window: Window, log_norm: torch.Tensor) -> UserError:
-    bad = int((~torch.isfinite(log_norm)).nonzero()[0, 0])
-    row, at = int(window.row[bad]), int(window.at[bad])
-    request = rows.requests[row]
-    return UserError(
-        f"the model returned NaN or infinite logits for request {request.id!r}, sample {request.index}, "
-        f"row {row}, step {int(rows.step[row]) - 1}, position {at}; "
-        "check the weights and the dtype (try float32)"
-    )
+def _not_numbers(view: StepView, healthy: Tensor) -> dict[int, UserError]:
+    """What to say about each row whose logits are broken, by its first broken position."""
+    broken = (~healthy).nonzero()[:, 0]
+    rows, places = view.window.row[broken].tolist(), view.window.at[broken].tolist()
+    steps = view.step.tolist()
+    found: dict[int, UserError] = {}
+    for row, at in zip(rows, places):
+        request = view.requests[row]
+        found.setdefault(
+            row,
+            UserError(
+                f"the model returned NaN or infinite logits for request {request.id!r}, sample {request.index}, "
+                f"row {row}, step {steps[row]}, position {at}; check the weights and the dtype (try float32)"
+            ),
+        )
+    return found

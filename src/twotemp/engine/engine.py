@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 
 from twotemp.engine.batch import Batch
-from twotemp.engine.ledger import Ledger
-from twotemp.engine.memory import fit_batch, out_of_memory
-from twotemp.engine.rows import check
+from twotemp.engine.memory import Survived, fit_batch
+from twotemp.engine.observer import Observer
+from twotemp.engine.rows import check, widths
 from twotemp.engine.runner import check_cache
 from twotemp.engine.scheduler import Scheduler
 from twotemp.errors import UserError
@@ -27,8 +28,7 @@ def run(
     *,
     batch_size: int | None = None,
     cache: str | None = None,
-    on_step: Callable[[int], None] | None = None,
-    ledger: Ledger | None = None,
+    observer: Observer | None = None,
 ) -> Iterator[Sample]:
     """Sample every request. A sample depends on its request alone, not on the batch it was drawn in.
 
@@ -36,7 +36,7 @@ def run(
     T_pos may differ from row to row. Long rows go first, so that a batch holds rows of similar length.
     batch_size: None takes what should fit into memory; if it does not, the batch is halved and goes on.
     cache: None is exact; "prefix" and "dual" are Fast-dLLM's approximations for bidirectional models.
-    `on_step(rows)` is called after every step with the number of rows in the batch; a `ledger` keeps time.
+    observer: sees every step, and keeps time if it likes; a `Ledger` for one.
     """
     if batch_size is not None and batch_size < 1:
         raise UserError(f"batch_size must be >= 1, not {batch_size}")
@@ -51,42 +51,132 @@ def run(
         log.info("batch size %d: %s (set batch_size to change it)", batch_size, why)
     waiting.sort(key=lambda r: (r.policy.structure, -len(r.prompt) - r.length))
     groups = [list(group) for _, group in groupby(waiting, key=lambda r: r.policy.structure)]
-    clock = ledger or Ledger()
-    return (s for group in groups for s in _decode(model, group, batch_size, cache, on_step, clock))
+    return (s for group in groups for s in _finish(Live(model, batch_size, cache, observer), group))
 
 
-@torch.inference_mode()
-def _decode(
-    model: Denoiser, waiting: list[Request], slots: int, cache: str | None, on_step, ledger: Ledger
-) -> Iterator[Sample]:
-    scheduler = Scheduler(waiting, min(slots, len(waiting)))
-    scheduler.fill()
-    batch: Batch | None = None
-    with ledger.watching():
-        while scheduler.running:
-            ledger.start()
-            rows = len(scheduler.running)
-            finished: list[int] | None = None
-            try:
-                batch = batch or Batch(model, scheduler.running, waiting, cache)
-                finished = batch.step(ledger)
-            except RuntimeError as error:
-                if not out_of_memory(error):
-                    raise
-            if batch is None or finished is None:
-                # Not inside `except`, where the error would keep the failed step's tensors alive.
-                dropped = scheduler.halve()
-                log.warning("out of memory with %d rows; going on with %d", rows, len(scheduler.running))
-                if batch is not None:
-                    batch.drop(dropped)
-                continue
-            ledger.step(rows)
-            if on_step is not None:
-                on_step(rows)
-            if finished:
-                yield from batch.samples(finished)
-                ledger.start()
-                _, refilled, dropped = scheduler.finish(finished)
-                batch.refill(refilled)
+def _finish(live: Live, requests: list[Request]) -> Iterator[Sample]:
+    """Submit all, take turns until nothing is left."""
+    for request in requests:
+        live.submit(request)
+    while not live.idle:
+        for _, outcome in live.turn():
+            if isinstance(outcome, UserError):
+                raise outcome
+            yield outcome
+
+
+@dataclass(eq=False)  # two tickets are never the same, even for equal requests
+class Ticket:
+    """A request that was submitted."""
+
+    request: Request
+
+
+Outcome = tuple[Ticket, Sample | UserError]
+
+
+class Live:
+    """Batches that requests may join and leave while they run, one for each structure of policies.
+
+    A sample is the same whenever its request arrived. Not thread-safe: one thread submits, cancels and turns.
+    """
+
+    def __init__(
+        self, model: Denoiser, slots: int, cache: str | None = None, observer: Observer | None = None
+    ) -> None:
+        """slots: the rows of each batch, at most."""
+        check_cache(model, cache)
+        self.model, self.slots, self.cache = model, slots, cache
+        self.observer = observer or Observer()
+        self._lanes: dict[Hashable, _Lane] = {}
+
+    @property
+    def idle(self) -> bool:
+        return not self._lanes
+
+    def submit(self, request: Request) -> Ticket:
+        """Line up; the row joins its batch as soon as there is a slot."""
+        check(request, self.model)
+        lane = self._lanes.get(request.policy.structure)
+        if lane is None:
+            lane = _Lane(self.model, self.slots, self.cache, self.observer)
+            self._lanes[request.policy.structure] = lane
+        ticket = Ticket(request)
+        lane.scheduler.add(ticket)
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Take a request out, waiting or running; there will be no outcome."""
+        if lane := self._lanes.get(ticket.request.policy.structure):
+            lane.scheduler.cancel(ticket)
+
+    def turn(self) -> list[Outcome]:
+        """One step of every batch; the rows that ended: their samples, or what went wrong with that row alone."""
+        outcomes: list[Outcome] = []
+        for structure, lane in list(self._lanes.items()):
+            if not lane.scheduler.idle:
+                outcomes += lane.turn()
+            if lane.scheduler.idle:
+                del self._lanes[structure]
+        return outcomes
+
+
+class _Lane:
+    """The requests of one structure: those that wait, and the batch."""
+
+    def __init__(self, model: Denoiser, slots: int, cache: str | None, observer: Observer) -> None:
+        self.model, self.cache, self.observer = model, cache, observer
+        self.scheduler: Scheduler[Ticket] = Scheduler((), slots)
+        self.batch: Batch | None = None
+
+    @torch.inference_mode()
+    def turn(self) -> list[Outcome]:
+        """Schedule, run, commit: one step of every row."""
+        with self.observer.turn():
+            with Survived() as attempt:
+                batch = self._schedule()
+                view = batch.run(self.observer)
+                self.batch = None  # rows that are only half written would have to begin again
+                finished, failed = batch.commit(view)
+                self.batch = batch
+            if attempt.ran_out:
+                self._recover()
+                return []
+            self.observer.step(view)
+            tickets = self.scheduler.running
+            samples = zip(finished, batch.samples(finished)) if finished else ()
+            outcomes: list[Outcome] = [(tickets[slot], sample) for slot, sample in samples]
+            outcomes += [(tickets[slot], error) for slot, error in failed.items()]
+            self.scheduler.finish([*finished, *failed])
+            return outcomes
+
+    def _schedule(self) -> Batch:
+        """The batch with the rows that are due."""
+        moves = self.scheduler.schedule()
+        batch, self.batch = self.batch, None
+        if batch is None:
+            known = [ticket.request for ticket in (*self.scheduler.running, *self.scheduler.waiting)]
+            running = known[: len(self.scheduler.running)]
+            batch = Batch(self.model, running, *widths(known, self.model), self.cache)
+        else:
+            added = [ticket.request for ticket in moves.added]
+            refilled = {slot: ticket.request for slot, ticket in moves.refilled.items()}
+            if new := [*added, *refilled.values()]:
+                batch.widen(*widths(new, self.model))
+            batch.refill(refilled)
+            batch.drop(moves.dropped)
+            batch.append(added)
+        self.batch = batch
+        return batch
+
+    def _recover(self) -> None:
+        """Out of memory: half of the rows wait again. A batch that cannot even be made smaller is given up and its
+        rows begin again; their samples are the same."""
+        rows = len(self.scheduler.running)
+        dropped = self.scheduler.halve()
+        log.warning("out of memory with %d rows; going on with %d", rows, len(self.scheduler.running))
+        batch, self.batch = self.batch, None
+        if batch is not None:
+            with Survived():
                 batch.drop(dropped)
-                ledger.lap("bookkeeping")
+                self.batch = batch

@@ -1,4 +1,4 @@
-"""Where a run's time goes: seconds by part, measured in laps. Costs a clock reading a lap."""
+"""Where a run's time goes: seconds by part, measured in laps. Costs one clock reading per lap."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from time import perf_counter
 
 import torch
 
+from twotemp.engine.observer import Observer, StepView
 from twotemp.models.base import Denoiser, LanguageModel
 
 PARTS = ("forward", "head", "draw", "select", "bookkeeping")
 
 
-class Ledger:
+class Ledger(Observer):
     """Seconds spent in each part of the loop, and how many steps and row-steps they cover.
 
     forward: the network's body; head: its last projection; draw: tokens, confidences and entropies;
@@ -25,39 +26,39 @@ class Ledger:
         self.steps = self.row_steps = 0
         self._last = perf_counter()
         self._device = None if model is None or model.device.type != "cuda" else model.device
-        self._parts = model.body_and_head if isinstance(model, LanguageModel) else None
-        self.watched = self._parts is not None  # else the model is timed as one
+        self._parts = model.body_and_head if isinstance(model, LanguageModel) else None  # None: timed as one
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def turn(self) -> Iterator[None]:
         """Body and head lie inside the model's call, so they are timed by hooks and not by a lap."""
-        if self._parts is None:
-            yield
-            return
-        body, head = self._parts
-        hooks = [
-            body.register_forward_pre_hook(lambda *_: self.lap("bookkeeping")),
-            head.register_forward_pre_hook(lambda *_: self.lap("forward")),
-            head.register_forward_hook(lambda *_: self.lap("head")),
-        ]
+        hooks = []
+        if self._parts is not None:
+            body, head = self._parts
+            hooks = [
+                body.register_forward_pre_hook(lambda *_: self._book("bookkeeping")),
+                head.register_forward_pre_hook(lambda *_: self._book("forward")),
+                head.register_forward_hook(lambda *_: self._book("head")),
+            ]
+        self._last = self._now()  # the time since the last turn was the caller's
         try:
             yield
+            self._book("bookkeeping")
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def start(self) -> None:
-        """Forget the time since the last lap: the consumer's, not ours."""
-        self._last = self._now()
-
     def lap(self, part: str) -> None:
+        # What the model does after its head is not the forward pass, where the hooks know better.
+        self._book("bookkeeping" if self._parts is not None and part == "forward" else part)
+
+    def step(self, view: StepView) -> None:
+        self.steps += 1
+        self.row_steps += len(view.requests)
+
+    def _book(self, part: str) -> None:
         now = self._now()
         self.seconds[part] += now - self._last
         self._last = now
-
-    def step(self, rows: int) -> None:
-        self.steps += 1
-        self.row_steps += rows
 
     def _now(self) -> float:
         if self._device is not None:  # else a lap would time the launch, not the work
@@ -68,6 +69,6 @@ class Ledger:
         total = sum(self.seconds.values()) or 1.0
         lines = [f"{part:12}{s:9.3f} s {100 * s / total:6.1f} %" for part, s in self.seconds.items()]
         lines.append(
-            f"{self.steps} steps, {self.row_steps} row-steps, {1e3 * total / max(self.steps, 1):.2f} ms a step"
+            f"{self.steps} steps, {self.row_steps} row-steps, {1e3 * total / max(self.steps, 1):.2f} ms per step"
         )
         return "\n".join(lines)

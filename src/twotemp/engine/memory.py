@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from twotemp.engine.rows import block_of
+from twotemp.engine.rows import widths
 from twotemp.models.base import Denoiser, LanguageModel
 from twotemp.records import Request
 
-MOST_ROWS = 64  # more rows a batch gain little: the matrix products are large enough
+MOST_ROWS = 64  # more rows in a batch gain little: the matrix products are large enough
 _SHARE = 0.5  # of the free memory; the rest is for the allocator's gaps and other people
-_ACTIVATIONS = 24  # floats a hidden unit that are alive at once in a layer, roughly
+_ACTIVATIONS = 24  # floats per hidden unit that are alive at once in a layer, roughly
 _LOGIT_COPIES = 3  # the logits themselves and what the draw needs beside them
 _STABLE_COPIES = 4  # KL stability: the prediction before, the one now, and their two products
 _FLOAT = 4
@@ -33,8 +35,7 @@ def fit_batch(model: Denoiser, requests: Sequence[Request], cache: str | None) -
 
 def row_bytes(model: Denoiser, requests: Sequence[Request], cache: str | None) -> int:
     """About what a row needs beside the weights."""
-    columns = max(len(r.prompt) + r.length for r in requests)
-    block = min(columns, max(block_of(r, model) for r in requests))
+    columns, block = widths(requests, model)
     stable = any(r.policy.rule == "stable" for r in requests)
     logits = block * model.vocab_size * (_LOGIT_COPIES + stable * _STABLE_COPIES)
     if not isinstance(model, LanguageModel):
@@ -78,6 +79,24 @@ def _cgroup_rooms() -> list[int]:
     return rooms
 
 
-def out_of_memory(error: RuntimeError) -> bool:
+class Survived(AbstractContextManager["Survived"]):
+    """Running out of memory ends the block and no more; `ran_out` says that it did.
+
+    A block and not an `except`, inside which the error would keep the failed step's tensors alive.
+    """
+
+    ran_out = False
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        self.ran_out = error is not None and out_of_memory(error)
+        return self.ran_out
+
+
+_SIGNS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def out_of_memory(error: BaseException) -> bool:
     """Is this torch saying that memory ran out, on a GPU or a CPU?"""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+    )

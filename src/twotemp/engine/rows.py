@@ -4,12 +4,12 @@ What can be derived is derived: a row's block is the one that holds its leftmost
 pointer to keep in step, and infilling is generation whose masks lie elsewhere.
 
 The host knows the shape of what comes next (where each row's block is, how many masks are open in it) from one
-small transfer a step, `look`; nothing else waits for the device.
+small transfer per step, `look`; nothing else waits for the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from twotemp import rng
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser, LanguageModel
+from twotemp.policies.step import Decision
 from twotemp.records import Request
 
 DEFAULT_BLOCK = 32
@@ -48,9 +49,9 @@ class Window:
 
 
 def compact(flags: Tensor, count: int) -> Tensor:
-    """The indices of the True entries of `flags.flatten()`: nonzero for whoever knows how many there are.
+    """The indices of the True entries of `flags.flatten()`, where their number is known.
 
-    By prefix sums: an answer whose size is known needs no word from the device.
+    `nonzero` would ask the device for it; prefix sums need not.
     """
     flags = flags.flatten()
     place = torch.where(flags, flags.cumsum(0) - 1, count)  # all others share a last entry, which is cut off
@@ -95,6 +96,23 @@ def block_of(request: Request, model: Denoiser) -> int:
     return model.block_size or request.block or DEFAULT_BLOCK
 
 
+def span_of(request: Request, model: Denoiser) -> int:
+    """How many columns the row has. A block-causal model knows whole blocks only, so the last one is completed with
+    masks, as SDAR and LLaDA-2 do; what is written beyond `length` is no part of the sample."""
+    asked = len(request.prompt) + request.length
+    if model.block_size is None or not request.length:
+        return asked
+    whole = -(-asked // model.block_size) * model.block_size
+    return whole if model.max_length is None else min(whole, model.max_length)
+
+
+def widths(requests: Iterable[Request], model: Denoiser) -> tuple[int, int]:
+    """The columns and the widest block that these rows need."""
+    needed = [(span_of(r, model), block_of(r, model)) for r in requests]
+    columns = max(span for span, _ in needed)
+    return columns, min(columns, max(block for _, block in needed))
+
+
 class Rows:
     """Tensors [B] and [B, C] of the rows being decoded."""
 
@@ -107,6 +125,7 @@ class Rows:
         device = model.device
         self.ids = torch.empty(0, columns, dtype=torch.int64, device=device)
         self.length = torch.empty(0, dtype=torch.int64, device=device)  # tokens of the row
+        self.asked = torch.empty(0, dtype=torch.int64, device=device)  # those the request is about
         self.origin = torch.empty(0, dtype=torch.int64, device=device)  # where the block grid starts
         self.block = torch.empty(0, dtype=torch.int64, device=device)
         self.key = torch.empty(0, dtype=torch.int64, device=device)
@@ -121,14 +140,17 @@ class Rows:
         self.start = torch.empty(0, dtype=torch.int64)  # of the active block
         self.end = torch.empty(0, dtype=torch.int64)
         self.open = torch.empty(0, dtype=torch.int64)  # masks in the active block; 0: the row is finished
+        self.begun = torch.empty(0, dtype=torch.int64)  # steps taken before the active block
         self.cached = torch.empty(0, dtype=torch.int64)  # start of the block the cache is about, -1: none
         self.forwards = torch.empty(0, dtype=torch.int64)
         self.processed = torch.empty(0, dtype=torch.int64)
         self.eos_ids = torch.tensor(model.eos_ids, dtype=torch.int64, device=device)
         self.append(requests)
 
-    _ON_DEVICE = "ids length origin block key step eos_stop generated commit_step confidence entropy".split()
-    _ON_HOST = "tokens start end open cached forwards processed".split()
+    _ON_DEVICE = (
+        "ids length asked origin block key step eos_stop generated commit_step confidence entropy".split()
+    )
+    _ON_HOST = "tokens start end open begun cached forwards processed".split()
 
     def append(self, requests: Sequence[Request]) -> None:
         fresh = self._fresh(requests)
@@ -137,6 +159,13 @@ class Rows:
         self.requests += requests
         self.entered += [perf_counter()] * len(requests)
         self._know_the_batch()
+
+    def widen(self, columns: int, block_width: int) -> None:
+        """Room for longer rows and wider blocks."""
+        for name in ("ids", "generated", "commit_step", "confidence", "entropy"):
+            tensor = getattr(self, name)
+            setattr(self, name, torch.nn.functional.pad(tensor, (0, columns - self.columns)))
+        self.columns, self.block_width = columns, block_width
 
     def replace(self, slots: Mapping[int, Request]) -> None:
         """Put new rows where finished ones stood."""
@@ -158,9 +187,10 @@ class Rows:
 
     def _know_the_batch(self) -> None:
         """Facts of the batch kept on the host, so that a step needs no round trip for them."""
-        lengths = [len(r.prompt) + r.length for r in self.requests]
+        lengths = [span_of(r, self.model) for r in self.requests]
         self.width = max(lengths, default=0)
         self.padded = any(n != self.width for n in lengths)
+        self.completed = any(n != len(r.prompt) + r.length for n, r in zip(lengths, self.requests))
         self.traced = any(r.trace for r in self.requests)
         self.stops_at_eos = any(r.eos_stop for r in self.requests)
         # Rows can only ever be in the same state if they started from the same prompt.
@@ -168,7 +198,7 @@ class Rows:
 
     def _fresh(self, requests: Sequence[Request]) -> dict[str, Tensor]:
         mask = self.model.mask_id
-        texts = [list(r.prompt) + [mask] * r.length for r in requests]
+        texts = [list(r.prompt) + [mask] * (span_of(r, self.model) - len(r.prompt)) for r in requests]
         ids = torch.zeros(len(texts), self.columns, dtype=torch.int64)
         for row, text in enumerate(texts):
             ids[row, : len(text)] = torch.tensor(text)
@@ -183,6 +213,7 @@ class Rows:
         values = {
             "ids": ids,
             "length": length,
+            "asked": torch.tensor([len(r.prompt) + r.length for r in requests]),
             "origin": origin,
             "block": block,
             "key": torch.tensor([rng.row_key(r.seed, r.id, r.index) for r in requests]),
@@ -193,7 +224,14 @@ class Rows:
             "confidence": torch.zeros(shape),
             "entropy": torch.zeros(shape),
         }
-        on_host = {"tokens": length, "start": start, "end": end, "open": open_, "cached": none - 1}
+        on_host = {
+            "tokens": length,
+            "start": start,
+            "end": end,
+            "open": open_,
+            "begun": none,
+            "cached": none - 1,
+        }
         on_host |= {"forwards": none, "processed": none}
         return {name: value.to(self.ids.device) for name, value in values.items()} | on_host
 
@@ -210,30 +248,35 @@ class Rows:
         masked, count = candidates(inside & self.masked().gather(1, at), self.open)
         return Window(at, masked, compact(masked, int(count.sum())), count, self.start, self.end)
 
-    def commit(self, window: Window, tokens: Tensor, commit: Tensor, confidence: Tensor, entropy) -> None:
+    def commit(self, window: Window, made: Decision) -> None:
         """Write what is committed. The other candidates stay what they are: masks."""
         row, at = window.row, window.at
-        chosen = commit.flatten()[window.index]
+        chosen = made.commit.flatten()[window.index]
 
         def write(into: Tensor, values: Tensor) -> None:
             into[row, at] = torch.where(chosen, values, into[row, at])
 
-        write(self.ids, tokens.flatten()[window.index])
+        write(self.ids, made.tokens.flatten()[window.index])
         if self.traced:
+            assert made.entropy is not None
             write(self.commit_step, self.step[row].int())
-            write(self.confidence, confidence.flatten()[window.index])
-            write(self.entropy, entropy.flatten()[window.index])
-        self.step += 1
+            write(self.confidence, made.confidence.flatten()[window.index])
+            write(self.entropy, made.entropy.flatten()[window.index])
+        self.step = self.step + 1  # not in place: an observer may still hold the old one
 
     def look(self, healthy: Tensor) -> bool:
         """Tell the host where every row stands now, and whether all is well: the round trip of a step."""
         masked = self.masked()
         start, end, open_ = _active(masked, self.origin, self.block, self.length)
+        if self.completed:  # the rest of the last block is nobody's
+            wanted = torch.arange(self.columns, device=masked.device) < self.asked[:, None]
+            open_ = open_.masked_fill(~(masked & wanted).any(1), 0)
         if self.stops_at_eos:  # nothing left to write before the first EOS
             ended = torch.isin(self.ids, self.eos_ids) & self.generated
             first_eos = torch.where(ended.any(1), ended.int().argmax(1), self.columns)
             open_ = open_.masked_fill(self.eos_stop & (first_eos < masked.int().argmax(1)), 0)
         *found, sane = torch.cat([start, end, open_, healthy[None].long()]).cpu().split(len(start))
+        self.begun = torch.where(found[0] == self.start, self.begun, self.forwards)
         self.start, self.end, self.open = found
         return bool(sane)
 

@@ -32,6 +32,10 @@ class Runner(Protocol):
         """The batch now consists of these rows only."""
         ...
 
+    def grow(self, rows: int, columns: int) -> None:
+        """The batch now has so many rows and columns, new ones last."""
+        ...
+
 
 def check_cache(model: Denoiser, cache: str | None) -> None:
     """Refuse a cache that does not exist or that this model cannot have."""
@@ -114,6 +118,9 @@ class Uncached:
     def keep(self, slots: Sequence[int]) -> None:
         pass
 
+    def grow(self, rows: int, columns: int) -> None:
+        pass
+
 
 class Windowed:
     """Keys and values are kept, and a step computes a window of the row only.
@@ -143,11 +150,16 @@ class Windowed:
         wide = end - begin > 2 * rows.block_width
         if bool(wide.all()) or not bool(wide.any()):
             return self._compute(rows, window, begin, end, visible, None)
-        logits = torch.empty(len(window.index), self.model.vocab_size, device=self.model.device)
+        parts, places = [], []
         for member in (wide, ~wide):
-            found = self._compute(rows, window, begin, end, visible, member.nonzero()[:, 0])
-            logits.index_copy_(0, compact(member.to(logits.device)[window.row], len(found)), found)
-        return logits
+            parts.append(self._compute(rows, window, begin, end, visible, member.nonzero()[:, 0]))
+            places.append(compact(member.to(self.model.device)[window.row], len(parts[-1])))
+        found = torch.empty(
+            len(window.index), *parts[0].shape[1:], dtype=parts[0].dtype, device=self.model.device
+        )
+        for place, part in zip(places, parts):
+            found.index_copy_(0, place, part)
+        return found
 
     def book(self, rows: Rows, window: Window) -> None:
         begin, end, _ = self._span(rows, window)
@@ -216,3 +228,7 @@ class Windowed:
     def keep(self, slots: Sequence[int]) -> None:
         self.cache.keep(torch.tensor(slots, dtype=torch.int64, device=self.model.device))
         self.prompts = [self.prompts[slot] for slot in slots]
+
+    def grow(self, rows: int, columns: int) -> None:
+        self.cache.grow(rows, columns)
+        self.prompts += [None] * (rows - len(self.prompts))

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from twotemp.errors import UserError
 
 T = TypeVar("T")
 
 
+class Moves(NamedTuple, Generic[T]):
+    """What a batch has to do to hold the rows that run now, in this order."""
+
+    refilled: dict[int, T]  # slot -> the row that now stands there
+    dropped: list[int]  # slots that are closed
+    added: list[T]  # rows behind the last slot
+
+
 class Scheduler(Generic[T]):
-    """Rows waiting and rows in the batch. A slot that becomes free is refilled at once."""
+    """Rows waiting and rows in the batch; slot i of the batch holds `running[i]`."""
 
     def __init__(self, waiting: Iterable[T], slots: int) -> None:
         if slots < 1:
@@ -20,28 +28,41 @@ class Scheduler(Generic[T]):
         self.waiting = deque(waiting)
         self.slots = slots
         self.running: list[T] = []
+        self._free: set[int] = set()
 
-    def fill(self) -> list[T]:
-        """Rows to append, as many as there are free slots; slot i of the batch is `running[i]`."""
-        new = [self.waiting.popleft() for _ in range(min(self.slots - len(self.running), len(self.waiting)))]
-        self.running += new
-        return new
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and len(self._free) == len(self.running)
 
-    def finish(self, slots: Iterable[int]) -> tuple[list[T], dict[int, T], list[int]]:
-        """Take finished rows out. Returns (finished, slot -> the row that now stands there, slots to drop).
+    def add(self, item: T) -> None:
+        self.waiting.append(item)
 
-        Slots are refilled in place while rows wait; after that the batch shrinks.
-        """
-        finished, refilled, dropped = [], {}, []
-        for slot in sorted(slots):
-            finished.append(self.running[slot])
+    def finish(self, slots: Iterable[int]) -> None:
+        """These rows are over; their slots are free from the next `schedule` on."""
+        self._free |= set(slots)
+
+    def cancel(self, item: T) -> None:
+        """Take a row out wherever it is; one that is over already stays so."""
+        if item in self.waiting:
+            self.waiting.remove(item)
+        elif item in self.running:
+            self.finish([self.running.index(item)])
+
+    def schedule(self) -> Moves[T]:
+        """Free slots are refilled in place while rows wait; after that the batch shrinks. New rows fill it up."""
+        refilled, dropped = {}, []
+        for slot in sorted(self._free):
             if self.waiting:
                 refilled[slot] = self.running[slot] = self.waiting.popleft()
             else:
                 dropped.append(slot)
         for slot in reversed(dropped):
             del self.running[slot]
-        return finished, refilled, dropped
+        self._free.clear()
+        room = min(self.slots - len(self.running), len(self.waiting))
+        added = [self.waiting.popleft() for _ in range(room)]
+        self.running += added
+        return Moves(refilled, dropped, added)
 
     def halve(self) -> list[int]:
         """Send half of the rows back to the queue, for good; the slots to drop. One row cannot be halved."""

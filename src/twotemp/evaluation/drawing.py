@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from twotemp.records import Request, Sample
 
 if TYPE_CHECKING:
-    from twotemp.engine import Ledger
+    from twotemp.engine import Observer
     from twotemp.models.base import Denoiser, Message
 
 
@@ -45,11 +45,11 @@ class InProcess:
         *,
         batch_size: int | None = None,
         cache: str | None = None,
-        ledger: Ledger | None = None,
+        observer: Observer | None = None,
     ) -> None:
         from twotemp.models.base import language_model
 
-        self._model, self._batch_size, self._cache, self._ledger = model, batch_size, cache, ledger
+        self._model, self._batch_size, self._cache, self._observer = model, batch_size, cache, observer
         text = language_model(model)
         self.name, self.fingerprint, self.encode = model.name, text.fingerprint, text.encode
 
@@ -57,5 +57,5 @@ class InProcess:
         from twotemp import sampling
 
         return sampling.draw(
-            self._model, requests, batch_size=self._batch_size, cache=self._cache, ledger=self._ledger
+            self._model, requests, batch_size=self._batch_size, cache=self._cache, observer=self._observer
         )

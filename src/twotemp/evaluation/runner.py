@@ -23,7 +23,7 @@ from twotemp.records import Policy, Sample
 from twotemp.store import Cell, Config, Store
 
 if TYPE_CHECKING:
-    from twotemp.engine import Ledger
+    from twotemp.engine import Observer
     from twotemp.models.base import Denoiser
 
 # Finished samples wait for a write of this many, or of this age in seconds: a kill costs no more. A grader that would
@@ -74,11 +74,11 @@ class Evaluation:
         *,
         batch_size: int | None = None,
         watch: Watch | None = None,
-        ledger: Ledger | None = None,
+        observer: Observer | None = None,
     ) -> Store:
         """Draw what is missing with a model in this process, and grade it. Interrupted, it leaves everything finished
         in the store."""
-        drawer = InProcess(model, batch_size=batch_size, cache=self.plan.cache, ledger=ledger)
+        drawer = InProcess(model, batch_size=batch_size, cache=self.plan.cache, observer=observer)
         return self.run_with(drawer, watch=watch)
 
     def run_with(self, drawer: Drawer, *, watch: Watch | None = None) -> Store:

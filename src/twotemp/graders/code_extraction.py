@@ -16,7 +16,9 @@ from twotemp.graders.extraction import until_end
 
 # A fence may stand in a list, be longer than three, be made of tildes, and say more than the language.
 _OPENING = re.compile(r"(?:^([ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?)|)(`{3,}|(?<![^\s])~{3,})(?!`)([^\n]*)", re.M)
-_LANGUAGE = re.compile(r"[ \t]*([\w+#.-]*)[ \t]*((?:\{[^\n}]*\}|[\w-]+=(?:\"[^\"\n]*\"|'[^'\n]*'|\S*)|[ \t])*)\r?")
+_LANGUAGE = re.compile(
+    r"[ \t]*([\w+#.-]*)[ \t]*((?:\{[^\n}]*\}|[\w-]+=(?:\"[^\"\n]*\"|'[^'\n]*'|\S*)|[ \t])*)\r?"
+)
 _PYTHON = ("", "py", "python", "python3")
 _STARTS = re.compile(r"[ \t]*(?:@|async[ \t]|def[ \t]|class[ \t]|import[ \t]|from[ \t]|\w+[ \t]*=)")
 _DEFINITION = re.compile(r"(?:@|async[ \t]|def[ \t]|class[ \t]|import[ \t]|from[ \t])")
@@ -77,7 +79,13 @@ def _blocks(text: str) -> Iterator[_Block]:
         about = _LANGUAGE.match(rest)
         assert about is not None
         # Code right behind the fence belongs to the block; without a line of its own the language is not one.
-        first = "" if about.end() == len(rest) else rest[about.end(1) :] if about[1].lower() in _PYTHON[1:] else rest
+        first = (
+            ""
+            if about.end() == len(rest)
+            else rest[about.end(1) :]
+            if about[1].lower() in _PYTHON[1:]
+            else rest
+        )
         closing = re.compile(rf"\n[ \t]*{fence}+|{fence}+[ \t]*\r?$", re.M).search(text, opening.end())
         end = closing.start() if closing else len(text)
         code = _without_margin(text[opening.end() + 1 : end], len(margin or ""))

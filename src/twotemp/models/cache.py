@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,6 +68,21 @@ class KVCache(Cache):
             layer[target] = layer[source]
 
     def keep(self, rows: Tensor) -> None:
-        """Keep these rows, in this order (an index may repeat)."""
-        self._keys = [keys[rows] for keys in self._keys]
-        self._values = [values[rows] for values in self._values]
+        """Keep these rows, in this order (an index may repeat). One layer at a time: memory may be short."""
+        self._replace(lambda layer: layer[rows])
+
+    def grow(self, rows: int, columns: int) -> None:
+        """Room for more rows and columns, empty ones; the column for padding stays the last."""
+        before, self.columns = self.columns, columns
+
+        def larger(layer: Tensor) -> Tensor:
+            grown = layer.new_zeros(rows, layer.shape[1], columns + 1, layer.shape[3])
+            grown[: len(layer), :, :before] = layer[:, :, :before]
+            return grown
+
+        self._replace(larger)
+
+    def _replace(self, change: Callable[[Tensor], Tensor]) -> None:
+        for layers in (self._keys, self._values):
+            for number, layer in enumerate(layers):
+                layers[number] = change(layer)

@@ -1,57 +1,166 @@
 """*Where* to write: a tempered rule is the plain rule applied to scores perturbed by T_pos-scaled noise.
 
+A score says what positions are ranked by (`SCORES`); a rule says which of them are ready to be committed and
+which noise tempers it (`RULES`). A new one is one entry. Where a rule finds fewer than k, the fallback fills up.
+
 Shapes: B rows, W positions of the active block; `masked` says which of them may be committed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-_BELOW_ALL = 1e6  # more than any score and any noise that 52-bit uniforms can give
+from twotemp import records, rng
+from twotemp.policies.tokens import Need
+
+# A power of two, so that noise is scaled exactly; no score is seen beside it, and no product overflows.
+_HOTTEST = 2.0**1000
+_DREAM_EPS = 1e-3  # where Dream's time grid ends
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What was drawn at every candidate, and what the model knows about it; meaningful where `masked` is True."""
+
+    tokens: Tensor  # [B, W] int64
+    log_confidence: Tensor  # [B, W] float32: log q(token)
+    positions: Tensor  # [B, W] int64: in the row
+    log_norm: Tensor  # [N] float32: log sum exp z of the candidates; not finite where the logits are not
+    entropy: Tensor | None = None  # [B, W]: H(q), in nats
+    log_margin: Tensor | None = None  # [B, W]: log(q_(1) - q_(2))
+    probabilities: Tensor | None = None  # [B, W, V]: q itself
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Candidates in order: all that a rule may look at."""
+
+    score: Tensor  # [B, W] float64, perturbed
+    order: Tensor  # [B, W] int64: from the highest score to the lowest, then what is not masked
+    masked: Tensor  # [B, W] bool
+    late: Tensor | None  # [B, W] bool: comes after all the others whatever its score
+    entropy: Tensor | None  # [B, W]
+    stable: Tensor | None  # [B, W] int64: for how many steps in a row the prediction has been stable
+    given: SimpleNamespace  # the policies' numbers, [B] each
+
+
+class Score(NamedTuple):
+    """What a plain rule ranks positions by, [B, W] float64; higher is committed earlier."""
+
+    of: Callable[[Drawn], Tensor]
+    needs: tuple[Need, ...] = ()
+
+
+class Rule(NamedTuple):
+    """The noise that tempers it (from uniforms), and which positions it finds ready, [B, W] bool."""
+
+    noise: Callable[[Tensor], Tensor]
+    ready: Callable[[Ranked], Tensor]
+    needs: tuple[Need, ...] = ()
+
+
+SCORES: dict[records.Score, Score] = {
+    "log_confidence": Score(lambda drawn: drawn.log_confidence.double()),
+    "confidence": Score(lambda drawn: drawn.log_confidence.exp().double()),
+    "log_margin": Score(lambda drawn: known(drawn.log_margin).double(), ("margin",)),
+    "neg_entropy": Score(lambda drawn: -known(drawn.entropy).double(), ("entropy",)),
+    "position": Score(lambda drawn: -drawn.positions.double()),
+}
 
 
 def perturb(score: Tensor, t_pos: Tensor, noise: Tensor) -> Tensor:
-    """s + T_pos * noise; the score itself at T_pos = 0, the noise itself at T_pos = inf.
+    """s + T_pos * noise; the score itself at T_pos = 0, the noise alone decides at T_pos = inf.
 
     With Gumbel noise on log c, the K highest are K draws without replacement from Cat(c^(1/T_pos)) (TLC);
-    with Logistic noise on c - lambda, P(above 0) = sigma((c - lambda) / T_pos) (TCT).
+    with Logistic noise on c, P(above lambda) = sigma((c - lambda) / T_pos) (TCT).
     """
-    finite = torch.isfinite(t_pos)[:, None]
-    scaled = torch.where(finite, t_pos[:, None], 0.0) * noise
-    return torch.where(finite, score + scaled, noise)
+    return score + t_pos.clamp_max(_HOTTEST)[:, None] * noise
 
 
-def demote(score: Tensor, where: Tensor) -> Tensor:
-    """Rank some positions below all the others, in their own order."""
-    return score - _BELOW_ALL * where
+def rank(score: Tensor, masked: Tensor, late: Tensor | None) -> Tensor:
+    """From the highest score to the lowest, equal ones left first; then the late ones, then what is not masked."""
+    order = score.masked_fill(~masked, -torch.inf).argsort(dim=1, descending=True, stable=True)
+    if late is None:
+        return order
+    tier = torch.where(masked, late.long(), 2).gather(1, order)
+    return order.gather(1, tier.argsort(dim=1, stable=True))
 
 
-def select(score: Tensor, masked: Tensor, k: Tensor, cut: Tensor) -> Tensor:
-    """Commit the k highest scores and every score above the cut.
-
-    cut = inf: a fixed budget K (LC: U = argmax over |I| = K of sum c). k = 1 and a finite cut: thresholding
-    (CT: U = {c > lambda}), where an empty set becomes the highest score, so that every step commits.
-    """
-    score = score.masked_fill(~masked, -torch.inf)
-    return masked & ((_rank(score) < k[:, None]) | (score > cut[:, None]))
+def none(ranked: Ranked) -> Tensor:
+    """A fixed budget (LC: U = argmax over |I| = K of sum c): nothing is ready, the fallback takes the K best."""
+    return torch.zeros_like(ranked.masked)
 
 
-def select_entropy_bound(score: Tensor, entropy: Tensor, masked: Tensor, k: Tensor, bound: Tensor) -> Tensor:
-    """Commit the longest prefix U, best score first, with sum_U H - max_U H <= gamma; at least k.
+def above(ranked: Ranked) -> Tensor:
+    """Thresholding (CT): U = {c > lambda}."""
+    bar = ranked.given.threshold[:, None]
+    passed = (ranked.score > bar) | ((ranked.score == bar) & ranked.given.inclusive[:, None])
+    return ranked.masked & (passed if ranked.late is None else passed & ~ranked.late)
+
+
+def settled(ranked: Ranked) -> Tensor:
+    """KLASS: above the threshold, and stable for the last n steps."""
+    return above(ranked) & (known(ranked.stable) >= ranked.given.kl_steps[:, None])
+
+
+def within_entropy(ranked: Ranked) -> Tensor:
+    """The longest prefix U, best score first, with sum_U H - max_U H <= gamma.
 
     The left side bounds the joint dependence that committing U in parallel ignores (Ben-Hamu et al., 2025).
     """
-    score = score.masked_fill(~masked, -torch.inf)
-    order = score.argsort(dim=1, descending=True, stable=True)
-    h = entropy.masked_fill(~masked, torch.inf).gather(1, order)
-    fits = h.cumsum(1) - h.cummax(1).values <= bound[:, None]  # inf - inf is NaN: padding never fits
-    size = fits.cumprod(1).sum(1)
-    return masked & (_rank(score) < torch.maximum(size, k)[:, None])
+    entropy = known(ranked.entropy).double().masked_fill(~ranked.masked, torch.inf)
+    h = entropy.gather(1, ranked.order)
+    # Where nothing is masked inf - inf is NaN, which never fits.
+    fits = h.cumsum(1) - h.cummax(1).values <= ranked.given.entropy_bound[:, None]
+    return torch.zeros_like(fits).scatter(1, ranked.order, fits.cumprod(1).bool())
 
 
-def _rank(score: Tensor) -> Tensor:
-    """0 for the highest score of a row; equal scores keep their order, left first."""
-    order = score.argsort(dim=1, descending=True, stable=True)
-    places = torch.arange(score.shape[1], device=score.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, places)
+RULES: dict[records.Rule, Rule] = {
+    "budget": Rule(rng.gumbel, none),
+    "threshold": Rule(rng.logistic, above),
+    "entropy_bound": Rule(rng.gumbel, within_entropy, ("entropy",)),
+    "stable": Rule(rng.logistic, settled, ("probabilities",)),
+}
+
+
+def commit(ready: Tensor, masked: Tensor, order: Tensor, k: Tensor) -> Tensor:
+    """All that are ready and, in this order, as many others as it takes to commit k: every step commits."""
+    first, free = ready.gather(1, order), masked.gather(1, order)
+    others = free & ~first
+    filled = others & (others.cumsum(1) <= (k - first.sum(1))[:, None])
+    return torch.zeros_like(masked).scatter(1, order, first | filled)
+
+
+def even(remaining: Tensor, steps: Tensor, since: Tensor) -> Tensor:
+    """LLaDA's split of a block's n masks over its steps: n // steps each and the remainder first (2, 2, 2, 1, 1).
+
+    since: steps taken in the block so far. Then the next share is what remains, over the steps that remain,
+    rounded up.
+    """
+    left = (steps - since).clamp_min(1)
+    return (remaining + left - 1) // left
+
+
+def dream(remaining: Tensor, steps: Tensor, step: Tensor) -> Tensor:
+    """Dream's schedule: int(n (1 - s/t)) on a time grid from 1 to eps, then all.
+
+    Upstream's can round to 0 and waste a forward pass; ours commits at least one.
+    """
+    total = steps.clamp_min(1)
+    now = step.clamp_max(total - 1)
+    t = 1 - (1 - _DREAM_EPS) * now.double() / total
+    s = 1 - (1 - _DREAM_EPS) * (now + 1).double() / total
+    planned = (remaining * (1 - s / t)).long().clamp_min(1)
+    return torch.where(now == total - 1, remaining, planned)
+
+
+def known(value: Tensor | None) -> Tensor:
+    """What a score or a rule said it needs."""
+    assert value is not None, "an entry of SCORES or RULES reads what it does not list in `needs`"
+    return value

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from twotemp.errors import UserError, unknown
-from twotemp.records import Policy
+from twotemp.records import PARAMETERS, Policy
 
 _TOKENS = ("t_token", "top_k", "top_p", "eos")
 
@@ -51,7 +51,7 @@ PRESETS: dict[str, Preset] = {
         ),
         _preset(
             "random",
-            "k",
+            "k steps",
             "K masked positions, uniformly (TLC at T_pos = inf)",
             "Nie et al. 2025 (LLaDA), random remasking",
             score="log_confidence",
@@ -60,15 +60,15 @@ PRESETS: dict[str, Preset] = {
         ),
         _preset(
             "lc",
-            "k",
-            "the K highest c (TLC at T_pos = 0)",
+            "k steps",
+            "the K highest c (TLC at T_pos = 0); with steps, K is LLaDA's even split of a block over so many steps",
             "Chang et al. 2022 (MaskGIT), Nie et al. 2025 (LLaDA)",
             score="log_confidence",
             rule="budget",
         ),
         _preset(
             "tlc",
-            "k t_pos",
+            "k steps t_pos",
             "K draws without replacement from Cat(c^(1/T_pos)): the K highest log c + T_pos Gumbel",
             f"{PAPER}, algorithm 2; for images MaskGIT's random top-k",
             score="log_confidence",
@@ -125,7 +125,7 @@ PRESETS: dict[str, Preset] = {
             "klass",
             "threshold kl_bound kl_steps k t_pos",
             "all c + T_pos Logistic > lambda whose q moved by KL < epsilon in each of the last n steps; "
-            "if none, the K highest",
+            "if none, the K highest of all",
             "Kim et al. 2025 (KLASS)",
             score="confidence",
             rule="stable",
@@ -173,6 +173,7 @@ PRESETS: dict[str, Preset] = {
             rule="budget",
             confidence="drawn",
             steps=256,
+            schedule="dream",
             t_token=0.2,
             top_p=0.95,
         ),
@@ -226,7 +227,9 @@ def parse(spec: str) -> Policy:
         key, equals, value = part.partition("=")
         if not equals:
             raise UserError(f"policy {spec!r}: write parameters as name=value, not {part!r}")
-        parameters[key.strip()] = _value(key.strip(), value.strip())
+        key = key.strip()
+        # An unknown name is `policy`'s to report, which knows the nearest one.
+        parameters[key] = PARAMETERS[key].read(key, value.strip()) if key in PARAMETERS else value
     return policy(name.strip(), **parameters)
 
 
@@ -251,12 +254,3 @@ def spell(given: Policy) -> str:
 def _text(value: Any) -> str:
     short = f"{value:g}" if isinstance(value, float) else str(value)
     return short if not isinstance(value, float) or float(short) == value else repr(value)
-
-
-def _value(key: str, text: str) -> Any:
-    if key == "eos":
-        return text
-    try:
-        return int(text) if key in ("k", "kl_steps", "steps", "top_k") else float(text)
-    except ValueError:
-        raise UserError(f"parameter {key}={text!r} is not a number") from None

@@ -1,31 +1,21 @@
-"""One decoding step for a batch of rows: draw everywhere, score, perturb, commit. Pure: state is passed in."""
+"""A decoding step for a batch of rows, in two verbs: `draw` (what) and `choose` (where). Pure: state is passed in."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from twotemp import rng
 from twotemp.policies import positions, tokens
-from twotemp.records import Policy
+from twotemp.policies.positions import Drawn
+from twotemp.records import PARAMETERS, Policy
 
-_DREAM_EPS = 1e-3  # where Dream's time grid ends
-_NUMBERS = {
-    "t_token": torch.float32,
-    "t_pos": torch.float64,
-    "k": torch.int64,
-    "threshold": torch.float64,
-    "inclusive": torch.bool,
-    "entropy_bound": torch.float64,
-    "kl_bound": torch.float64,
-    "kl_steps": torch.int64,
-    "steps": torch.int64,
-    "top_k": torch.int64,
-    "top_p": torch.float32,
-}
+_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.bool}
+_SINGLE = torch.finfo(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -42,7 +32,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Memory:
-    """What KL stability carries from step to step; other rules carry nothing."""
+    """State: what KL stability carries from step to step; other rules carry nothing."""
 
     positions: Tensor  # [B, W]: which positions the rest is about
     weights: Tensor  # [B, W, V] float32: the previous prediction, normalised
@@ -51,193 +41,172 @@ class Memory:
     def rows(self, index: Tensor) -> Memory:
         return Memory(self.positions[index], self.weights[index], self.stable[index])
 
+    def grow(self, rows: int, width: int) -> Memory:
+        """Room for more rows and wider blocks, of whose positions (-1: none) nothing is known."""
+        more, wider = rows - len(self.positions), width - self.positions.shape[1]
+        pad = torch.nn.functional.pad
+        return Memory(
+            pad(self.positions, (0, wider, 0, more), value=-1),
+            pad(self.weights, (0, 0, 0, wider, 0, more)),
+            pad(self.stable, (0, wider, 0, more)),
+        )
+
 
 @dataclass(frozen=True)
 class Decision:
-    """The outcome of a step. [B, W]; meaningful where `masked` was True."""
+    """Information: the outcome of a step, [B, W]; meaningful where `masked` was True."""
 
     tokens: Tensor
-    commit: Tensor
-    confidence: Tensor
+    commit: Tensor  # bool: the positions to write
+    confidence: Tensor  # of the drawn token
     entropy: Tensor | None
-    log_norm: Tensor  # [N]: not finite where the model's logits are not
-    memory: Memory | None
+    log_norm: Tensor  # [N] of the positions decided; not finite where the logits were not
 
 
 class PolicyBatch:
-    """Policies of one structure, a row each, with their numbers as tensors."""
+    """Policies of one structure, stacked: row i follows policies[i]."""
 
-    def __init__(self, policies: Sequence[Policy], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        policies: Sequence[Policy],
+        device: torch.device | str = "cpu",
+        *,
+        eos_ids: Sequence[int] = (),
+        forbidden_ids: Sequence[int] = (),
+    ) -> None:
         first = policies[0]
         if any(p.structure != first.structure for p in policies):
             raise ValueError("rows of one batch must share their policy's structure")
-        self.score, self.rule, confidence = first.structure
-        self.of_drawn = confidence == "drawn"
-        self.policies = list(policies)
-        for name, dtype in _NUMBERS.items():
-            values = [getattr(p, name) for p in policies]
-            setattr(self, name, torch.tensor(values, dtype=dtype, device=device))
-        # Known on the host, so that no step waits for the device to learn what it may skip.
-        self.host_k = torch.tensor([p.k for p in policies])
-        self.any_tempered = any(p.t_pos > 0 for p in policies)
-        self.any_greedy = any(p.t_token == 0 for p in policies)
-        self.any_drawn = any(p.t_token > 0 for p in policies)
-        self.most_top_k = max(p.top_k for p in policies)
-        self.any_top_p = any(p.top_p < 1 for p in policies)
-        self.any_scheduled = any(p.steps > 0 for p in policies)
-        self.eos_last = torch.tensor([p.eos == "last" for p in policies], device=device)
-        self.eos_never = torch.tensor([p.eos == "never" for p in policies], device=device)
-        self.any_eos_last = any(p.eos == "last" for p in policies)
-        self.any_eos_never = any(p.eos == "never" for p in policies)
+        self.score, self.rule = positions.SCORES[first.score], positions.RULES[first.rule]
+        self.leftmost = first.fallback == "leftmost"
+        self.needs = frozenset(self.score.needs + self.rule.needs)
+        self.remembers = "probabilities" in self.rule.needs
+        # [B] each, by the parameter's name.
+        self.given = SimpleNamespace(
+            **{
+                name: torch.tensor(
+                    [getattr(p, name) for p in policies], dtype=_DTYPES[it.kind], device=device
+                )
+                for name, it in PARAMETERS.items()
+                if it.kind in _DTYPES
+            }
+        )
 
-    t_token: Tensor
-    t_pos: Tensor
-    k: Tensor
-    threshold: Tensor
-    inclusive: Tensor
-    entropy_bound: Tensor
-    kl_bound: Tensor
-    kl_steps: Tensor
-    steps: Tensor
-    top_k: Tensor
-    top_p: Tensor
+        def where(test: Callable[[Policy], bool]) -> tuple[Tensor, bool]:
+            """Which rows, [B], and whether any: known on the host, so that no step waits for the device."""
+            found = [test(p) for p in policies]
+            return torch.tensor(found, device=device), any(found)
+
+        never, any_never = where(lambda p: p.eos == "never")
+        self.late, self.any_late = where(lambda p: p.eos == "last")
+        self.dream, self.any_dream = where(lambda p: p.steps > 0 and p.schedule == "dream")
+        self.even, self.any_even = where(lambda p: p.steps > 0 and p.schedule == "even")
+        self.any_tempered = any(p.t_pos > 0 for p in policies)
+        # Strictly left to right only the K leftmost masks can be committed.
+        self.left_to_right = (first.score, first.rule) == ("position", "budget") and not (
+            self.any_tempered or self.any_late or self.any_even or self.any_dream
+        )
+        self.host_k = torch.tensor([p.k for p in policies])
+        # A temperature that float32 does not know becomes the nearest one that it does: the law is the same.
+        t_token = self.given.t_token.clamp(_SINGLE.tiny, _SINGLE.max)
+        self.tokens = tokens.TokenRules(
+            t_token=torch.where(self.given.t_token > 0, t_token, 0.0).float(),
+            top_k=self.given.top_k,
+            top_p=self.given.top_p.float(),
+            never=never,
+            forbidden=torch.tensor(forbidden_ids, dtype=torch.int64, device=device),
+            eos=torch.tensor(eos_ids, dtype=torch.int64, device=device),
+            any_greedy=any(p.t_token == 0 for p in policies),
+            any_drawn=any(p.t_token > 0 for p in policies),
+            most_top_k=max(p.top_k for p in policies),
+            any_top_p=any(p.top_p < 1 for p in policies),
+            any_never=any_never,
+            of_drawn=first.confidence == "drawn",
+        )
 
     def candidates(self, masked: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Which masked positions could be committed now, and how many in each row; the others need no prediction.
 
-        Strictly left to right, that is the K leftmost; under every other rule it is all of them.
         count: masked.sum(1) as the host knows it, so that nothing has to be asked of the device.
         """
-        if (
-            self.score == "position"
-            and self.rule == "budget"
-            and not (self.any_tempered or self.any_eos_last)
-        ):
-            return masked & (masked.cumsum(1) <= self.k[:, None]), torch.minimum(count, self.host_k)
+        if self.left_to_right:
+            return masked & (masked.cumsum(1) <= self.given.k[:, None]), torch.minimum(count, self.host_k)
         return masked, count
 
-    def step(
-        self,
-        noise: Noise,
-        logits: Tensor,
-        masked: Tensor,
-        *,
-        eos_ids: Tensor,
-        index: Tensor | None = None,
-        memory: Memory | None = None,
-        want_entropy: bool = False,
-        lap: Callable[[str], None] = lambda part: None,
-    ) -> Decision:
-        """Choose tokens and positions. logits: [N, V], row-major over the N True entries of `masked` [B, W].
+    def draw(
+        self, noise: Noise, logits: Tensor, masked: Tensor, index: Tensor, *, entropy: bool = False
+    ) -> Drawn:
+        """*What*: a token for every candidate. logits: [N, V], row-major over the True entries of `masked` [B, W].
 
-        index: these entries in `masked.flatten()`, where the caller knows them (it saves a round trip).
-        `lap(part)` is called when a part of the step ("draw", "select") is over, for whoever keeps time.
+        index: [N], these entries in `masked.flatten()`. entropy: wanted even where no rule asks for it.
         """
-        if index is None:
-            index = masked.flatten().nonzero()[:, 0]
-        row = index // masked.shape[1]
-        if self.any_eos_never:
-            logits = logits.clone()
-            logits[:, eos_ids] = logits[:, eos_ids].masked_fill(self.eos_never[row, None], -torch.inf)
-        rules = self._token_rules(row, want_entropy)
-        found = tokens.predict(logits, noise.uniform(rng.Stream.TOKEN).flatten()[index], rules)
-        lap("draw")
+        found = tokens.predict(
+            logits,
+            noise.uniform(rng.Stream.TOKEN).flatten()[index],
+            index // masked.shape[1],
+            self.tokens,
+            self.needs | {"entropy"} if entropy else self.needs,
+        )
 
         def spread(values: Tensor) -> Tensor:
-            grid = torch.zeros(masked.numel(), dtype=values.dtype, device=values.device)
-            return grid.index_copy(0, index, values).view_as(masked)
+            grid = torch.zeros(masked.numel(), *values.shape[1:], dtype=values.dtype, device=values.device)
+            return grid.index_copy_(0, index, values).view(*masked.shape, *values.shape[1:])
 
-        written = spread(found.tokens)
-        log_confidence = spread(found.log_confidence)
-        confidence = log_confidence.exp()
-        entropy = None if found.entropy is None else spread(found.entropy)
-
-        score = self._score(found, spread, log_confidence, confidence, entropy, noise.positions)
-        if self.any_tempered:
-            u = noise.uniform(rng.Stream.POSITION)
-            thresholded = self.rule in ("threshold", "stable")
-            score = positions.perturb(score, self.t_pos, rng.logistic(u) if thresholded else rng.gumbel(u))
-        if self.any_eos_last:
-            score = positions.demote(score, torch.isin(written, eos_ids) & self.eos_last[:, None])
-
-        k = self._budget(noise.step, masked)
-        if self.rule == "entropy_bound":
-            assert entropy is not None
-            commit = positions.select_entropy_bound(score, entropy.double(), masked, k, self.entropy_bound)
-        else:
-            if self.rule == "stable":
-                memory = self._remember(memory, found, masked, index, noise.positions)
-                score = positions.demote(score, memory.stable < self.kl_steps[:, None])
-            commit = positions.select(score, masked, k, self._cut())
-        lap("select")
-        return Decision(
-            written,
-            commit,
-            confidence,
-            entropy,
+        return Drawn(
+            spread(found.tokens),
+            spread(found.log_confidence),
+            noise.positions,
             found.log_norm,
-            memory if self.rule == "stable" else None,
+            *(
+                None if it is None else spread(it)
+                for it in (found.entropy, found.log_margin, found.probabilities)
+            ),
         )
 
-    def _token_rules(self, row: Tensor, want_entropy: bool) -> tokens.TokenRules:
-        return tokens.TokenRules(
-            self.t_token[row],
-            self.top_k[row],
-            self.top_p[row],
-            self.any_greedy,
-            self.any_drawn,
-            self.most_top_k,
-            self.any_top_p,
-            self.of_drawn,
-            entropy=want_entropy or self.score == "neg_entropy",
-            margin=self.score == "log_margin",
-            probabilities=self.rule == "stable",
-        )
+    def choose(
+        self,
+        noise: Noise,
+        drawn: Drawn,
+        masked: Tensor,
+        *,
+        memory: Memory | None = None,
+        since: Tensor | None = None,
+    ) -> tuple[Decision, Memory | None]:
+        """*Where*: the positions to commit, and what to carry into the next step.
 
-    def _score(self, found, spread, log_confidence, confidence, entropy: Tensor | None, at: Tensor) -> Tensor:
-        """What the plain rule ranks positions by, [B, W] float64; higher is committed earlier."""
-        match self.score:
-            case "log_confidence":
-                return log_confidence.double()
-            case "confidence":  # above the threshold is above 0; a fixed budget does not see the shift
-                return confidence.double() - self.threshold[:, None]
-            case "log_margin":
-                return spread(found.log_margin).double()
-            case "neg_entropy":
-                assert entropy is not None
-                return -entropy.double()
-            case "position":
-                return -at.double()
-        raise AssertionError(self.score)
-
-    def _cut(self) -> Tensor:
-        """Where `select` cuts: nowhere for a fixed budget, at 0 (or just below, for >=) for a threshold."""
-        if self.rule == "budget":
-            return torch.full_like(self.threshold, torch.inf)
-        return -1e-12 * self.inclusive.double()  # far below the spacing of float32 confidences
-
-    def _budget(self, step: Tensor, masked: Tensor) -> Tensor:
-        """k, or with `steps` Dream's schedule: int(n (1 - s/t)) on a time grid from 1 to eps, then all.
-
-        Upstream's schedule can round to 0 and waste a forward pass; ours commits at least one.
+        since: [B], steps that were taken in the block before this one; for schedules by block (None: the first).
         """
-        if not self.any_scheduled:
-            return self.k
-        remaining = masked.sum(1)
-        total = self.steps.clamp_min(1)
-        now = step.clamp_max(total - 1)
-        t = 1 - (1 - _DREAM_EPS) * now.double() / total
-        s = 1 - (1 - _DREAM_EPS) * (now + 1).double() / total
-        planned = (remaining * (1 - s / t)).long().clamp_min(1)
-        planned = torch.where(now == total - 1, remaining, planned)
-        return torch.where(self.steps > 0, planned, self.k)
+        score = self.score.of(drawn)
+        if self.any_tempered:
+            uniform = noise.uniform(rng.Stream.POSITION)
+            score = positions.perturb(score, self.given.t_pos, self.rule.noise(uniform))
+        late = torch.isin(drawn.tokens, self.tokens.eos) & self.late[:, None] if self.any_late else None
+        memory = self._remember(memory, drawn, masked) if self.remembers else None
+        order = positions.rank(score, masked, late)
+        stable = None if memory is None else memory.stable
+        ranked = positions.Ranked(score, order, masked, late, drawn.entropy, stable, self.given)
+        ready = self.rule.ready(ranked)
+        if self.leftmost:
+            order = positions.rank(-drawn.positions.double(), masked, late)
+        commit = positions.commit(ready, masked, order, self._budget(noise.step, since, masked))
+        confidence = drawn.log_confidence.exp()
+        return Decision(drawn.tokens, commit, confidence, drawn.entropy, drawn.log_norm), memory
 
-    def _remember(self, memory: Memory | None, found, masked: Tensor, index: Tensor, at: Tensor) -> Memory:
+    def _budget(self, step: Tensor, since: Tensor | None, masked: Tensor) -> Tensor:
+        """How many positions at least: k, or with `steps` what the schedule says."""
+        k: Tensor = self.given.k
+        if self.any_even:
+            since = torch.zeros_like(step) if since is None else since
+            k = torch.where(self.even, positions.even(masked.sum(1), self.given.steps, since), k)
+        if self.any_dream:
+            k = torch.where(self.dream, positions.dream(masked.sum(1), self.given.steps, step), k)
+        return k
+
+    def _remember(self, memory: Memory | None, drawn: Drawn, masked: Tensor) -> Memory:
         """Compare predictions with the step before: stable where KL(q_now || q_before) < epsilon."""
-        now = torch.zeros(masked.numel(), found.probabilities.shape[1], device=masked.device)
-        now = now.index_copy_(0, index, found.probabilities).view(*masked.shape, -1)
+        at, now = drawn.positions, positions.known(drawn.probabilities)
         if memory is None:
             return Memory(at, now, torch.zeros_like(at))
         kl = (torch.special.xlogy(now, now) - torch.special.xlogy(now, memory.weights)).sum(-1)
-        still = masked & (at == memory.positions) & (kl < self.kl_bound[:, None])
+        still = masked & (at == memory.positions) & (kl < self.given.kl_bound[:, None])
         return Memory(at, now, torch.where(still, memory.stable + 1, 0))

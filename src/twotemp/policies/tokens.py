@@ -1,11 +1,13 @@
-"""*What* to write: one draw a position from softmax(z / T_token), and how sure the model was of it.
+"""*What* to write: one draw per position from softmax(z / T_token), and how sure the model was of it.
 
-Shapes: N positions, V vocabulary entries. Parameters are [N] tensors, so rows of a batch may differ.
+Shapes: N positions of B rows, V vocabulary entries. Parameters are [B] tensors, so rows of a batch may differ.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Set
+from dataclasses import dataclass, fields
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,25 +16,25 @@ _CHUNK = 512  # entries summed in float32 before float64 takes over; divides LLa
 _TILE = 1 << 19  # logits worked on at once on a CPU: several passes over what stays in its cache
 
 
+Need = Literal["entropy", "margin", "probabilities"]  # extras that not every score and rule asks for
+
+
 @dataclass(frozen=True)
 class TokenRules:
-    """How tokens are drawn at N positions; the flags spare work that no row asked for."""
+    """How tokens are drawn: the policies' numbers by row [B]; the flags spare work that no row asked for."""
 
-    t_token: Tensor  # [N] float32, 0: greedy
-    top_k: Tensor  # [N] int64, 0: no filter
-    top_p: Tensor  # [N] float32, 1: no filter
+    t_token: Tensor  # float32, 0: greedy
+    top_k: Tensor  # 0: no filter
+    top_p: Tensor  # float32, 1: no filter
+    never: Tensor  # bool: EOS is forbidden
+    forbidden: Tensor  # [F]: ids that nobody may write
+    eos: Tensor  # [E]: ids
     any_greedy: bool
     any_drawn: bool
     most_top_k: int  # the largest top_k of any row; 0: no row filters
     any_top_p: bool
+    any_never: bool
     of_drawn: bool  # confidence, margin and entropy of the tempered and filtered distribution
-    # Extras that not every score needs.
-    entropy: bool = False
-    margin: bool = False
-    probabilities: bool = False
-
-    def part(self, rows: slice) -> TokenRules:
-        return replace(self, t_token=self.t_token[rows], top_k=self.top_k[rows], top_p=self.top_p[rows])
 
 
 @dataclass(frozen=True)
@@ -47,55 +49,64 @@ class Prediction:
     probabilities: Tensor | None  # [N, V]: q itself
 
 
-def predict(logits: Tensor, u: Tensor, rules: TokenRules) -> Prediction:
+def predict(logits: Tensor, u: Tensor, row: Tensor, rules: TokenRules, needs: Set[Need]) -> Prediction:
     """Draw x ~ softmax(z / T_token) and report c = softmax(z)[x], the *untempered* probability of the token.
 
     At T_token = 0 the token is the argmax and c its probability. With `of_drawn`, c is taken from the
-    tempered and filtered distribution instead, as Dream and LLaDA-2 do.
+    tempered and filtered distribution instead, as Dream and LLaDA-2 do. row [N]: whose rules hold where.
+    The logits are the model's and stay as they are.
     """
     tile = max(1, _TILE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     if len(logits) <= tile:
-        return _predict(logits, u, rules)
+        return _predict(logits, u, row, rules, needs)
     tiles = [slice(at, at + tile) for at in range(0, len(logits), tile)]
-    parts = [_predict(logits[rows], u[rows], rules.part(rows)) for rows in tiles]
+    parts = [_predict(logits[some], u[some], row[some], rules, needs) for some in tiles]
     columns = zip(*([getattr(part, f.name) for f in fields(Prediction)] for part in parts))
     return Prediction(*(None if c[0] is None else torch.cat(c) for c in columns))  # type: ignore[arg-type]
 
 
-def _predict(logits: Tensor, u: Tensor, rules: TokenRules) -> Prediction:
-    peak = logits.amax(-1, keepdim=True)
-    shifted = logits - peak
+def _predict(logits: Tensor, u: Tensor, row: Tensor, rules: TokenRules, needs: Set[Need]) -> Prediction:
+    if logits.dtype.itemsize < 4:  # sums over a vocabulary need more than half precision
+        logits = logits.float()
+    z = logits.index_fill(1, rules.forbidden, -torch.inf)
+    if rules.any_never:
+        z[:, rules.eos] = z[:, rules.eos].masked_fill(rules.never[row, None], -torch.inf)
+    t_token = rules.t_token[row]
+    peak = z.amax(-1, keepdim=True)
+    likeliest = z.argmax(-1) if rules.any_greedy else None
+    shifted = z.sub_(peak)
     weights = torch.exp(shifted)
     total = weights.sum(-1)
-    log_norm = total.log() + peak[:, 0]
+    log_total = total.log()
 
     drawn = weights
     if rules.any_drawn:
-        temperature = torch.where(rules.t_token > 0, rules.t_token, 1.0)
+        temperature = torch.where(t_token > 0, t_token, 1.0)
         drawn = shifted.div_(temperature[:, None]).exp_()
     if rules.most_top_k:
-        drawn = keep_top_k(drawn, rules.top_k, rules.most_top_k)
+        drawn = keep_top_k(drawn, rules.top_k[row], rules.most_top_k)
     if rules.any_top_p:
-        drawn = keep_top_p(drawn, rules.top_p)
+        drawn = keep_top_p(drawn, rules.top_p[row])
 
-    tokens = draw(drawn, u) if rules.any_drawn else logits.argmax(-1)
-    if rules.any_drawn and rules.any_greedy:
-        tokens = torch.where(rules.t_token > 0, tokens, logits.argmax(-1))
+    if likeliest is None:
+        tokens = draw(drawn, u)
+    else:
+        tokens = torch.where(t_token > 0, draw(drawn, u), likeliest) if rules.any_drawn else likeliest
 
     if rules.of_drawn:
         weights, total = drawn, drawn.sum(-1)
         log_confidence = weights.gather(1, tokens[:, None])[:, 0].log() - total.log()
-    else:
-        log_confidence = logits.gather(1, tokens[:, None])[:, 0] - log_norm
+    else:  # the peak first: beside it, log c would lose its digits
+        log_confidence = (logits.gather(1, tokens[:, None]) - peak)[:, 0] - log_total
 
-    q = weights / total[:, None] if rules.entropy or rules.probabilities else None
+    q = weights / total[:, None] if {"entropy", "probabilities"} & needs else None
     return Prediction(
         tokens,
         log_confidence,
-        log_norm,
-        torch.special.entr(q).sum(-1) if rules.entropy and q is not None else None,
-        _log_margin(weights, total) if rules.margin else None,
-        q if rules.probabilities else None,
+        log_total + peak[:, 0],
+        torch.special.entr(q).sum(-1) if q is not None and "entropy" in needs else None,
+        _log_margin(weights, total) if "margin" in needs else None,
+        q if "probabilities" in needs else None,
     )
 
 
@@ -106,7 +117,7 @@ def _log_margin(weights: Tensor, total: Tensor) -> Tensor:
 
 
 def draw(weights: Tensor, u: Tensor) -> Tensor:
-    """Inverse-CDF draws from unnormalised weights [N, V] with one uniform u [N] (float64) a position.
+    """Inverse-CDF draws from unnormalised weights [N, V] with one uniform u [N] (float64) per position.
 
     Two levels: chunk sums in float32, then a float64 CDF over the chunks and one inside the chunk that was
     hit. Float64 touches sqrt(V)-many numbers, never the vocabulary, and tail tokens keep their probability.
@@ -150,4 +161,5 @@ def keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
     p = ordered / ordered.sum(-1, keepdim=True)
     before = p.cumsum(-1) - p
     keep = (before < top_p[:, None]) | (top_p >= 1)[:, None]
+    keep[:, 0] = True  # the smallest set is never empty, however small top_p is
     return torch.zeros_like(weights).scatter(1, index, torch.where(keep, ordered, 0.0))

@@ -6,12 +6,12 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from twotemp import __version__
 from twotemp.errors import UserError
-from twotemp.plain import record
+from twotemp.plain import record, to_json
 from twotemp.records import Policy
 
 Option = str | int | float | bool | None
@@ -57,7 +57,11 @@ def identity(data: Mapping[str, Any]) -> dict[str, Any]:
     options = {
         key: value for key, value in data["options"].items() if value is not None and value is not False
     }
-    return {**{key: value for key, value in data.items() if key != "version"}, "options": options}
+    # A policy of an older version has fewer fields, so those at their defaults count as left out.
+    policy = Policy.from_dict(data["policy"])
+    changed = {f.name: getattr(policy, f.name) for f in fields(policy) if getattr(policy, f.name) != f.default}
+    kept = {key: value for key, value in data.items() if key != "version"}
+    return {**kept, "policy": to_json(changed), "options": options}
 
 
 def digest(data: Mapping[str, Any]) -> str:

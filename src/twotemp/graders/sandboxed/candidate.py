@@ -189,4 +189,6 @@ def _of_the_tests(can: tuple[str, ...]) -> type[_OfTheTests]:
     def method(name: str) -> Callable[..., Any]:
         return lambda self, *arguments, **named: self._channel.ask(name, self, arguments, named)
 
-    return type("function" if "__call__" in can else "object", (_OfTheTests,), {name: method(name) for name in can})
+    return type(
+        "function" if "__call__" in can else "object", (_OfTheTests,), {name: method(name) for name in can}
+    )

@@ -1,0 +1,77 @@
+"""Watching a run: one protocol for profiles, drift, streaming and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from twotemp.engine.rows import Rows, Window
+from twotemp.policies.step import Decision, Memory
+from twotemp.records import Request
+
+
+@dataclass(frozen=True)
+class StepView:
+    """A step that was just taken, row by row. Look at it during the call: the next step overwrites the rows.
+
+    Tensors are the engine's own, on the model's device. Nothing is copied unless somebody looks.
+    """
+
+    rows: Rows
+    window: Window
+    logits: Tensor  # [N, V]: at the candidates, as the model gave them
+    decision: Decision
+    memory: Memory | None  # what the policies carry into the next step
+    step: Tensor  # [B]: which step of its own each row took, from 0
+    since: Tensor  # [B], on the host: how many it had taken in the same block
+    decide: Callable[[Tensor], tuple[Decision, Memory | None]]  # again, by other logits
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """Whose rows these are."""
+        return self.rows.requests
+
+    @property
+    def canvas(self) -> Tensor:
+        """[B, C]: token ids after the step, the mask where nothing is written yet; shorter rows are padded."""
+        return self.rows.ids
+
+    @property
+    def before(self) -> Tensor:
+        """[B, C]: the canvas before the step. All candidates were masks."""
+        ids = self.rows.ids.clone()
+        ids[self.window.row, self.window.at] = self.rows.model.mask_id
+        return ids
+
+    def committed(self, row: int) -> list[tuple[int, int, float]]:
+        """(position, token, confidence) of what the step wrote into this row."""
+        chosen, made = self.decision.commit[row], self.decision
+        found = (self.window.positions[row], made.tokens[row], made.confidence[row])
+        return list(zip(*(values[chosen].tolist() for values in found)))
+
+
+class Observer:
+    """Does nothing; override what you want to know."""
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Around every turn of the loop; what lies between two turns is the caller's time."""
+        return nullcontext()
+
+    def lap(self, part: str) -> None:
+        """A part of the turn is over: bookkeeping, forward, draw or select."""
+
+    def step(self, view: StepView) -> None:
+        """A step was taken."""
+
+
+class Steps(Observer):
+    """Calls a function after every step."""
+
+    def __init__(self, on_step: Callable[[StepView], None]) -> None:
+        self._on_step = on_step
+
+    def step(self, view: StepView) -> None:
+        self._on_step(view)
