@@ -22,10 +22,19 @@ from twotemp.rl.parallel import accelerator
 from twotemp.rl.trainer import Trainer
 
 
-def work(out: Path, mode: str, budget: str, haste: float = 1, poison: int = -1, **changes: Any) -> None:
+def work(
+    out: Path,
+    mode: str,
+    budget: str,
+    haste: float = 1,
+    poison: int = -1,
+    forbidden: tuple[int, ...] = (),
+    **changes: Any,
+) -> None:
     """Train, and write the final weights as this worker has them.
 
-    haste: of the second worker's clock. poison: which of its losses is not a number.
+    haste: of the second worker's clock. poison: which of its losses is not a number. forbidden: ids that are never
+    written, beside the mask's.
     """
     workers = accelerator(cpu=True)
     if workers.process_index:
@@ -36,9 +45,9 @@ def work(out: Path, mode: str, budget: str, haste: float = 1, poison: int = -1, 
         )
     held_out = rl_toys.TASK.problems().problems[:5]
     settings = rl_toys.settings(**changes, fsdp=mode == "fsdp")
-    trainer = Trainer(
-        rl_toys.micro_model(), rl_toys.TASK, rl_toys.ManyNumbers(), settings, out, workers, None, held_out, {}
-    )
+    model = rl_toys.micro_model()
+    model.forbidden_ids += forbidden
+    trainer = Trainer(model, rl_toys.TASK, rl_toys.ManyNumbers(), settings, out, workers, None, held_out, {})
     trainer.run(Budget.parse(budget), None, lambda: False)
     sharded = any(isinstance(p, DTensor) for p in trainer.learner.network.parameters())
     assert sharded == (mode == "fsdp"), "FSDP2 shards every parameter, DDP none"
