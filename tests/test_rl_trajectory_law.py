@@ -170,8 +170,8 @@ def engine_samples(model, rule: Policy, n: int = 6, length: int = 6, block: int 
 
 def test_deferral_knows_which_positions_were_open_and_why_each_was_committed():
     """Replaying the engine's noise: a step is forced exactly where its one score is not above lambda."""
-    model, tct = rl_toys.micro_model(), policy("tct", threshold=0.4, t_pos=0.1)
-    samples = engine_samples(model, tct)
+    model, tct = rl_toys.micro_model(), policy("tct", threshold=0.4, t_pos=0.5)
+    samples = engine_samples(model, tct, n=24)
     asked = ESTIMATORS["deferral"](Completions.of(samples, (), block=3), model.mask_id, 0, 1)
     alone = (asked.committed & asked.want).sum(1) == 1
     assert asked.forced.any()
