@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +37,7 @@ def forks(
     tasks: Annotated[str, typer.Option("--tasks", "--task", help="Names, separated by commas.")],
     model: Model = "tiny",
     questions: Annotated[
-        int, typer.Option(min=1, help="Prompts completed, the first so many of each task.")
+        int, typer.Option(min=1, help="Prompts completed per task, chosen at random (by --seed).")
     ] = 100,
     n: Annotated[int, typer.Option("-n", min=1, help="Completions a prompt.")] = 1,
     quantile: Annotated[
@@ -74,7 +75,10 @@ def forks(
 
     settings = Settings(quantile, alternatives, t_token, block, seed)
     plan = Plan(
-        tasks=task_choices(tasks.split(","), data, prompt, subset, grader),
+        tasks=tuple(
+            replace(choice, shuffled=seed)
+            for choice in task_choices(tasks.split(","), data, prompt, subset, grader)
+        ),
         policies=(settings.completion,),
         n=n,
         questions=questions,
@@ -128,8 +132,7 @@ def _study(
     from twotemp.forks.probe import study
 
     task = known.get(choice.name)
-    asked = task.problems(data=choice.data, prompt=choice.prompt, subset=choice.subset).problems
-    problems = {problem.id: problem for problem in asked[: plan.questions]}
+    problems = {problem.id: problem for problem in choice.problems().problems[: plan.questions]}
     (cell,) = (
         c for c in store.cells() if c.config.task == choice.name and c.config.policy == settings.completion
     )
