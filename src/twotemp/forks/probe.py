@@ -211,7 +211,8 @@ def _logits_at(model: Denoiser, rows: Tensor, position: int) -> Tensor:
 
 
 def _entropy(logits: Tensor) -> Tensor:
-    return torch.special.entr(torch.softmax(logits.double(), dim=-1)).sum(-1)
+    q = torch.softmax(logits.double(), dim=-1)
+    return -torch.xlogy(q, q).sum(-1)
 
 
 def _likeliest(logits: Tensor, count: int) -> list[int]:

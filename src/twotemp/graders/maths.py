@@ -30,10 +30,11 @@ _ARITHMETIC = re.compile(r"\\(?:[dt]?frac|sqrt|times|cdot|div|left|right|pi|appr
 class MathsGrader:
     """Problem.reference = {"answer": "\\frac{1}{2}", "kind": "number" (default) or "latex"}.
 
-    One number, in digits or words, is compared exactly, and units only where both sides name one; everything else
-    is math-verify's, in worker processes with a hard clock and memory limit. There too a decimal is the fraction
-    it is: 3.14159265 is not pi, nor 0.333333 a third. Percentages are never scaled for a "number"; as "latex",
-    50 % is also 1/2. In an equation between numbers (2 + 2 = 5) every side must be the answer.
+    One number, in digits or words, is compared exactly, and units only where both sides name one;
+    everything else is math-verify's, in worker processes with a hard clock and memory limit. There too a
+    decimal is the fraction it is: 3.14159265 is not pi, nor 0.333333 a third. Percentages are never scaled
+    for a "number"; as "latex", 50 % is also 1/2. In an equation between numbers (2 + 2 = 5) every side must
+    be the answer.
     """
 
     def __init__(self, workers: int | None = None) -> None:

@@ -87,7 +87,8 @@ _REPEATING = r"[0-9]*\.[0-9]*\\(?:overline|bar|dot)\s*\{?[0-9]+\}?"
 _VALUE = rf"(?:{_REPEATING}|(?:[0-9]+\s+)?[0-9]+\s*/\s*[0-9]+|{_DECIMAL})"
 _PROSE = r"[A-Za-z'][A-Za-z'./\s-]*"
 _ONE_NUMBER = re.compile(
-    rf"(?P<lead>{_PROSE}\s)?(?P<sign>[-+−]?)\s*(?P<value>{_VALUE})\.?(?P<gap>\s*)(?P<tail>{_PROSE})?(?P<power>\^\{{?[23]\}}?)?\.?"
+    rf"(?P<lead>{_PROSE}\s)?(?P<sign>[-+−]?)\s*(?P<value>{_VALUE})\.?"
+    rf"(?P<gap>\s*)(?P<tail>{_PROSE})?(?P<power>\^\{{?[23]\}}?)?\.?"
 )
 _SHORT_SCALE = re.compile(r"(?<=[0-9])\s?[kKM]\b")
 _HALF_DAY = re.compile(r"\b([ap])\.m\b\.?", re.I)
@@ -105,9 +106,9 @@ class Quantity(NamedTuple):
 def read(text: str, *, prose: bool) -> Quantity | None:
     """The one number in a text; None where it is not that simple, which is no verdict.
 
-    Names of things may follow it ("45 fairies"), but no lone letter, which is a variable ("18x"), and nothing that
-    means something in mathematics ("7 pi"). prose: words may also precede it ("it is 45"), a unit may touch it
-    ("5m"), and k and M are thousand and million; otherwise all these are formulas.
+    Names of things may follow it ("45 fairies"), but no lone letter, which is a variable ("18x"), and
+    nothing that means something in mathematics ("7 pi"). prose: words may also precede it ("it is 45"), a
+    unit may touch it ("5m"), and k and M are thousand and million; otherwise all these are formulas.
     """
     units = []
     for pattern, name in _SYMBOLS.items():
