@@ -5,6 +5,9 @@
 A table of all strings of 2 + 6 letters over {a, b, c}, with weights exp(s * normal) of a few values of s (the
 larger, the more the positions depend on each other); samples of several policies; each random estimator drawn
 200 times a sample. bias: mean of estimate - exact. std: of an estimate over its own randomness.
+
+The second table is about trajectories, not strings: by how much `trajectory` exceeds the log-probability that hard
+thresholds (CT) decode as they did. That is `deferral`, which is exact there.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from twotemp.rl.likelihood import ESTIMATORS, RANDOM, Completions, log_likelihoo
 
 PROMPT, LENGTH, LETTERS, MASK = 2, 6, 3, 3
 POLICIES = ("ar:t_token=1", "tct:t_token=1,threshold=0.6,t_pos=0.1", "tct:t_token=1,threshold=0.3,t_pos=0.1")
+HARD = ("ct:t_token=1,threshold=0.3", "ct:t_token=1,threshold=0.6", "ct:t_token=1,threshold=0.9")
+STRINGS = ("d1", "trajectory", "ar", "elbo")  # those that estimate the likelihood of the string
 SAMPLES, DRAWS = 64, 200
 
 
@@ -38,29 +43,44 @@ def exact(model: TableModel, samples: list[Sample]) -> torch.Tensor:
     return (agrees / given).log().float()
 
 
+def draw(model: TableModel, spec: str) -> list[Sample]:
+    prompts = [(i % LETTERS, i // LETTERS % LETTERS) for i in range(SAMPLES)]
+    requests = [
+        Request(str(i), prompt, parse(spec), length=LENGTH, trace=True) for i, prompt in enumerate(prompts)
+    ]
+    return sorted(run(model, requests), key=lambda s: int(s.request))
+
+
 def main() -> None:
-    print("| dependence | rollouts | estimator | passes a row | bias (nats) | std (nats) |")
+    print("| dependence | rollouts | estimator | passes per row | bias (nats) | std (nats) |")
     print("|---|---|---|---|---|---|")
     for scale in (0.5, 2.0):
         model = table(scale)
         for spec in POLICIES:
-            prompts = [(i % LETTERS, i // LETTERS % LETTERS) for i in range(SAMPLES)]
-            requests = [
-                Request(str(i), prompt, parse(spec), length=LENGTH, trace=True)
-                for i, prompt in enumerate(prompts)
-            ]
-            samples = sorted(run(model, requests), key=lambda s: int(s.request))
+            samples = draw(model, spec)
             rows = Completions.of(samples, model.eos_ids)
             truth = exact(model, samples)
-            for name, build in ESTIMATORS.items():
+            for name in STRINGS:
                 estimates = []
-                for draw in range(DRAWS if name in RANDOM else 1):
-                    asked = build(rows, MASK, draw, 1)
+                for number in range(DRAWS if name in RANDOM else 1):
+                    asked = ESTIMATORS[name](rows, MASK, number, 1)
                     estimates.append(log_likelihood(model.logits, rows, asked, torch.tensor([MASK])))
                 error = torch.stack(estimates) - truth
                 std = error.std(0).mean() if name in RANDOM else torch.zeros(())
                 passes = len(asked) / len(samples)
                 print(f"| {scale:g} | {spec} | {name} | {passes:.1f} | {error.mean():+.3f} | {std:.3f} |")
+    print("\n| dependence | rollouts | log-probability of a trajectory | trajectory exceeds it by |")
+    print("|---|---|---|---|")
+    for scale in (0.5, 2.0):
+        model = table(scale)
+        for spec in HARD:
+            rows = Completions.of(draw(model, spec), model.eos_ids)
+            given_order, decided = (
+                log_likelihood(model.logits, rows, ESTIMATORS[name](rows, MASK, 0, 1), torch.tensor([MASK]))
+                for name in ("trajectory", "deferral")
+            )
+            excess = given_order - decided
+            print(f"| {scale:g} | {spec} | {decided.mean():.2f} | {excess.mean():.2f} ± {excess.std():.2f} |")
 
 
 if __name__ == "__main__":

@@ -23,10 +23,19 @@ from twotemp.rl.rollouts import Dataset
 from twotemp.rl.trainer import Trainer
 
 
-def work(out: Path, mode: str, budget: str, haste: float = 1, poison: int = -1, **changes: Any) -> None:
+def work(
+    out: Path,
+    mode: str,
+    budget: str,
+    haste: float = 1,
+    poison: int = -1,
+    forbidden: tuple[int, ...] = (),
+    **changes: Any,
+) -> None:
     """Train, and write the final weights as this worker has them.
 
-    haste: of the second worker's clock. poison: which of its losses is not a number.
+    haste: of the second worker's clock. poison: which of its losses is not a number. forbidden: ids that are never
+    written, beside the mask's.
     """
     workers = accelerator(cpu=True)
     if workers.process_index:
@@ -37,8 +46,10 @@ def work(out: Path, mode: str, budget: str, haste: float = 1, poison: int = -1, 
         )
     held_out = rl_toys.TASK.problems().problems[:5]
     settings = rl_toys.settings(**changes, fsdp=mode == "fsdp")
+    model = rl_toys.micro_model()
+    model.forbidden_ids += forbidden
     dataset = Dataset(rl_toys.TASK, rl_toys.ManyNumbers(), held_out=held_out)
-    trainer = Trainer(rl_toys.micro_model(), dataset, settings, out, workers, {})
+    trainer = Trainer(model, dataset, settings, out, workers, {})
     trainer.run(Budget.parse(budget), lambda record, used: None, lambda: False)
     sharded = any(isinstance(p, DTensor) for p in trainer.learner.network.parameters())
     assert sharded == (mode == "fsdp"), "FSDP2 shards every parameter, DDP none"

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from twotemp.cli import app
 from twotemp.engine import run
 from twotemp.errors import UserError
+from twotemp.evaluation import TaskChoice
 from twotemp.forks import planted, probe
 from twotemp.forks.planted import ANCHORS, FORK, POPULATION, SAMPLE, WORDS
 from twotemp.forks.probe import Fork, Line, Settings, Study, find, fit, measure, study
@@ -18,6 +19,7 @@ from twotemp.forks.strings import entropy
 from twotemp.policies import policy
 from twotemp.records import Grade, Problem, Request, Sample, Trace
 from twotemp.report import forks as report
+from twotemp.store import Store
 
 
 class PlantedWords:
@@ -175,6 +177,55 @@ def test_a_fork_at_the_last_position_needs_no_completion(model):
     assert fork.distinct == 1
 
 
+class OneTest:
+    """A grader of programs, each a set of words, that passes the tests whose word it has."""
+
+    name = "words"
+
+    def grade(self, items):
+        for problem, text in items:
+            fails = [test for test in problem.reference["tests"] if test not in text.split()]
+            yield Grade("failed" if fails else "passed", text, detail="SyntaxError" * ("(" in text))
+
+    def same(self, problem, a: str, b: str) -> bool:
+        raise AssertionError("programs are not compared by their text")
+
+
+def test_programs_differ_by_the_tests_they_pass_and_not_by_their_text():
+    judged = Problem("q", "programs", "", {"tests": ["one", "two"]})
+    count = probe._count_distinct
+    assert count(OneTest(), judged, ("one two", "two one", "one two three")) == 1
+    assert (
+        count(OneTest(), judged, ("one", "two", "", "one two", None)) == 4
+    )  # both of the first fail as a whole
+
+
+def test_a_program_that_does_not_compile_is_not_well_formed(model, completions):
+    class NoStatistics(RunsPrograms):
+        def grade(self, items):
+            for (_, text), grade in zip(items, super().grade(items)):
+                broken = "statistics" in text
+                yield Grade("failed", text, detail="SyntaxError: no such word") if broken else grade
+
+    places = [p for p in find(completions, model.eos_ids, 0.3)[0] if p.position == 1]
+    (fork,) = measure(model, places, {"q": PROBLEM}, NoStatistics(), settings(t_token=0.0))
+    assert fork.answers == (POPULATION, None)
+    assert fork.distinct == 1
+
+
+def test_prompts_are_chosen_at_random_and_addressed_by_the_seed():
+    def chosen(count: int, seed: int | None) -> list[str]:
+        problems = TaskChoice("countdown-3", shuffled=seed).problems().problems
+        return [problem.id for problem in problems[:count]]
+
+    first = chosen(100, None)
+    assert chosen(20, 0) == chosen(100, 0)[:20]  # more prompts keep the ones before
+    assert set(chosen(100, 0)) != set(chosen(100, 1))
+    share = len(set(chosen(100, 0)) & set(first)) / 100
+    assert 0.3 < share < 0.7  # half of the 200 problems, not the first half
+    assert sorted(chosen(200, 0)) == sorted(chosen(200, None))
+
+
 # --- a study on disk ----------------------------------------------------------------------------------------------
 
 
@@ -249,6 +300,9 @@ def test_the_command_end_to_end(tmp_path, embedded_sized_model):
     assert row["forks"] > 0
     for name in ("forks.md", "fork_entropy.png", "fork_outcomes.pdf"):
         assert (out / "report" / name).stat().st_size > 0
+    kept = {s.request for cell in Store(out).cells() for s in cell.samples()}
+    wanted = TaskChoice("countdown-3", shuffled=0).problems().problems[:12]
+    assert kept == {problem.id for problem in wanted}
     again = CliRunner().invoke(app, arguments)
     assert json.loads(again.stdout.splitlines()[0]) == row
     page = tmp_path / "trace.html"

@@ -21,6 +21,7 @@ from twotemp.forks.statements import (
     gap_ratio_by_anchor,
     lead,
     least_entropy,
+    log_ratio_range,
     pairwise,
     pairwise_average,
     sandwich,
@@ -128,6 +129,21 @@ def test_proposition_1_needs_its_gap_condition() -> None:
     assert gap_ratio(model) >= gap_ratio_by_anchor(model) > 1.0 / 0.1  # T_pos' > T_pos, but not by enough
     assert (cold, warm) == pytest.approx((0.7475, 0.7090), abs=1e-4)  # warmer, and less entropy
     cold, warm = fork_entropies(model, tlc(0.1), tlc(0.1 * gap_ratio(model) * 1.01))
+    assert cold < warm
+
+
+def test_proposition_1_needs_the_gap_condition_for_every_anchor() -> None:
+    """Two anchors: the lead of one (3) over the fork never changes, that of the other (0) does, and it decides."""
+    first, revealed = [0.5, 0.499, 0.2, 0.7485], [0.9, 0.01, 0.2, 0.015]
+    eta = {0: 0.5, 3: 0.001}
+    model = AnchorFork(4, 1, eta, 1.0, lambda state, j: (revealed if has(state, 2) else first)[j])
+    assert model.violations() == []
+    low, high = log_ratio_range(model, 3)
+    assert high / low == pytest.approx(1)  # for this anchor alone any increase of T_pos would do
+    cold, warm = fork_entropies(model, tlc(0.1), tlc(1.0))
+    assert warm < cold - 0.01
+    assert gap_ratio_by_anchor(model) > 1.0 / 0.1
+    cold, warm = fork_entropies(model, tlc(0.1), tlc(0.1 * gap_ratio_by_anchor(model) * 1.01))
     assert cold < warm
 
 
@@ -264,6 +280,24 @@ def test_token_temperature_leaves_the_order_alone_under_dominance() -> None:
     for t_token in (0.3, 1.0, 3.0, 30.0):
         model = from_logits(anchor, fork, t_token)
         assert fork_law(model, tlc(0)).entropy == pytest.approx(least_entropy(model))
+
+
+@given(data=st.data(), t_token=st.floats(0.1, 20))
+@SEARCH
+def test_proposition_2_where_logits_change_from_state_to_state(data: st.DataObject, t_token: float) -> None:
+    """Dominance in every state is enough: what is revealed may move all logits, the order of LC stays."""
+    gaps = st.lists(st.floats(0, 4), min_size=3, max_size=3)
+
+    def row() -> list[float]:
+        fork = np.sort(data.draw(gaps))
+        anchors = [np.sort(fork + np.array(data.draw(gaps)) + 0.05) for _ in range(2)]
+        assert all(dominates([0, *-a], [0, *-fork]) for a in anchors)
+        return [top_probability([0, *-g], t_token) for g in (fork, *anchors)]
+
+    rows = {state: row() for state in range(8)}
+    model = AnchorFork(3, 0, {1: 0.2, 2: 0.3}, 1.0, lambda state, j: rows[state][j])
+    assume(model.violations() == [])  # at a low T_token two confidences may round to the same number
+    assert fork_law(model, tlc(0)).entropy == pytest.approx(least_entropy(model))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The four estimators against the exact likelihood of a table, and against the engine's own trace."""
+"""The estimators against the exact likelihood of a table, and against the engine's own trace."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from twotemp.policies import policy
 from twotemp.records import Request, Sample
 from twotemp.rl import likelihood
 from twotemp.rl.likelihood import ESTIMATORS, Completions, Questions, log_likelihood
+from twotemp.rl.objective import grpo_loss
 
 MASK, EOS = 4, 3
 PROMPT, LENGTH = 2, 3
@@ -219,6 +220,21 @@ def test_trajectory_without_a_trace_is_refused():
     bare = Sample("a", 0, 0, policy("ar"), (0,), (1,), (1,), 1, 1, 9, 0.0, "length")
     with pytest.raises(UserError, match="trace=True"):
         questions("trajectory", [bare])
+
+
+def test_an_idle_pass_reaches_every_weight_and_adds_nothing_whatever_may_not_be_written():
+    """The mask id is 0 in many vocabularies, so nothing can be assumed of an id that any model may write."""
+    model = rl_toys.micro_model()
+    every = torch.arange(model.vocab_size)
+    for forbidden in (torch.tensor([0]), every[:-1], every):
+        new = likelihood.log_probs(model.logits, likelihood.idle(0, "cpu"), forbidden)
+        _, weight = likelihood.idle(0, "cpu").terms()
+        loss = grpo_loss(new, new.detach(), new.detach(), weight, weight, epsilon=0.5, beta=0.1)
+        assert (loss.total, loss.kl, loss.clipped) == (0, 0, 0)
+        loss.total.backward()
+        grads = {name: p.grad for name, p in model.module.named_parameters()}
+        assert all(grad is not None and (grad == 0).all() for grad in grads.values()), "DDP waits for each"
+        model.module.zero_grad()
 
 
 def test_unknown_estimator_names_the_nearest():

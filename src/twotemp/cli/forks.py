@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +24,9 @@ def forks(
     loading: LoadingOptions,
     decoding: DecodingOptions,
     model: Model = "tiny",
-    questions: Annotated[int, typer.Option(min=1, help="Prompts completed per task.")] = 100,
+    questions: Annotated[
+        int, typer.Option(min=1, help="Prompts completed per task, chosen at random (by --seed).")
+    ] = 100,
     n: Annotated[int, typer.Option("-n", min=1, help="Completions per prompt.")] = 1,
     quantile: Annotated[
         float, typer.Option(help="Positions above this quantile of entropy are forks.")
@@ -54,7 +57,7 @@ def forks(
     show_log()
     settings = Settings(quantile, alternatives, t_token, decoding.block, decoding.seed)
     plan = Plan(
-        tasks=asked.choices(),
+        tasks=tuple(replace(choice, shuffled=decoding.seed) for choice in asked.choices()),
         policies=(settings.completion,),
         n=n,
         questions=questions,
@@ -110,8 +113,7 @@ def _study(
     from twotemp.forks.probe import study
 
     task = known.get(choice.name)
-    asked = task.problems(data=choice.data, prompt=choice.prompt, subset=choice.subset).problems
-    problems = {problem.id: problem for problem in asked[: plan.questions]}
+    problems = {problem.id: problem for problem in choice.problems().problems[: plan.questions]}
     (cell,) = (
         c for c in store.cells() if c.config.task == choice.name and c.config.policy == settings.completion
     )

@@ -45,7 +45,9 @@ def grpo(
     length: Annotated[int | None, typer.Option(help="Tokens of an answer (default: the task's).")] = None,
     block: Block = None,
     batch_size: Annotated[int, typer.Option(help="Rows decoded together on a worker.")] = 128,
-    likelihood: Annotated[str, typer.Option(help="d1, trajectory, ar or elbo.")] = "trajectory",
+    likelihood: Annotated[
+        str, typer.Option(help="d1, trajectory, deferral, fork, ar or elbo.")
+    ] = "trajectory",
     draws: Annotated[int, typer.Option(help="Masks per row, for d1 and elbo.")] = 1,
     iterations: Annotated[int, typer.Option(help="Updates on the same rollouts (mu).")] = 1,
     micro_batch: Annotated[int, typer.Option(help="Partly masked rows in one training pass.")] = 1024,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twotemp import tasks
 from twotemp.errors import UserError
 from twotemp.policies import spell
-from twotemp.records import Policy
+from twotemp.records import Policy, Problem
 from twotemp.tasks import ProblemSet
 
 
@@ -22,6 +23,9 @@ class TaskChoice:
     subset: str | None = None
     grader: str | None = None
     questions: int | None = None  # the first so many; None: as many as the plan says
+    shuffled: int | None = (
+        None  # the seed of a random order, of which the first are taken; None: that of the data
+    )
     allow_altered: bool = False  # take a data file whose rows are not the published ones
 
     def __post_init__(self) -> None:
@@ -29,9 +33,16 @@ class TaskChoice:
 
     def problems(self) -> ProblemSet:
         task = tasks.get(self.name)
-        return task.problems(
+        found = task.problems(
             data=self.data, prompt=self.prompt, subset=self.subset, allow_altered=self.allow_altered
         )
+        if self.shuffled is None:
+            return found
+        return replace(found, problems=tuple(sorted(found.problems, key=self._place)))
+
+    def _place(self, problem: Problem) -> bytes:
+        """Of its own, whatever the other problems are: asking for more of them keeps those chosen before."""
+        return hashlib.blake2b(f"{self.shuffled}\x1f{problem.id}".encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True)

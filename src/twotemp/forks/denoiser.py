@@ -34,7 +34,7 @@ def with_entropy(top: float, nats: float, tokens: int) -> np.ndarray:
     for _ in range(80):
         middle = (low + high) / 2
         low, high = (middle, high) if entropy((1 - middle) * packed + middle * even) < nats else (low, middle)
-    p = (1 - high) * packed + high * even
+    p: np.ndarray = (1 - high) * packed + high * even
     if abs(entropy(p) - nats) > 1e-9 or not p[1] < top:
         raise UserError(
             f"no distribution over {tokens} tokens has its largest probability {top} and entropy {nats:.4g} nats; "
@@ -75,7 +75,7 @@ class AnchorForkModel:
         state = torch.where(revealed, 1 << position.clamp_min(0).long(), 0).sum(1)
         asked = torch.stack([state[:, None].expand_as(position), position.long()], dim=2)
         asked = asked.flatten(0, 1)[want.flatten()]
-        distinct, which = asked.unique(dim=0, return_inverse=True)
+        distinct, which = torch.unique(asked, dim=0, return_inverse=True)
         return torch.stack([self._row(s, j) for s, j in distinct.tolist()])[which]
 
     def _row(self, state: State, position: int) -> Tensor:

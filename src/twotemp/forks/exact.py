@@ -133,7 +133,8 @@ def forced_commit(margins: Sequence[float]) -> np.ndarray:
     weight = np.tile(_WEIGHTS / 2, panels)
     odds = np.exp(np.clip(z - b[:, None], -700, 700))
     below = 1 / (1 + odds)
-    return (odds * below * (below.prod(axis=0) * weight)).sum(axis=1)
+    highest: np.ndarray = (odds * below * (below.prod(axis=0) * weight)).sum(axis=1)
+    return highest
 
 
 # --- the whole way -------------------------------------------------------------------------------------------

@@ -132,7 +132,8 @@ def predict(state: Partial, position: int) -> np.ndarray:
     for (tokens, p), disagreements in zip(found, against):
         if disagreements == min(against):
             weights[tokens[position]] += p
-    return weights / weights.sum()
+    weights /= weights.sum()
+    return weights
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 2. Restart each with everything to its left revealed, now with low-confidence remasking. Whatever LC reveals before
    the fork is a potential anchor: log the fork's entropy against their number, and fit a line to each fork.
 3. Set the fork to each of its likeliest tokens, complete with deterministic LC, and count the well-formed answers
-   that differ.
+   that differ in what they mean: answers by the grader's `same`, programs by which of their tests pass.
 
 The restart is an infill request. It keeps the block width of generation, but on models without a block grid of
 their own the first block starts at the fork: LC may reveal up to `block - 1` positions before it.
@@ -14,7 +14,7 @@ their own the first block starts at the fork: LC may reveal up to `block - 1` po
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ from twotemp.policies import policy
 from twotemp.records import Policy, Problem, Request, Sample
 
 CHUNK = 32  # forks restarted together; what a kill costs at most
+_NO_PROGRAM = ("SyntaxError", "IndentationError", "TabError")
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def measure(
     forks = []
     for place, (revealed, logits), likely in zip(places, paths, tokens):
         mine = [next(grades) for _ in likely]
-        said = tuple(grade.answer for grade in mine)
+        said = tuple(None if grade.detail.startswith(_NO_PROGRAM) else grade.answer for grade in mine)
         forks.append(
             Fork(
                 place.name,
@@ -208,7 +209,8 @@ def _logits_at(model: LanguageModel, rows: Tensor, position: int) -> Tensor:
 
 
 def _entropy(logits: Tensor) -> Tensor:
-    return torch.special.entr(torch.softmax(logits.double(), dim=-1)).sum(-1)
+    q = torch.softmax(logits.double(), dim=-1)
+    return -torch.xlogy(q, q).sum(-1)
 
 
 def _likeliest(logits: Tensor, count: int) -> list[int]:
@@ -250,11 +252,23 @@ def _fill(
 
 
 def _count_distinct(grader: Grader, problem: Problem, answers: Iterable[str | None]) -> int:
+    """How many things the well-formed answers mean. A program means which of its tests it passes, one by one (the
+    paper's outcome map); whether other answers are the same is for the grader to say."""
+    said = [one for one in answers if one is not None]
+    if tests := _one_by_one(problem):
+        return len({tuple(g.outcome for g in grader.grade((test, a) for test in tests)) for a in said})
     kept: list[str] = []
-    for said in answers:
-        if said is not None and not any(grader.same(problem, said, other) for other in kept):
-            kept.append(said)
+    for one in said:
+        if not any(grader.same(problem, one, other) for other in kept):
+            kept.append(one)
     return len(kept)
+
+
+def _one_by_one(problem: Problem) -> list[Problem]:
+    """The problem with each of its program tests alone; none where no tests judge it. HumanEval has one `test`."""
+    tests = problem.reference.get("tests", ())
+    alone = [replace(problem, reference={**problem.reference, "tests": [test]}) for test in tests]
+    return alone or [problem] * ("test" in problem.reference)
 
 
 @dataclass(frozen=True)

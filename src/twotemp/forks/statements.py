@@ -170,7 +170,8 @@ def semantic_premise(low: SemanticView, high: SemanticView) -> tuple[float, floa
 def logit_gaps(logits: Sequence[float]) -> np.ndarray:
     """z_(1) - z_(i) for i >= 2, ascending in i."""
     z = np.sort(np.asarray(logits, dtype=np.float64))[::-1]
-    return z[0] - z[1:]
+    gaps: np.ndarray = z[0] - z[1:]
+    return gaps
 
 
 def dominates(anchor: Sequence[float], fork: Sequence[float]) -> bool:

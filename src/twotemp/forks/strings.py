@@ -55,12 +55,15 @@ class StringLaw:
 
 def temper(q: np.ndarray, t_token: float) -> np.ndarray:
     """softmax(log q / T_token); all on the argmax at T_token = 0."""
+    weight: np.ndarray
     if t_token == 0:
-        return np.eye(len(q))[q.argmax()]
-    with np.errstate(divide="ignore"):
-        scaled = np.log(q) / t_token
-    weight = np.exp(scaled - scaled.max())
-    return weight / weight.sum()
+        weight = np.eye(len(q))[q.argmax()]
+    else:
+        with np.errstate(divide="ignore"):
+            scaled = np.log(q) / t_token
+        weight = np.exp(scaled - scaled.max())
+    weight /= weight.sum()
+    return weight
 
 
 def string_law(predict: Predictor, length: int, policy: Policy) -> StringLaw:

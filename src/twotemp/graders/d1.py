@@ -60,7 +60,7 @@ def _is_number(problem: Problem) -> bool:
     kind = problem.reference.get("kind", "number")
     if kind not in ("number", "latex"):
         raise unknown("kind of answer", kind, ("number", "latex"))
-    return kind == "number"
+    return bool(kind == "number")
 
 
 def _as_number(text: str, which: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Mathematical answers: our own extraction, exact decimals for plain numbers, math-verify for the rest."""
+"""Mathematical answers: our own extraction, exact arithmetic for single numbers, math-verify for the rest."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from decimal import Decimal
 from importlib.metadata import PackageNotFoundError, version
 
 from twotemp.errors import UserError, unknown
+from twotemp.graders import quantities
 from twotemp.graders.extraction import final_answer
 from twotemp.graders.workers import Child, ChildDied, Verdict, WorkerPool, in_order, usable_cpus
 from twotemp.records import Grade, Problem
 
-VERSION = "1"
+VERSION = "2"
 KINDS = ("number", "latex")
 LONGEST = 300  # characters of an answer worth parsing; a longer one is a bomb or no answer
 SECONDS = 10.0  # to parse and compare one pair; the slowest real one seen takes 0.4 s on an idle machine
@@ -23,20 +23,18 @@ START_SECONDS = 120.0  # importing sympy on a busy machine
 MEMORY = 1 << 30  # bytes of address space of one worker
 RECYCLE = 2000  # questions a worker answers before a fresh one replaces it: sympy's caches only grow
 
-_PLAIN = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
-_IN_WORDS = re.compile(
-    r"(?:[A-Za-z'][A-Za-z'./\s]*\s)?(-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+))\.?(?:\s*[A-Za-z'][A-Za-z'./\s]*)?"
-)
-_DECORATION = re.compile(r"\\[,!; ]|\\?[$%]|\\\(|\\\)")
-_THOUSANDS = re.compile(r"(?<=[0-9])(?:,|\{,\})(?=[0-9]{3}(?![0-9]))")
-_UNIT = re.compile(r"\\(?:text|mbox|mathrm|textbf)\s*\{([^{}]*)\}")
+# Letters that a sum of numbers may be written with; any other makes it a formula or a name.
+_ARITHMETIC = re.compile(r"\\(?:[dt]?frac|sqrt|times|cdot|div|left|right|pi|approx)(?![A-Za-z])")
 
 
 class MathsGrader:
     """Problem.reference = {"answer": "\\frac{1}{2}", "kind": "number" (default) or "latex"}.
 
-    A number is compared exactly as a decimal, units and thousands commas aside, and never scaled as a
-    percentage; everything else is math-verify's, in worker processes with a hard clock and memory limit.
+    One number, in digits or words, is compared exactly, and units only where both sides name one;
+    everything else is math-verify's, in worker processes with a hard clock and memory limit. There too a
+    decimal is the fraction it is: 3.14159265 is not pi, nor 0.333333 a third. Percentages are never scaled
+    for a "number"; as "latex", 50 % is also 1/2. In an equation between numbers (2 + 2 = 5) every side must
+    be the answer.
     """
 
     def __init__(self, workers: int | None = None) -> None:
@@ -72,17 +70,23 @@ class MathsGrader:
         return result
 
     def _compare(self, kind: str, gold: str, answer: str) -> Callable[[], Verdict]:
-        """Cheapest first: the same string, two plain numbers, then a worker."""
+        """Cheapest first: the same string, two single numbers, then a worker."""
         if answer == gold:
             return lambda: Verdict("passed")
         if len(answer) > LONGEST or len(gold) > LONGEST:
             return lambda: Verdict("failed", f"longer than {LONGEST} characters")
-        read = _number if kind == "number" else _plain
-        left, right = read(gold), read(answer)
+        sides = [side for side in answer.split("=") if _numeric(side)]
+        if len(sides) > 1:
+            verdicts = [self._compare(kind, gold, side.strip()) for side in sides]
+            return lambda: next(
+                (v for v in (v() for v in verdicts) if v.outcome != "passed"), Verdict("passed")
+            )
+        number = kind == "number"
+        left, right = (quantities.read(text, prose=number) for text in (gold, answer))
         if left is not None and right is not None:
-            equal = left == right
+            equal = quantities.same(left, right, percent_is_hundredth=not number)
             return lambda: Verdict("passed" if equal else "failed")
-        return self._pool.submit((gold, answer)).result
+        return self._pool.submit((_for_math_verify(gold, left), _for_math_verify(answer, right))).result
 
 
 def _reference(problem: Problem) -> tuple[str, str]:
@@ -94,19 +98,16 @@ def _reference(problem: Problem) -> tuple[str, str]:
     return str(problem.reference["answer"]), kind
 
 
-def _plain(text: str) -> Decimal | None:
-    text = text.strip()
-    return Decimal(text) if _PLAIN.fullmatch(text) else None
+def _numeric(side: str) -> bool:
+    """Is this side of an equation a sum of numbers, and not a name, a formula or a sentence?"""
+    return any(c.isdigit() for c in side) and not any(c.isalpha() for c in _ARITHMETIC.sub("", side))
 
 
-def _number(text: str) -> Decimal | None:
-    """The one number in "$1,200", "45 fairies", "70\\text{ minutes}"; None if it is not that plain."""
-    text = _DECORATION.sub("", text)
-    bare = _UNIT.sub(" ", text)
-    if not any(character.isdigit() for character in bare):  # the number itself was inside \text{...}
-        bare = _UNIT.sub(r" \1 ", text)
-    match = _IN_WORDS.fullmatch(_THOUSANDS.sub("", bare).strip())
-    return Decimal(match[1]) if match else None
+def _for_math_verify(text: str, found: quantities.Quantity | None) -> str:
+    """With exact numbers, in words it can read; it does not know \varnothing."""
+    if found is not None and not found.measure:
+        return quantities.latex(found.value)
+    return quantities.exact(text.replace(r"\varnothing", r"\emptyset"))
 
 
 def _math_verify_version() -> str | None:

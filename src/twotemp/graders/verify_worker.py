@@ -27,7 +27,7 @@ def main() -> None:
 
     @lru_cache(maxsize=4096)
     def parsed(latex: str) -> Any:
-        return parse(rf"\boxed{{{latex}}}", boxed, parsing_timeout=None)  # type: ignore[arg-type]
+        return parse(rf"\boxed{{{latex}}}", boxed, parsing_timeout=None)
 
     def say(answer: dict[str, Any]) -> None:
         answers.write(json.dumps(answer) + "\n")

@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from twotemp.engine.rows import DEFAULT_BLOCK
 from twotemp.errors import UserError
 from twotemp.models.transformer import Transformer
 from twotemp.records import Sample
@@ -195,7 +196,14 @@ class Learner:
     def _completions(self, samples: list[Sample]) -> Completions | None:
         if not samples:
             return None
-        return Completions.of(samples, self.model.eos_ids, self.accelerator.device)
+        grid = self.model.block_size
+        return Completions.of(
+            samples,
+            self.model.eos_ids,
+            self.accelerator.device,
+            block=grid or self.settings.block or DEFAULT_BLOCK,
+            origin=0 if grid else None,
+        )
 
     def _tokens(self, samples: list[Sample]) -> float:
         rows = self._completions(samples)

@@ -1,4 +1,4 @@
-r"""How likely is a completion? Five estimators, each a set of questions to the denoiser.
+r"""How likely is a completion? Seven estimators, each a set of questions to the denoiser.
 
 A denoiser answers one kind of question: q(x^k | partly masked row). An estimator decides which partly masked
 rows to show it and which positions to read; it never sees the model, so it is a pure function of the rows. The
@@ -12,16 +12,21 @@ Every number read is one *term* of the objective, so a batch may be cut between 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from math import inf
+from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from twotemp import rng
 from twotemp.errors import UserError, unknown
-from twotemp.records import Sample
+from twotemp.records import Policy, Sample
 
 PROMPT_MASKING = 0.15  # d1's probability of hiding a prompt token
+ROUNDING = 1e-6  # relative: two computations of one confidence may differ by this much
+IMPOSSIBLE = -100.0  # the log of a probability that is none
 Logits = Callable[[Tensor, Tensor | None, Tensor], Tensor]  # `Denoiser.logits`
 
 
@@ -29,21 +34,33 @@ Logits = Callable[[Tensor, Tensor | None, Tensor], Tensor]  # `Denoiser.logits`
 class Completions:
     """Finished rows, as tensors [B, C]; column = position in the row, padded on the right."""
 
+    policies: tuple[Policy, ...]  # [B]
     ids: Tensor
     present: Tensor  # bool: False on padding
     generated: Tensor  # bool: what the sampler wrote
     scored: Tensor  # bool: what was written up to and including the first EOS; the rest is no answer
     steps: Tensor  # int64: the decoding step that wrote the position; -1 where none did
-    keys: Tensor  # [B] int64: addresses the row's mask noise
+    confidence: Tensor  # float64: of what was written, when it was written
+    block: Tensor  # int64: which decoding block the position belongs to
+    keys: Tensor  # [B] int64: addresses the row's noise
 
     @classmethod
     def of(
-        cls, samples: Sequence[Sample], eos_ids: Sequence[int], device: torch.device | str = "cpu"
+        cls,
+        samples: Sequence[Sample],
+        eos_ids: Sequence[int],
+        device: torch.device | str = "cpu",
+        *,
+        block: int | None = None,
+        origin: int | None = None,
     ) -> Completions:
+        """block: the width the samples were decoded with (None: one block); origin: where the grid of blocks starts
+        (None: at the first mask). Only `deferral` asks which positions were open at a step."""
         columns = max(max(len(s.prompt), s.positions[-1] + 1) for s in samples)
         shape = (len(samples), columns)
         ids, steps = torch.zeros(shape, dtype=torch.int64), torch.full(shape, -1)
         present, generated, scored = (torch.zeros(shape, dtype=torch.bool) for _ in range(3))
+        confidence = torch.zeros(shape, dtype=torch.float64)
         for row, sample in enumerate(samples):
             at = torch.tensor(sample.positions)
             ids[row, : len(sample.prompt)] = torch.tensor(sample.prompt)
@@ -54,8 +71,12 @@ class Completions:
             scored[row, at[:ended]] = True
             if sample.trace is not None:
                 steps[row, at] = torch.tensor(sample.trace.steps)
+                confidence[row, at] = torch.tensor(sample.trace.confidence, dtype=torch.float64)
+        first = torch.tensor([s.positions[0] if origin is None else origin for s in samples])
+        blocks = (torch.arange(columns) - first[:, None]) // (block or columns)
         keys = torch.tensor([rng.row_key(s.seed, s.request, s.index) for s in samples])
-        return cls(*(tensor.to(device) for tensor in (ids, present, generated, scored, steps, keys)))
+        tensors = (ids, present, generated, scored, steps, confidence, blocks, keys)
+        return cls(tuple(s.policy for s in samples), *(tensor.to(device) for tensor in tensors))
 
     def noise(self, draw: int) -> Tensor:
         """Uniforms [B, C] of the draw-th mask; a row has the same in every batch and on every worker."""
@@ -77,17 +98,49 @@ class Questions:
     def __len__(self) -> int:
         return len(self.row)
 
-    def __getitem__(self, part: slice) -> Questions:
+    def __getitem__(self, part: slice | Tensor) -> Self:
         """Some of the questions, without the columns that only longer rows have."""
         width = int(self.present[part].any(0).sum())
-        names = ("ids", "present", "want", "target")
-        cut = {name: getattr(self, name)[part, :width] for name in names}
-        return replace(self, row=self.row[part], weight=self.weight[part], **cut)
+        whole = {field.name: getattr(self, field.name)[part] for field in fields(self)}
+        return replace(self, **{name: t if t.dim() == 1 else t[:, :width] for name, t in whole.items()})
 
     def terms(self) -> tuple[Tensor, Tensor]:
         """For every number read, in the order of `log_probs`: its row and its weight."""
         question = self.want.nonzero()[:, 0]
         return self.row[question], self.weight[question]
+
+    def read(self, z: Tensor) -> Tensor:
+        """The answers, [terms], from the logits of every wanted position, [terms, V]."""
+        return z.log_softmax(-1).gather(1, self.target[self.want][:, None])[:, 0]
+
+
+@dataclass(frozen=True)
+class Decisions(Questions):
+    """What a threshold rule decided in one step: at some positions to commit the drawn token, at others not to."""
+
+    committed: Tensor  # [Q, C] bool
+    cut: Tensor  # [Q] float32: what a perturbed confidence had to exceed to be committed
+    forced: (
+        Tensor  # [Q] bool: nothing exceeded lambda, and the cut is the highest perturbed confidence itself
+    )
+    t_token: Tensor  # [Q] float32
+    t_pos: Tensor  # [Q] float32
+
+    def read(self, z: Tensor) -> Tensor:
+        """The log-probability of each decision; see `deferral`."""
+        question = self.want.nonzero()[:, 0]
+        cut, forced, t_token, t_pos = (
+            tensor[question, None] for tensor in (self.cut, self.forced, self.t_token, self.t_pos)
+        )
+        c, drawn = z.float().softmax(-1), (z.float() / t_token).log_softmax(-1)
+        hard = t_pos == 0
+        margin = (cut - c) / torch.where(hard, 1.0, t_pos)
+        passes = torch.where(c > cut * (1 + ROUNDING), IMPOSSIBLE, 0.0)
+        deferred = (drawn + torch.where(hard, passes, logsigmoid(margin))).logsumexp(-1)
+        # The density of the highest score where it was forced, else the chance to be above the cut.
+        soft = logsigmoid(-margin) + torch.where(forced, logsigmoid(margin) - t_pos.log(), 0.0)
+        written = (drawn + torch.where(hard, 0.0, soft)).gather(1, self.target[self.want][:, None])[:, 0]
+        return torch.where(self.committed[self.want], written, deferred)
 
 
 def d1(rows: Completions, mask_id: int, draw: int = 0, draws: int = 1) -> Questions:
@@ -106,16 +159,77 @@ def d1(rows: Completions, mask_id: int, draw: int = 0, draws: int = 1) -> Questi
 def trajectory(rows: Completions, mask_id: int, draw: int = 0, draws: int = 1) -> Questions:
     """The states the sampler went through: 1 pass for each of its steps, nothing random.
 
-    log p = sum_s sum_{k in U_s} log q(x^k | x_s): exactly the probability of the tokens given the order of the
-    trace. Equal to log p(x) where each step commits one position and q is consistent.
+    log p = sum_s sum_{k in U_s} log q(x^k | x_s). This is the likelihood of the tokens *given the order*, and of the
+    whole trajectory only where the order does not depend on the tokens drawn (AR, random). LC, CT and TCT commit a
+    token because of what it is and defer others because of what they were; this leaves both out (see `deferral`).
     """
-    if bool((rows.scored & (rows.steps < 0)).any()):
-        raise UserError("the trajectory likelihood needs each token's step; sample with trace=True")
-    row, column = rows.scored.nonzero(as_tuple=True)
-    row, step = torch.unique(torch.stack([row, rows.steps[row, column]]), dim=1)
+    row, step = _steps(rows, rows.scored)
     when = rows.steps[row]
-    later = rows.generated[row] & ((when >= step[:, None]) | (when < 0))
-    return _ask(rows, row, later, rows.scored[row] & (when == step[:, None]), mask_id)
+    return _ask(rows, row, _later(rows, row, step), rows.scored[row] & (when == step[:, None]), mask_id)
+
+
+def fork(rows: Completions, mask_id: int, draw: int = 0, draws: int = 1) -> Questions:
+    """`trajectory`, but only the steps that committed a single position (ForkGRPO, Frković et al. 2026).
+
+    For policies whose fallback does not look at tokens (the leftmost mask) these are the forks.
+    """
+    row, step = _steps(rows, rows.scored)
+    single = (rows.steps[row] == step[:, None]).sum(1) == 1
+    return trajectory(rows, mask_id)[single]
+
+
+def deferral(rows: Completions, mask_id: int, draw: int = 0, draws: int = 1) -> Questions:
+    """`trajectory` for CT and TCT, with what it leaves out: 1 pass for each step, nothing random.
+
+    Every masked position of the block draws v ~ q_T = softmax(z / T_token) and is committed if c(v) + T L > lambda,
+    where c = softmax(z), T = T_pos and L is Logistic. So a step has the probability, as a product over positions,
+
+        committed x:  q_T(x) sigma((c(x) - lambda) / T)        deferred:  sum_v q_T(v) sigma((lambda - c(v)) / T).
+
+    Where none passes, the highest score is committed. Given that score, kappa, the step is a product again:
+
+        committed x:  q_T(x) sigma'((kappa - c(x)) / T) / T    deferred:  sum_v q_T(v) sigma((kappa - c(v)) / T),
+
+    a density in kappa <= lambda. Noise is addressed, so kappa is known: this is exactly the likelihood of the
+    trajectory with its kappas, and summed and integrated over all of them it is 1. At T = 0 sigma is a step and
+    kappa = c(x): no density. Every generated position counts, those after EOS too: they were decisions as well.
+    """
+    for policy in rows.policies:
+        _check_thresholded(policy)
+    row, step = _steps(rows, rows.generated)
+    when, masked = rows.steps[row], _later(rows, row, step)
+    now = when == step[:, None]
+    block = torch.where(now, rows.block[row], 0).amax(1, keepdim=True)
+    asked = _ask(rows, row, masked, masked & (rows.block[row] == block), mask_id)
+
+    def numbers(name: str) -> Tensor:
+        values = [getattr(policy, name) for policy in rows.policies]
+        return torch.tensor(values, dtype=torch.float64, device=row.device)[row]
+
+    columns = torch.arange(now.shape[1], device=row.device).expand_as(now)
+    noise = rng.logistic(rng.uniform(rows.keys[row], step, columns, rng.Stream.POSITION))
+    threshold, t_pos = numbers("threshold"), numbers("t_pos")
+    score = rows.confidence[row] + t_pos[:, None] * noise
+    highest = torch.where(now, score, -inf).amax(1)
+    cut = torch.minimum(highest, threshold)
+    return Decisions(
+        **vars(asked),
+        committed=now,
+        cut=cut.float(),
+        forced=highest <= threshold,
+        t_token=numbers("t_token").float(),
+        t_pos=t_pos.float(),
+    )
+
+
+def _check_thresholded(policy: Policy) -> None:
+    numbers = {name: getattr(policy, name) for name in ("t_token", "t_pos", "threshold", "inclusive")}
+    plain = Policy(policy.name, "confidence", "threshold", **numbers)
+    if policy != plain or policy.t_token == 0 or policy.t_pos == inf:
+        raise UserError(
+            f"the deferral likelihood is that of ct and tct with t_token > 0, a finite t_pos and no filters, not of "
+            f"{policy.name!r}; use --likelihood trajectory"
+        )
 
 
 def autoregressive(rows: Completions, mask_id: int, draw: int = 0, draws: int = 1) -> Questions:
@@ -170,6 +284,8 @@ Estimator = Callable[[Completions, int, int, int], Questions]
 ESTIMATORS: dict[str, Estimator] = {
     "d1": d1,
     "trajectory": trajectory,
+    "deferral": deferral,
+    "fork": fork,
     "ar": autoregressive,
     "elbo": elbo,
     "stratified": stratified,
@@ -187,8 +303,7 @@ def log_probs(logits: Logits, questions: Questions, forbidden: Tensor) -> Tensor
     """log q of every token asked for, [terms], row-major; q has no mass on ids that are never written."""
     padded = not bool(questions.present.all())
     z = logits(questions.ids, questions.present if padded else None, questions.want)
-    target = questions.target[questions.want]
-    return z.index_fill(1, forbidden, -torch.inf).log_softmax(-1).gather(1, target[:, None])[:, 0]
+    return questions.read(z.index_fill(1, forbidden, -torch.inf))
 
 
 def log_likelihood(logits: Logits, rows: Completions, questions: Questions, forbidden: Tensor) -> Tensor:
@@ -199,10 +314,25 @@ def log_likelihood(logits: Logits, rows: Completions, questions: Questions, forb
 
 
 def idle(mask_id: int, device: torch.device | str) -> Questions:
-    """A question of weight 0: what a worker without rows computes while the others work."""
+    """A pass that reads nothing: what a worker without rows computes while the others work."""
     ids = torch.full((1, 1), mask_id, device=device)
-    yes, zero = torch.ones_like(ids, dtype=torch.bool), torch.zeros(1, device=device)
-    return Questions(torch.zeros_like(ids[0]), ids, yes, yes, torch.zeros_like(ids), zero)
+    yes = torch.ones_like(ids, dtype=torch.bool)
+    return Questions(torch.zeros_like(ids[0]), ids, yes, ~yes, ids, torch.ones(1, device=device))
+
+
+def _steps(rows: Completions, which: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and number of every decoding step that wrote some of these positions."""
+    if bool((rows.scored & (rows.steps < 0)).any()):
+        raise UserError("this likelihood needs each token's step; sample with trace=True")
+    row, column = (which & (rows.steps >= 0)).nonzero(as_tuple=True)
+    row, step = torch.unique(torch.stack([row, rows.steps[row, column]]), dim=1)
+    return row, step
+
+
+def _later(rows: Completions, row: Tensor, step: Tensor) -> Tensor:
+    """What was still masked when a step began."""
+    when = rows.steps[row]
+    return rows.generated[row] & ((when >= step[:, None]) | (when < 0))
 
 
 def _ask(rows: Completions, row: Tensor, hidden: Tensor, want: Tensor, mask_id: int) -> Questions:

@@ -59,7 +59,9 @@ def identity(data: Mapping[str, Any]) -> dict[str, Any]:
     }
     # A policy of an older version has fewer fields, so those at their defaults count as left out.
     policy = Policy.from_dict(data["policy"])
-    changed = {f.name: getattr(policy, f.name) for f in fields(policy) if getattr(policy, f.name) != f.default}
+    changed = {
+        f.name: getattr(policy, f.name) for f in fields(policy) if getattr(policy, f.name) != f.default
+    }
     kept = {key: value for key, value in data.items() if key != "version"}
     return {**kept, "policy": to_json(changed), "options": options}
 
