@@ -89,8 +89,9 @@ def random_model(
 
 
 def word_tokenizer(template: str | None = "{{ messages[0].content }}<|eot_id|>") -> PreTrainedTokenizerFast:
-    """Three words and the special tokens of a chat model; ids 8 ... 37 have no token."""
+    """Three words and the special tokens of a chat model, filled up to id 29; ids 30 ... 37 have no token."""
     words = ["a", "b", "c", "[UNK]", "<|eot_id|>", "<|im_end|>", "<|role_end|>", "<|begin|>"]
+    words += [f"w{i}" for i in range(len(words), 30)]
     ids = {word: i for i, word in enumerate(words)} | {"<|endoftext|>": EOS, "<|mask|>": MASK}
     core = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,6 +103,58 @@ def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], w
             f"{where}: the weights do not fit config.json: {'; '.join(problems[:4])}{more}. "
             "Check that both come from the same checkpoint and that no shard is left out"
         )
+
+
+def read_native(
+    auto: Any,
+    folder: Path,
+    what: str,
+    dtype: torch.dtype | None,
+    ignored: Callable[[str], object] = lambda key: False,
+    **options: Any,
+) -> Any:
+    """A model of a `transformers` auto class (`what`, in words) with every weight it has and, but for the
+    ignored, no other; the library alone would only warn, and initialise at random what is missing."""
+    weight_files(folder)  # a clear error for pickles and missing shards
+    try:
+        with _quiet():
+            module, report = auto.from_pretrained(
+                folder,
+                dtype=dtype or "auto",
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # they are reported below, with the rest
+                output_loading_info=True,
+                **options,
+            )
+    except (ValueError, OSError, RuntimeError) as error:
+        raise UserError(f"{folder} cannot be loaded as {what} ({error})") from error
+    problems = [f"missing {key}" for key in sorted(report["missing_keys"])]
+    problems += [f"unexpected {key}" for key in sorted(report["unexpected_keys"]) if not ignored(key)]
+    problems += [f"{key[0]} has another shape" for key in sorted(report["mismatched_keys"])]
+    if problems:
+        raise UserError(
+            f"{folder}: the weights do not fit {what}: {'; '.join(problems[:4])}. Use a checkpoint that was "
+            "saved with its head"
+        )
+    return module
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without `transformers`' own progress bars and loading reports, which are for its own users."""
+    from transformers.utils import logging
+
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def read_tokenizer(folder: Path) -> Any | None:

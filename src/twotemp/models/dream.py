@@ -29,7 +29,7 @@ class Dream(Transformer):
     facts = Facts(
         "Dream",
         end_tokens=("<|endoftext|>", "<|im_end|>"),
-        published=Published(152_064, mask_id=151_666, eos_ids=(151_643, 151_645), tokens=151_667),
+        published=Published((152_064,), mask_id=151_666, eos_ids=(151_643, 151_645), tokens=151_667),
     )
     lookback = 1
 

@@ -45,7 +45,6 @@ FIXED: dict[str, tuple[Any, ...]] = {
     "block_group_size": (1,),
     "block_type": ("llama",),
     "include_bias": (False,),
-    "include_qkv_bias": (False,),
     "input_emb_norm": (False,),
     "layer_norm_type": ("rms",),
     "multi_query_attention": (None, False),
@@ -54,12 +53,21 @@ FIXED: dict[str, tuple[Any, ...]] = {
 }
 
 
+class Llama(LlamaForCausalLM):
+    """Llama with biases, where there are any, on queries, keys and values only; the native class has four."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.self_attn.o_proj.bias = None
+
+
 class LLaDA(Transformer):
-    native = LlamaForCausalLM
+    native = Llama
     facts = Facts(
         "llada",
         end_tokens=("<|endoftext|>", "<|eot_id|>"),
-        published=Published(126_464, mask_id=126_336, eos_ids=(126_081, 126_348), tokens=126_349),
+        published=Published((126_464,), mask_id=126_336, eos_ids=(126_081, 126_348), tokens=126_349),
     )
 
     @classmethod
@@ -90,6 +98,7 @@ class LLaDA(Transformer):
                     "rope_type": "default",
                     "rope_theta": positive(cls.facts.family, config, "rope_theta", float),
                 },
+                attention_bias=bool(config.get("include_qkv_bias", False)),
                 initializer_range=float(config.get("init_std") or 0.02),
                 tie_word_embeddings=bool(config.get("weight_tying", False)),
             )
@@ -110,6 +119,6 @@ def new(config: Mapping[str, Any], tokenizer: Any = None, *, seed: int = 0, name
     native = LLaDA.native_config(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = LlamaForCausalLM(native)
+        module = Llama(native)
     special = resolve(LLaDA.facts, native.vocab_size, config, tokenizer)
     return LLaDA(module, config, special, tokenizer, name)

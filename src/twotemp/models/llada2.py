@@ -52,7 +52,7 @@ class LLaDA2(Transformer):
     facts = Facts(
         "llada2_moe",
         end_tokens=("<|endoftext|>", "<|role_end|>"),
-        published=Published(157_184, mask_id=156_895, eos_ids=(156_892,), block_size=32),
+        published=Published((157_184,), mask_id=156_895, eos_ids=(156_892,), block_size=32),
         block_causal=True,
     )
     float32_weights = ("e_score_correction_bias",)  # rounding it changes which experts are chosen

@@ -29,7 +29,8 @@ FAMILIES: dict[str, type[Transformer]] = {  # by `model_type` in config.json
     "sdar": SDAR,
     "llada2_moe": LLaDA2,
 }
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+# Neither part begins with a dot: `./name` and `../name` are paths.
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 # No Python files: a checkpoint is data.
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 
@@ -114,7 +115,7 @@ def locate(
 
 def _download(name: str, revision: str | None, check: Callable[[Mapping[str, Any]], object]) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
@@ -122,7 +123,7 @@ def _download(name: str, revision: str | None, check: Callable[[Mapping[str, Any
         return Path(
             snapshot_download(name, revision=revision, allow_patterns=[*SMALL_FILES, "*.safetensors"])
         )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
             f"{name!r} is not a folder here and could not be fetched from the hub ({type(error).__name__}); "
             "check the spelling and the connection, or pass the path of a downloaded checkpoint"
@@ -144,8 +145,9 @@ def usable_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
+        # The noise is drawn in float64, which Apple's GPUs (mps) do not have.
+        torch.empty(0, dtype=torch.float64, device=chosen)
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise UserError(f"device {str(device)!r} cannot be used here ({error}); try device='cpu'") from None
     return chosen
 

@@ -5,6 +5,7 @@ A masked LM is a one-step denoiser; trained on all masking rates it is a masked 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from inspect import signature
 from pathlib import Path
@@ -16,13 +17,14 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from twotemp.errors import UserError
-from twotemp.models.checkpoint import read_generation_config, read_tokenizer, weight_files
+from twotemp.models.checkpoint import read_generation_config, read_native, read_tokenizer
 from twotemp.models.special import Facts, Given, Special, resolve
 from twotemp.models.transformer import positions_of
 
 TYPES = tuple(MODEL_FOR_MASKED_LM_MAPPING_NAMES)
-# Heads of other training objectives, which published encoders carry along and a masked LM does not use.
-OTHER_HEADS = ("pooler.", "seq_relationship.", "sop_classifier.")
+# Heads of other training objectives, which published encoders carry along and a masked LM does not use: those beside
+# BERT's own head `cls.predictions` (next sentence, AntiBERTy's species and chain), and poolers.
+OTHER_HEADS = re.compile(r"cls\.(?!predictions\.)|sop_classifier\.|(.+\.)?pooler\.")
 
 
 class MaskedLM:
@@ -62,31 +64,7 @@ class MaskedLM:
         device: torch.device,
         dtype: torch.dtype | None,
     ) -> MaskedLM:
-        weight_files(folder)  # a clear error for pickles and missing shards
-        try:
-            module, report = AutoModelForMaskedLM.from_pretrained(
-                folder,
-                dtype=dtype or "auto",
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                ignore_mismatched_sizes=True,  # they are reported below, with the rest
-                output_loading_info=True,
-            )
-        except (ValueError, OSError, RuntimeError) as error:
-            raise UserError(f"{name}: cannot be loaded as a masked LM ({error})") from error
-        problems = [f"missing {key}" for key in sorted(report["missing_keys"])]
-        problems += [
-            f"unexpected {key}"
-            for key in sorted(report["unexpected_keys"])
-            if not any(head in key for head in OTHER_HEADS)
-        ]
-        problems += [f"{key[0]} has another shape" for key in sorted(report["mismatched_keys"])]
-        if problems:
-            raise UserError(
-                f"{name}: the weights do not fit a masked LM: {'; '.join(problems[:4])}. Use a checkpoint "
-                "that was saved with its masked-LM head"
-            )
+        module = read_native(AutoModelForMaskedLM, folder, "a masked LM", dtype, OTHER_HEADS.match)
         tokenizer = read_tokenizer(folder)
         special = resolve(
             Facts(str(config["model_type"]), end_tokens=("[SEP]", "</s>")),

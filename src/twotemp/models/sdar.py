@@ -26,7 +26,7 @@ class SDAR(Transformer):
         "sdar",
         end_tokens=("<|endoftext|>", "<|im_end|>"),
         published=Published(
-            151_936, mask_id=151_669, eos_ids=(151_643, 151_645), tokens=151_670, block_size=4
+            (151_936,), mask_id=151_669, eos_ids=(151_643, 151_645), tokens=151_670, block_size=4
         ),
         block_causal=True,
     )
