@@ -358,7 +358,7 @@ def test_the_router_bias_of_llada2_stays_in_float32(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", BLOCK_CAUSAL)
 def test_ids_and_block_size_of_block_causal_models(model_type: str, tmp_path: Path) -> None:
     folder = save(random_model(model_type), tmp_path / "copy")
-    change_config(folder, mask_token_id="DROP", block_size="DROP", eos_token_id=EOS)
+    change_config(folder, mask_token_id="DROP", block_size="DROP", bd_size="DROP", eos_token_id=EOS)
     with pytest.raises(UserError, match="mask_id="):
         load(folder)
     with pytest.raises(UserError, match="block_size="):

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from twotemp.errors import UserError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ID_FIELDS = ("mask_token_id", "eos_token_id", "block_size")  # resolved when loading, written when saving
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -76,26 +77,45 @@ def weight_files(folder: Path) -> list[Path]:
     raise UserError(f"{folder} has no weights: expected {SINGLE} or {INDEX} with its shards")
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint, under the names they have in the file."""
-    weights: dict[str, Tensor] = {}
-    for file in weight_files(folder):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                weights.update({key: tensors.get_tensor(key) for key in tensors.keys()})  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{file} cannot be read as safetensors ({error}); download it again") from None
-    return weights
+def read_headers(files: Sequence[Path]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and number format of every tensor, under the names they have in the files; no weights are read."""
+    found = {}
+    for file in files:
+        with _opened(file) as tensors:
+            for key in tensors.keys():  # noqa: SIM118
+                part = tensors.get_slice(key)
+                found[key] = (tuple(part.get_shape()), DTYPES[part.get_dtype()])
+    return found
 
 
-def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
+def stream(files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of a checkpoint, one after the other; a file is closed before the next is opened."""
+    for file in files:
+        with _opened(file) as tensors:
+            for key in tensors.keys():  # noqa: SIM118
+                yield key, tensors.get_tensor(key)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} cannot be read as safetensors ({error}); download it again") from None
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def check_shapes(found: Shapes, expected: Shapes, where: str) -> None:
     """Every expected weight, no other, each of the expected shape; errors use the checkpoint's own names."""
     problems = [f"missing {key}" for key in sorted(expected.keys() - found.keys())]
     problems += [f"unexpected {key}" for key in sorted(found.keys() - expected.keys())]
     problems += [
-        f"{key} has shape {tuple(found[key].shape)}, not {tuple(expected[key].shape)}"
+        f"{key} has shape {found[key]}, not {expected[key]}"
         for key in sorted(expected.keys() & found.keys())
-        if found[key].shape != expected[key].shape
+        if found[key] != expected[key]
     ]
     if problems:
         more = f" and {len(problems) - 4} more" if len(problems) > 4 else ""

@@ -9,33 +9,27 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig
 
 from twotemp.errors import UserError
+from twotemp.models.filling import Layout, Weights, rename
+from twotemp.models.native import bidirectional, check_fixed, positive
 from twotemp.models.special import Facts, Published, resolve
-from twotemp.models.transformer import (
-    Transformer,
-    Weights,
-    bidirectional,
-    check_fixed,
-    positive,
-    rename,
-)
+from twotemp.models.transformer import Transformer
 
 # Two different `ff_out`: the block's is the down projection, the top level's is the head.
 # `ff_proj` is the gate (the side that goes through silu). Rotary halves need no permutation.
-NAMES = {
-    "model.transformer.wte": "model.embed_tokens",
-    "model.transformer.ln_f": "model.norm",
-    "model.transformer.ff_out": "lm_head",
-    "model.transformer.blocks.{}.attn_norm": "model.layers.{}.input_layernorm",
-    "model.transformer.blocks.{}.q_proj": "model.layers.{}.self_attn.q_proj",
-    "model.transformer.blocks.{}.k_proj": "model.layers.{}.self_attn.k_proj",
-    "model.transformer.blocks.{}.v_proj": "model.layers.{}.self_attn.v_proj",
-    "model.transformer.blocks.{}.attn_out": "model.layers.{}.self_attn.o_proj",
-    "model.transformer.blocks.{}.ff_norm": "model.layers.{}.post_attention_layernorm",
-    "model.transformer.blocks.{}.ff_proj": "model.layers.{}.mlp.gate_proj",
-    "model.transformer.blocks.{}.up_proj": "model.layers.{}.mlp.up_proj",
-    "model.transformer.blocks.{}.ff_out": "model.layers.{}.mlp.down_proj",
+ORIGINAL_NAMES = {
+    "model.embed_tokens": "model.transformer.wte",
+    "model.norm": "model.transformer.ln_f",
+    "lm_head": "model.transformer.ff_out",
+    "model.layers.{}.input_layernorm": "model.transformer.blocks.{}.attn_norm",
+    "model.layers.{}.self_attn.q_proj": "model.transformer.blocks.{}.q_proj",
+    "model.layers.{}.self_attn.k_proj": "model.transformer.blocks.{}.k_proj",
+    "model.layers.{}.self_attn.v_proj": "model.transformer.blocks.{}.v_proj",
+    "model.layers.{}.self_attn.o_proj": "model.transformer.blocks.{}.attn_out",
+    "model.layers.{}.post_attention_layernorm": "model.transformer.blocks.{}.ff_norm",
+    "model.layers.{}.mlp.gate_proj": "model.transformer.blocks.{}.ff_proj",
+    "model.layers.{}.mlp.up_proj": "model.transformer.blocks.{}.up_proj",
+    "model.layers.{}.mlp.down_proj": "model.transformer.blocks.{}.ff_out",
 }
-ORIGINAL_NAMES = {native: original for original, native in NAMES.items()}
 
 FIXED: dict[str, tuple[Any, ...]] = {
     "activation_type": ("silu",),
@@ -105,12 +99,8 @@ class LLaDA(Transformer):
         )
 
     @classmethod
-    def to_native(cls, weights: Weights, config: PreTrainedConfig) -> Weights:
-        return rename(weights, NAMES)
-
-    @classmethod
-    def to_original(cls, weights: Weights, config: PreTrainedConfig) -> Weights:
-        return rename(weights, ORIGINAL_NAMES)
+    def layout(cls, native: Weights, config: PreTrainedConfig) -> Layout:
+        return rename(super().layout(native, config), ORIGINAL_NAMES)
 
 
 def new(config: Mapping[str, Any], tokenizer: Any = None, *, seed: int = 0, name: str = "new") -> LLaDA:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from twotemp.errors import UserError
 
@@ -46,7 +46,9 @@ class Facts:
     family: str
     end_tokens: tuple[str, ...]  # end of text and end of turn, as spelled in the tokenizer
     published: Published = Published()
-    block_causal: bool = False
+    # Does a position see only its block and what lies before? "either": checkpoints of both kinds look alike.
+    blocks: Literal["never", "always", "either"] = "never"
+    block_field: str = "block_size"  # of config.json
 
 
 def resolve(
@@ -105,15 +107,23 @@ def _eos_ids(facts: Facts, said: Any, generation_config: Mapping[str, Any], ends
 
 
 def _block_size(facts: Facts, config: Mapping[str, Any], known: Published, given: Given) -> int | None:
-    if not facts.block_causal:
+    if facts.blocks == "never":
         if given.block_size is not None:
             raise UserError(
                 f"{facts.family} attends to all positions and has no block size; leave block_size out "
                 "(the width of decoding blocks belongs to the request: block=...)"
             )
         return None
-    named = (given.block_size, config.get("block_size"), known.block_size)
-    size = _first(facts, "block size", "block_size", named)
+    # Ours is the first name: `save` writes it, and null where there are none.
+    said = next((field for field in ("block_size", facts.block_field) if field in config), None)
+    if facts.blocks == "either" and (
+        given.block_size == 0 or given.block_size is None and said and config[said] is None
+    ):
+        return None
+    named = (given.block_size, config[said] if said else None, known.block_size)
+    size = _first(
+        facts, f"block size{' (0: bidirectional)' if facts.blocks == 'either' else ''}", "block_size", named
+    )
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UserError(f"block_size must be an integer >= 1, not {size!r}")
     return size
