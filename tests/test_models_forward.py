@@ -57,7 +57,7 @@ def full(model: Transformer, row: list[int]) -> torch.Tensor:
 
 
 def compute(model: Transformer, rows: torch.Tensor, start: int, end: int, cache: KVCache) -> torch.Tensor:
-    """Logits of the columns [start, end) of all rows, against the cache; the first column has none in a shifted model."""
+    """Logits of the columns [start, end) of all rows, against the cache (shifted models: but for column 0)."""
     begin = max(start - model.lookback, 0)
     at = torch.arange(begin, end).expand(len(rows), -1)
     visible = torch.ones(len(rows), rows.shape[1], dtype=torch.bool)

@@ -1,7 +1,7 @@
 """dllm's A2D: an autoregressive model continued as a diffusion one, on its own native class, without a shift.
 
-One config.json stands for two kinds of training: MDLM (bidirectional) and BD3LM (block-causal). Which one it was has to
-be said: `block_size=32` for BD3LM as published, `block_size=0` for MDLM.
+One config.json stands for two kinds of training, MDLM (bidirectional) and BD3LM (block-causal). Which one it was has
+to be said: `block_size=32` for BD3LM as published, `block_size=0` for MDLM.
 """
 
 from __future__ import annotations

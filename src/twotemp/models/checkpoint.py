@@ -164,7 +164,9 @@ def read_native(
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without `transformers`' own progress bars and loading reports, which are for its own users."""
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
+
+    logging: Any = transformers_logging  # untyped
 
     bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()

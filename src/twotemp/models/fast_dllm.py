@@ -1,4 +1,4 @@
-"""Fast-dLLM v2 (model_type `Fast_dLLM_Qwen`) on Qwen2.5: block-causal, and with the shift of the model it was made of.
+"""Fast-dLLM v2 (model_type `Fast_dLLM_Qwen`) on Qwen2.5: block-causal, with the shift of its origin.
 
 The first position of a block is predicted by the last one before it, which sees only what is finished. The published
 sampler always commits that one first; ours commits it like any other.

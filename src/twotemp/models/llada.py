@@ -47,11 +47,11 @@ FIXED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Llama(LlamaForCausalLM):
+class Llama(LlamaForCausalLM):  # type: ignore[no-untyped-call]
     """Llama with biases, where there are any, on queries, keys and values only; the native class has four."""
 
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)  # type: ignore[no-untyped-call]
         for layer in self.model.layers:
             layer.self_attn.o_proj.bias = None
 

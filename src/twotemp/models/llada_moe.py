@@ -6,12 +6,12 @@ The router takes a softmax over all experts and leaves the weights of the chosen
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
 from twotemp.errors import UserError
-from twotemp.models.native import OnQwen3Moe, positive
+from twotemp.models.native import Fixed, OnQwen3Moe, positive
 from twotemp.models.special import Facts, Published
 
 
@@ -21,7 +21,7 @@ class LLaDAMoE(OnQwen3Moe):
         end_tokens=("<|endoftext|>", "<|role_end|>"),
         published=Published((157_184,), mask_id=156_895, eos_ids=(156_892,)),
     )
-    fixed = {
+    fixed: ClassVar[Fixed] = {
         **OnQwen3Moe.fixed,
         "clip_qkv": (None,),
         "moe_router_enable_expert_bias": (False, None),

@@ -88,7 +88,8 @@ class MaskedLM:
             attention_mask=attention_mask,
             position_ids=(positions + self._first_position).expand_as(ids),
         )
-        return output.logits.flatten(0, 1)[want.flatten()].float()
+        logits: Tensor = output.logits.flatten(0, 1)[want.flatten()]
+        return logits.float()
 
     def tensors(self) -> dict[str, Tensor]:
         return self.module.state_dict()

@@ -117,7 +117,7 @@ def _block_size(facts: Facts, config: Mapping[str, Any], known: Published, given
     # Ours is the first name: `save` writes it, and null where there are none.
     said = next((field for field in ("block_size", facts.block_field) if field in config), None)
     if facts.blocks == "either" and (
-        given.block_size == 0 or given.block_size is None and said and config[said] is None
+        given.block_size == 0 or (given.block_size is None and said and config[said] is None)
     ):
         return None
     named = (given.block_size, config[said] if said else None, known.block_size)

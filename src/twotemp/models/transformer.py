@@ -104,7 +104,8 @@ class Transformer:
         module.tie_weights()
         # Its frequencies follow from the config and are in no checkpoint, so they are still on "meta".
         module.model.rotary_emb = type(module.model.rotary_emb)(config).to(device)
-        return module.eval()
+        module.eval()  # type: ignore[no-untyped-call]
+        return module
 
     def tensors(self) -> Weights:
         return self.module.state_dict()
@@ -214,11 +215,13 @@ class Transformer:
             past_key_values=cache,
             use_cache=cache is not None,
         )
-        return output.last_hidden_state
+        hidden: Tensor = output.last_hidden_state
+        return hidden
 
     def _head(self, hidden: Tensor, want: Tensor, positions: Tensor) -> Tensor:
         """The head, only where wanted: at 8B parameters the full logits would be most of the memory."""
-        return self.module.lm_head(hidden.flatten(0, 1)[self._sources(want, positions)]).float()
+        logits: Tensor = self.module.lm_head(hidden.flatten(0, 1)[self._sources(want, positions)])
+        return logits.float()
 
     def _sources(self, want: Tensor, positions: Tensor) -> Tensor:
         """Which hidden states (flattened) predict the wanted positions, in the same row-major order."""
