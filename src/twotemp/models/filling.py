@@ -7,7 +7,9 @@ of names and shapes before anything is read, loading into place, and saving.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from twotemp.models.checkpoint import check_shapes, read_headers, stream
+from twotemp.models.quantizing import quantize, quantized_layers
+from twotemp.models.spreading import spread
 
 T = TypeVar("T")
 Weights = dict[str, Tensor]
@@ -24,21 +28,28 @@ Layout = dict[str, tuple[Tensor, ...]]
 EXPERTS = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)")
 
 
+@dataclass(frozen=True)
+class Storage:
+    """Where a model's weights are kept, and in which numbers."""
+
+    device: torch.device
+    dtype: torch.dtype | None = None  # None: the one most of the checkpoint is in
+    quantize: str | None = None  # "int8", "int4": the linear layers but the head
+    device_map: str | None = None  # "auto": layer by layer over all GPUs
+
+
 @torch.no_grad()
 def fill(
     module: nn.Module,
     layout: Callable[[], Layout],
     files: Sequence[Path],
-    device: torch.device,
-    dtype: torch.dtype | None,
+    storage: Storage,
     *,
     float32: tuple[str, ...] = (),
-    finished: Callable[[Tensor], object] = lambda tensor: None,
 ) -> None:
-    """Give a module on "meta" its weights, on a device.
+    """Give a module on "meta" its weights.
 
-    layout: of the module's tensors as they are at the time. dtype: None is the one most of the file is in.
-    float32: endings of names that stay so in any dtype. finished: told of every native tensor once it is complete.
+    layout: of the module's tensors as they are at the time. float32: endings of names that stay so in any dtype.
     """
     headers = read_headers(files)
     check_shapes(
@@ -46,22 +57,30 @@ def fill(
         {key: (sum(p.shape[0] for p in parts), *parts[0].shape[1:]) for key, parts in layout().items()},
         str(files[0].parent),
     )
-    dtype = dtype or max(headers.values(), key=lambda header: torch.Size(header[0]).numel())[1]
+    dtype = storage.dtype or max(headers.values(), key=lambda header: torch.Size(header[0]).numel())[1]
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         tensor.data = tensor.data.to(torch.float32 if name.endswith(float32) else dtype)
-    # Memory of the host is only taken when it is written to.
-    module.to_empty(device=device)
+    # What is to be quantized is read into the host's memory (taken only as it is written to), layer by layer.
+    host = torch.device("cpu")
+    for name, device in (spread(module) if storage.device_map else {"": storage.device}).items():
+        module.get_submodule(name).to_empty(device=host if storage.quantize else device)
     places = layout()
-    left: dict[int, int] = {}
-    for part in chain.from_iterable(places.values()):
-        left[part.untyped_storage().data_ptr()] = left.get(part.untyped_storage().data_ptr(), 0) + 1
+    left = Counter(_whole(part) for parts in places.values() for part in parts)
+    linear = {_whole(layer.weight): layer for layer in quantized_layers(module)} if storage.quantize else {}
     for key, tensor in stream(files):
-        for part, values in zip(places[key], tensor.split_with_sizes([p.shape[0] for p in places[key]])):
+        parts = places.pop(key)  # so that nothing holds what has been quantized
+        for part, values in zip(parts, tensor.split_with_sizes([p.shape[0] for p in parts])):
             part.copy_(values)
-            whole = part.untyped_storage().data_ptr()
-            left[whole] -= 1
-            if not left[whole]:
-                finished(part)
+            left[_whole(part)] -= 1
+            if not left[_whole(part)] and (layer := linear.pop(_whole(part), None)) is not None:
+                quantize(layer, storage.quantize or "", storage.device)
+    if storage.quantize:
+        module.to(storage.device)
+
+
+def _whole(tensor: Tensor) -> int:
+    """What a tensor is a view of."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def rename(weights: Mapping[str, T], names: Mapping[str, str]) -> dict[str, T]:

@@ -18,13 +18,16 @@ from twotemp.models.checkpoint import read_json
 from twotemp.models.dream import Dream
 from twotemp.models.efficient_dlm import EfficientDLM
 from twotemp.models.fast_dllm import FastDLLM
+from twotemp.models.filling import Storage
 from twotemp.models.llada import LLaDA
 from twotemp.models.llada2 import LLaDA2
 from twotemp.models.llada_moe import LLaDAMoE
 from twotemp.models.masked_lm import MaskedLM
+from twotemp.models.quantizing import check_quantize
 from twotemp.models.rnd1 import RND1
 from twotemp.models.sdar import SDAR, SDARMoE
 from twotemp.models.special import Given
+from twotemp.models.spreading import check_device_map
 from twotemp.models.stable_diffcoder import StableDiffCoder
 from twotemp.models.transformer import Transformer
 
@@ -71,6 +74,8 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
+    quantize: str | None = None,
+    device_map: str | None = None,
     compile: bool = False,
 ) -> Denoiser:
     """Load a masked diffusion LM, known by its config.json; no remote code, no pickle.
@@ -79,17 +84,19 @@ def load(
     mask_id, eos_ids, block_size: what the config leaves out; they win over what it says. block_size=0: a model
     that comes in both kinds (dllm's A2D) is bidirectional.
     device: None is CUDA where there is one, else the CPU. dtype: None is float32 on the CPU and the
-    checkpoint's own elsewhere. compile: torch.compile the network (the first calls take a while, and sums are
-    rounded in another order, so that a sample may differ from the uncompiled model's).
+    checkpoint's own elsewhere. quantize: "int8" or (on NVIDIA GPUs) "int4" of the linear layers, while they are
+    read: another model, whose samples differ. device_map: "auto" spreads the layers over all GPUs.
+    compile: torch.compile the network (the first calls take a while, and sums are rounded in another order, so
+    that a sample may differ from the uncompiled model's).
     """
+    check_device_map(device_map, device, quantize)
     where = usable_device(device)
-    number = usable_dtype(dtype, where)
+    check_quantize(quantize, where)
+    storage = Storage(where, usable_dtype(dtype, where), quantize, device_map)
     folder = locate(source, revision)
     config = read_json(folder / "config.json")
     given = Given(mask_id, eos_ids, block_size)
-    model = family(config).from_folder(
-        folder, config, name=str(source), given=given, device=where, dtype=number
-    )
+    model = family(config).from_folder(folder, config, name=str(source), given=given, storage=storage)
     if compile:
         compile_body(model)
     return model

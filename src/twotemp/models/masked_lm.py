@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import read_generation_config, read_native, read_tokenizer
+from twotemp.models.filling import Storage
 from twotemp.models.special import Facts, Given, Special, resolve
 from twotemp.models.transformer import positions_of
 
@@ -61,10 +62,11 @@ class MaskedLM:
         *,
         name: str,
         given: Given,
-        device: torch.device,
-        dtype: torch.dtype | None,
+        storage: Storage,
     ) -> MaskedLM:
-        module = read_native(AutoModelForMaskedLM, folder, "a masked LM", dtype, OTHER_HEADS.match)
+        module = read_native(AutoModelForMaskedLM, folder, "a masked LM", storage.dtype, OTHER_HEADS.match)
+        if storage.quantize:
+            raise UserError("masked LMs of the BERT kind are small and are not quantized; leave quantize out")
         tokenizer = read_tokenizer(folder)
         special = resolve(
             Facts(str(config["model_type"]), end_tokens=("[SEP]", "</s>")),
@@ -74,7 +76,7 @@ class MaskedLM:
             read_generation_config(folder),
             given,
         )
-        return cls(module.to(device).eval(), config, special, tokenizer, name)
+        return cls(module.to(storage.device).eval(), config, special, tokenizer, name)
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
         """See `Denoiser.logits`. The heads of these classes differ too much to apply them at `want` alone."""

@@ -18,8 +18,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from twotemp.errors import UserError
 from twotemp.models.cache import KVCache
 from twotemp.models.checkpoint import SINGLE, read_generation_config, read_tokenizer, weight_files
-from twotemp.models.filling import Layout, Weights, fill
+from twotemp.models.filling import Layout, Storage, Weights, fill
+from twotemp.models.quantizing import is_quantized, plain_tensors
 from twotemp.models.special import Facts, Given, Special, resolve
+from twotemp.models.spreading import connect
 
 
 def positions_of(attention_mask: Tensor) -> Tensor:
@@ -62,8 +64,7 @@ class Transformer:
         *,
         name: str,
         given: Given,
-        device: torch.device,
-        dtype: torch.dtype | None,
+        storage: Storage,
     ) -> Self:
         """Read a checkpoint folder; its config.json has been read already."""
         native = cls.native_config(config)
@@ -71,7 +72,7 @@ class Transformer:
         special = resolve(
             cls.facts, native.vocab_size, config, tokenizer, read_generation_config(folder), given
         )
-        module = cls.build(native, weight_files(folder), device, dtype)
+        module = cls.build(native, weight_files(folder), storage)
         return cls(module, config, special, tokenizer, name)
 
     # What a family says about its checkpoints.
@@ -87,32 +88,27 @@ class Transformer:
         return {key: (tensor,) for key, tensor in native.items()}
 
     @classmethod
-    def build(
-        cls, config: PreTrainedConfig, files: Sequence[Path], device: torch.device, dtype: torch.dtype | None
-    ) -> PreTrainedModel:
-        """The native module with the weights of these files; dtype None keeps theirs."""
+    def build(cls, config: PreTrainedConfig, files: Sequence[Path], storage: Storage) -> PreTrainedModel:
+        """The native module with the weights of these files."""
         with torch.device("meta"):  # shapes only: nothing is allocated or initialised to be thrown away
             module = cls.native(config)
-        fill(
-            module,
-            lambda: cls.layout(_stored(module), config),
-            files,
-            device,
-            dtype,
-            float32=cls.float32_weights,
-        )
+        fill(module, lambda: cls.layout(_stored(module), config), files, storage, float32=cls.float32_weights)
         module.tie_weights()
         # Its frequencies follow from the config and are in no checkpoint, so they are still on "meta".
-        module.model.rotary_emb = type(module.model.rotary_emb)(config).to(device)
+        module.model.rotary_emb = type(module.model.rotary_emb)(config).to(storage.device)
+        if storage.device_map:
+            connect(module)
         module.eval()  # type: ignore[no-untyped-call]
         return module
 
     def tensors(self) -> Weights:
-        return self.module.state_dict()
+        return plain_tensors(self.module)
 
     def write_weights(self, folder: Path) -> None:
         """The weights in the family's own layout, as one safetensors file."""
         config = self.module.config
+        if is_quantized(self.module):
+            raise UserError(f"{self.name!r} is quantized and cannot be saved; load it without quantize")
         with torch.device("meta"):
             plain = _stored(self.native(config))
         stored = _stored(self.module)
@@ -165,13 +161,12 @@ class Transformer:
         """An empty cache for `rows` rows of at most `columns` positions."""
         config = self.module.config
         return KVCache(
-            layers=config.num_hidden_layers,
             rows=rows,
             kv_heads=config.num_key_value_heads,
             columns=columns,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
             dtype=self.module.dtype,
-            device=self.device,
+            devices=[layer.input_layernorm.weight.device for layer in self.module.model.layers],
         )
 
     @torch.no_grad()
@@ -216,12 +211,12 @@ class Transformer:
             use_cache=cache is not None,
         )
         hidden: Tensor = output.last_hidden_state
-        return hidden
+        return hidden.to(self.device)  # from the last of several
 
     def _head(self, hidden: Tensor, want: Tensor, positions: Tensor) -> Tensor:
         """The head, only where wanted: at 8B parameters the full logits would be most of the memory."""
         logits: Tensor = self.module.lm_head(hidden.flatten(0, 1)[self._sources(want, positions)])
-        return logits.float()
+        return logits.float().to(self.device)
 
     def _sources(self, want: Tensor, positions: Tensor) -> Tensor:
         """Which hidden states (flattened) predict the wanted positions, in the same row-major order."""
