@@ -75,7 +75,7 @@ class FastModel:
         known = {field.name for field in fields(configuration)}
         given = {key: value for key, value in model.config.items() if key in known}
         self.network = modelling.LLaDAModel(configuration(**given), init_params=False).eval()
-        weights = model.to_original(model.module.state_dict(), model.module.config)
+        weights = model.original(model.module.state_dict())
         self.network.load_state_dict({key.removeprefix("model."): w for key, w in weights.items()})
         self.mask_id, self.device = model.mask_id, model.device
         self.calls = 0

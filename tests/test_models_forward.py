@@ -14,12 +14,14 @@ from tests.tiny_checkpoints import (
     CONFIGS,
     EOS,
     MASK,
+    SHIFTED,
     VOCABULARY,
     left_padded,
     random_model,
 )
 from twotemp.errors import UserError
 from twotemp.models.base import CachedDenoiser, Denoiser
+from twotemp.models.cache import KVCache
 from twotemp.models.transformer import Transformer
 
 MODELS = {model_type: random_model(model_type) for model_type in CONFIGS}
@@ -52,6 +54,14 @@ def full(model: Transformer, row: list[int]) -> torch.Tensor:
     ids = torch.tensor([row])
     with torch.no_grad():
         return model.logits(ids, None, wanted(model, torch.ones_like(ids, dtype=torch.bool)))
+
+
+def compute(model: Transformer, rows: torch.Tensor, start: int, end: int, cache: KVCache) -> torch.Tensor:
+    """Logits of the columns [start, end) of all rows, against the cache (shifted models: but for column 0)."""
+    begin = max(start - model.lookback, 0)
+    at = torch.arange(begin, end).expand(len(rows), -1)
+    visible = torch.ones(len(rows), rows.shape[1], dtype=torch.bool)
+    return model.window_logits(rows[:, begin:end], at, visible, cache, at >= max(start, model.lookback))
 
 
 def test_a_mask_and_its_indices_ask_for_the_same(model: Transformer) -> None:
@@ -106,7 +116,7 @@ def test_which_positions_see_which(model: Transformer) -> None:
     moved = (full(model, row) - full(model, changed)).abs().amax(1) > 1e-4
     reacts = torch.ones(len(row), dtype=torch.bool)
     if model.block_size:
-        reacts = torch.arange(len(row)) // BLOCK >= 6 // BLOCK
+        reacts = (torch.arange(len(row)) - model.lookback) // BLOCK >= 6 // BLOCK
     assert moved.tolist() == reacts[model.lookback :].tolist()
 
 
@@ -129,7 +139,7 @@ def test_no_mask_is_built_when_nothing_is_padded(attention_masks: list[torch.Ten
     for model_type in BIDIRECTIONAL:
         ids = torch.tensor([[1, 2, MASK]])
         MODELS[model_type].logits(ids, None, ids == MASK)
-    assert attention_masks == [None] * 4
+    assert attention_masks == [None] * 2 * len(BIDIRECTIONAL)
 
 
 def test_no_query_attends_to_nothing(model: Transformer, attention_masks: list[torch.Tensor | None]) -> None:
@@ -188,60 +198,59 @@ def test_block_by_block_with_a_cache_is_exact(model_type: str, rows: list[list[i
         for b, (start, end) in enumerate(spans):
             ids[b, : end - start] = torch.tensor(texts[b][start:end])
             positions[b, : end - start] = torch.arange(start, end)
-        return model.window_logits(ids, positions, visible, cache, positions < columns)
+        first = torch.tensor([max(number * BLOCK, model.lookback) for number in last])[:, None]
+        return model.window_logits(
+            ids, positions, visible, cache, (positions >= first) & (positions < columns)
+        )
 
     noisy = [data.draw(st.lists(st.integers(0, 39), min_size=len(r), max_size=len(r))) for r in rows]
     if any(last):  # prefill with noise, then overwrite it by the clean prompt, leaving the last block out
         run([(0, last[b] * BLOCK) for b in range(len(rows))], noisy)
         run([(0, last[b] * BLOCK) for b in range(len(rows))], rows)
     block = [(last[b] * BLOCK, len(row)) for b, row in enumerate(rows)]
-    run(block, noisy)
-    logits = run(block, rows)
-    expected = torch.cat([full(model, row)[last[b] * BLOCK :] for b, row in enumerate(rows)])
+    # A shifted model computes the last position before the block again, which is final.
+    spans = [(max(start - model.lookback, 0), end) for start, end in block]
+    run(spans, [row[:start] + noise[start:] for row, noise, (start, _) in zip(rows, noisy, block)])
+    logits = run(spans, rows)
+    expected = torch.cat(
+        [full(model, row)[max(last[b] * BLOCK - model.lookback, 0) :] for b, row in enumerate(rows)]
+    )
     torch.testing.assert_close(logits, expected, **CLOSE)
 
 
 def test_a_stale_block_in_the_cache_does_matter(block_causal: Transformer) -> None:
     """The test above can fail: without the clean pass over the first block the second one is wrong."""
-    row = [1, 2, 3, 4, 5, 6, 7, 8]
+    row = torch.arange(1, 9)[None]
     cache = block_causal.new_cache(1, 8)
-    visible = torch.ones(1, 8, dtype=torch.bool)
-    noisy = torch.full((1, 4), MASK)
-    block_causal.window_logits(noisy, torch.arange(4)[None], visible, cache, noisy == MASK)
-    second = torch.tensor([row[4:]])
-    logits = block_causal.window_logits(
-        second, torch.arange(4, 8)[None], visible, cache, torch.ones_like(second, dtype=torch.bool)
-    )
-    assert (logits - full(block_causal, row)[4:]).abs().max() > 1e-2
+    compute(block_causal, torch.full((1, 8), MASK), 0, 4, cache)
+    # The last two: in a shifted model the first is predicted from the block before, which is computed again.
+    logits = compute(block_causal, row, 4, 8, cache)[2:]
+    assert (logits - full(block_causal, row[0].tolist())[-2:]).abs().max() > 1e-2
 
 
 def test_padding_entries_of_a_window_are_written_nowhere(block_causal: Transformer) -> None:
     row = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]])
     cache = block_causal.new_cache(1, 8)
+    compute(block_causal, row, 0, 8, cache)
+    outside = torch.full((1, 2), MASK)
     visible = torch.ones(1, 8, dtype=torch.bool)
-    nothing = torch.zeros(1, 8, dtype=torch.bool)
-    block_causal.window_logits(row, torch.arange(8)[None], visible, cache, nothing)
     block_causal.window_logits(
-        torch.full((1, 2), MASK), torch.tensor([[8, 9]]), visible, cache, nothing[:, :2]
+        outside, torch.tensor([[8, 9]]), visible, cache, torch.zeros(1, 2, dtype=torch.bool)
     )
-    logits = block_causal.window_logits(
-        row[:, 4:6], torch.tensor([[4, 5]]), visible, cache, torch.ones(1, 2, dtype=torch.bool)
-    )
-    torch.testing.assert_close(logits, full(block_causal, row[0].tolist())[4:6], **CLOSE)
+    logits = compute(block_causal, row, 4, 6, cache)
+    first = 4 - block_causal.lookback
+    torch.testing.assert_close(logits, full(block_causal, row[0].tolist())[first : first + 2], **CLOSE)
 
 
 def test_rows_can_leave_the_cache(block_causal: Transformer) -> None:
     rows = torch.randint(36, (3, 8), generator=torch.Generator().manual_seed(2))
     cache = block_causal.new_cache(3, 8)
-    visible = torch.ones(3, 8, dtype=torch.bool)
-    first, second = torch.arange(4).expand(3, 4), torch.arange(4, 8).expand(3, 4)
-    every = torch.ones(3, 4, dtype=torch.bool)
-    block_causal.window_logits(rows[:, :4], first, visible, cache, every)
+    compute(block_causal, rows, 0, 4, cache)
     kept = torch.tensor([2, 0])
     cache.keep(kept)
     assert cache.rows == 2
-    logits = block_causal.window_logits(rows[kept, 4:], second[:2], visible[:2], cache, every[:2])
-    expected = torch.cat([full(block_causal, rows[b].tolist())[4:] for b in (2, 0)])
+    logits = compute(block_causal, rows[kept], 4, 8, cache)
+    expected = torch.cat([full(block_causal, rows[b].tolist())[-4:] for b in (2, 0)])
     torch.testing.assert_close(logits, expected, **CLOSE)
 
 
@@ -269,8 +278,9 @@ def test_a_wanted_padding_entry_is_an_error(model: Transformer) -> None:
         model.window_logits(ids, torch.tensor([[0, 2]]), ids > 0, cache, torch.tensor([[False, True]]))
 
 
-def test_dream_cannot_predict_the_first_position() -> None:
-    model = MODELS["Dream"]
+@pytest.mark.parametrize("model_type", SHIFTED)
+def test_a_shifted_model_cannot_predict_the_first_position(model_type: str) -> None:
+    model = MODELS[model_type]
     ids, real = left_padded([[1, 2, 3], [4, 5]], 3)
     first = torch.zeros_like(real)
     first[1, 1] = True  # column 1, but position 0 of its row
@@ -284,15 +294,10 @@ def test_dream_cannot_predict_the_first_position() -> None:
         )
 
 
-def test_dream_window_with_its_lookback_predicts_the_block() -> None:
-    model = MODELS["Dream"]
-    row = [1, 2, 3, 4, 5, 6]
+@pytest.mark.parametrize("model_type", SHIFTED)
+def test_a_window_with_its_lookback_predicts_the_block(model_type: str) -> None:
+    model = MODELS[model_type]
+    row = torch.arange(1, 7)[None]
     cache = model.new_cache(1, 6)
-    visible = torch.ones(1, 6, dtype=torch.bool)
-    model.window_logits(
-        torch.tensor([row]), torch.arange(6)[None], visible, cache, torch.zeros(1, 6, dtype=torch.bool)
-    )
-    logits = model.window_logits(
-        torch.tensor([row[2:]]), torch.arange(2, 6)[None], visible, cache, torch.tensor([[0, 1, 1, 1]]).bool()
-    )
-    torch.testing.assert_close(logits, full(model, row)[2:], **CLOSE)
+    compute(model, row, 0, 6, cache)
+    torch.testing.assert_close(compute(model, row, 3, 6, cache), full(model, row[0].tolist())[2:], **CLOSE)

@@ -113,17 +113,39 @@ def test_ids_come_from_the_tokenizer_and_prompts_are_plain_text(tmp_path: Path) 
 
 def test_heads_of_other_objectives_are_ignored_but_no_other_weight_is(tmp_path: Path) -> None:
     BertForPreTraining(CONFIGS["bert"]).save_pretrained(tmp_path)
-    assert load(tmp_path, mask_id=MASK, eos_ids=()).vocab_size == VOCABULARY
     good = load_file(tmp_path / SINGLE)
+    species = good | {
+        "cls.species.weight": torch.ones(5, 32),
+        "cls.species.bias": torch.ones(5),
+    }  # AntiBERTy's
+    save_file(species, tmp_path / SINGLE, metadata={"format": "pt"})
+    assert load(tmp_path, mask_id=MASK, eos_ids=()).vocab_size == VOCABULARY
     layer = "bert.encoder.layer.0.intermediate.dense.weight"
     for spoilt, message in (
         ({key: value for key, value in good.items() if key != layer}, f"missing {layer}"),
         (good | {"extra": torch.ones(1)}, "unexpected extra"),
+        (good | {"cls.predictions.extra": torch.ones(1)}, "unexpected cls.predictions.extra"),
         (good | {layer: torch.ones(3, 3)}, "shape"),
     ):
         save_file(spoilt, tmp_path / SINGLE, metadata={"format": "pt"})
         with pytest.raises(UserError, match=message):
             load(tmp_path, mask_id=MASK, eos_ids=())
+
+
+def test_the_tokenizer_of_another_class_is_refused(tmp_path: Path) -> None:
+    """ALBERT's reads no vocab.txt: of the forty words it would know its own five special tokens."""
+    folder = written("albert", tmp_path / "m")
+    (folder / "vocab.txt").write_text("\n".join(f"w{i}" for i in range(VOCABULARY)))
+    with pytest.raises(UserError, match="has 5 tokens, the model 40"):
+        load(folder, eos_ids=())
+
+
+def test_loading_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The library's own progress bar and report of ignored weights are not ours to show."""
+    BertForPreTraining(CONFIGS["bert"]).save_pretrained(tmp_path)
+    capfd.readouterr()
+    load(tmp_path, mask_id=MASK, eos_ids=())
+    assert capfd.readouterr() == ("", "")
 
 
 def test_pickles_missing_ids_and_unsuitable_classes(tmp_path: Path) -> None:

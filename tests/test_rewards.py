@@ -210,7 +210,7 @@ def test_a_missing_head_is_not_made_up(tmp_path):
     weights = load_file(folder / "model.safetensors")
     del weights["score.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"missing score.weight.*saved with its score head"):
+    with pytest.raises(UserError, match=r"missing score.weight.*saved with its head"):
         SequenceClassifier(folder).score(ITEMS)
 
 

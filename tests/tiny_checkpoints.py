@@ -26,6 +26,13 @@ _qwen: dict[str, Any] = {
     "rope_theta": 10000.0,
     "eos_token_id": EOS,
 }
+_experts: dict[str, Any] = {
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+# By the name that `load` knows a family by.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llada": {
         "model_type": "llada",
@@ -60,9 +67,37 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "routed_scaling_factor": 2.5,
     },
+    "sdar_moe": {"model_type": "sdar_moe", **_qwen, **_experts, "norm_topk_prob": True},
+    "LLaDAMoEModelLM": {
+        "model_type": "llada",
+        "architectures": ["LLaDAMoEModelLM"],
+        **_qwen,
+        "expert_intermediate_size": 16,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_layer_freq": [1, 1],
+        "qk_layernorm": True,
+        "mask_token_id": MASK,
+    },
+    "Fast_dLLM_Qwen": {"model_type": "Fast_dLLM_Qwen", **_qwen, "bd_size": 4, "mask_token_id": MASK},
+    "StableDiffcoderForCausalLM": {
+        "model_type": "llama",
+        "architectures": ["StableDiffcoderForCausalLM"],
+        **_qwen,
+    },
+    "a2d-qwen3": {
+        "model_type": "a2d-qwen3",
+        **_qwen,
+        "head_dim": 16,
+        "mask_token_id": MASK,
+        "block_size": None,
+    },
+    "rnd1": {"model_type": "rnd1", **_qwen, **_experts, "rope_scaling": False, "mask_token_id": MASK},
 }
-BIDIRECTIONAL = ("llada", "Dream")
-BLOCK_CAUSAL = ("sdar", "llada2_moe")
+# On these native classes another family stands for the same code: one of each is enough for what is expensive.
+BIDIRECTIONAL = ("llada", "Dream", "LLaDAMoEModelLM", "a2d-qwen3", "rnd1")
+BLOCK_CAUSAL = ("sdar", "llada2_moe", "sdar_moe", "Fast_dLLM_Qwen", "StableDiffcoderForCausalLM")
+SHIFTED = ("Dream", "Fast_dLLM_Qwen", "rnd1")
 BLOCK = 4
 
 
@@ -89,8 +124,9 @@ def random_model(
 
 
 def word_tokenizer(template: str | None = "{{ messages[0].content }}<|eot_id|>") -> PreTrainedTokenizerFast:
-    """Three words and the special tokens of a chat model; ids 8 ... 37 have no token."""
+    """Three words and the special tokens of a chat model, filled up to id 29; ids 30 ... 37 have no token."""
     words = ["a", "b", "c", "[UNK]", "<|eot_id|>", "<|im_end|>", "<|role_end|>", "<|begin|>"]
+    words += [f"w{i}" for i in range(len(words), 30)]
     ids = {word: i for i, word in enumerate(words)} | {"<|endoftext|>": EOS, "<|mask|>": MASK}
     core = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -188,7 +188,8 @@ class Windowed:
         """Which columns to compute, [begin, end), and how many are visible; on the host. `rows.cached`: the
         block whose first step the cache has seen, by its start; -1: none."""
         if self.kind == "block":
-            return rows.cached.clamp_min(0), window.end, window.end
+            # With the shift of a model the last position before the block, final too, predicts its first.
+            return (rows.cached - self.model.lookback).clamp_min(0), window.end, window.end
         stale = rows.cached != window.start
         begin = torch.where(stale, 0, (window.start - self.model.lookback).clamp_min(0))
         end = rows.tokens if self.kind == "prefix" else torch.where(stale, rows.tokens, window.end)

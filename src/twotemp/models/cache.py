@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from transformers import Cache
 
 
 class KVCache(Cache):
-    """Per layer K and V [rows, kv_heads, columns, head_dim], where *column = position in the row*.
+    """Per layer K and V [rows, kv_heads, columns, head_dim], on the layer's device; *column = position in the row*.
 
     Keys are stored after RoPE, so a column is valid wherever it is read from. A forward pass overwrites
     the columns of the tokens it computes and reads all of them back; the caller's visibility mask says
@@ -22,21 +22,20 @@ class KVCache(Cache):
     def __init__(
         self,
         *,
-        layers: int,
         rows: int,
         kv_heads: int,
         columns: int,
         head_dim: int,
         dtype: torch.dtype,
-        device: torch.device,
+        devices: Sequence[torch.device],
     ) -> None:
         super().__init__(layers=[])  # `update` below replaces transformers' own layers
         self.columns = columns
         # One column more than is ever read: padding entries of a window are written there.
         # Zeros, not empty: a masked column still enters the product 0 * value and must be finite.
         shape = (rows, kv_heads, columns + 1, head_dim)
-        self._keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self._values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self._keys = [torch.zeros(shape, dtype=dtype, device=device) for device in devices]
+        self._values = [torch.zeros(shape, dtype=dtype, device=device) for device in devices]
         self._targets: Tensor | None = None
         self._subset: Tensor | None = None
 
@@ -54,10 +53,12 @@ class KVCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Called by every attention layer with K, V [rows, kv_heads, W, head_dim] of the window."""
         assert self._targets is not None, "aim() comes before the forward pass"
-        keys, values, subset = self._keys[layer_idx], self._values[layer_idx], self._subset
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        targets = self._targets.to(keys.device)
+        subset = None if self._subset is None else self._subset.to(keys.device)
         row = (torch.arange(keys.shape[0], device=keys.device) if subset is None else subset)[:, None]
-        keys[row, :, self._targets] = key_states.transpose(1, 2)
-        values[row, :, self._targets] = value_states.transpose(1, 2)
+        keys[row, :, targets] = key_states.transpose(1, 2)
+        values[row, :, targets] = value_states.transpose(1, 2)
         if subset is not None:
             keys, values = keys[subset], values[subset]
         return keys[:, :, : self.columns], values[:, :, : self.columns]
@@ -65,11 +66,11 @@ class KVCache(Cache):
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Give the target rows what the source rows hold."""
         for layer in (*self._keys, *self._values):
-            layer[target] = layer[source]
+            layer[target.to(layer.device)] = layer[source.to(layer.device)]
 
     def keep(self, rows: Tensor) -> None:
         """Keep these rows, in this order (an index may repeat). One layer at a time: memory may be short."""
-        self._replace(lambda layer: layer[rows])
+        self._replace(lambda layer: layer[rows.to(layer.device)])
 
     def grow(self, rows: int, columns: int) -> None:
         """Room for more rows and columns, empty ones; the column for padding stays the last."""

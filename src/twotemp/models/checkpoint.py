@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from twotemp.folders import make_folder, replacing, write_json
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ID_FIELDS = ("mask_token_id", "eos_token_id", "block_size")  # resolved when loading, written when saving
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -74,26 +76,45 @@ def weight_files(folder: Path) -> list[Path]:
     raise UserError(f"{folder} has no weights: expected {SINGLE} or {INDEX} with its shards")
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint, under the names they have in the file."""
-    weights: dict[str, Tensor] = {}
-    for file in weight_files(folder):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                weights.update({key: tensors.get_tensor(key) for key in tensors.keys()})  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{file} cannot be read as safetensors ({error}); download it again") from None
-    return weights
+def read_headers(files: Sequence[Path]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and number format of every tensor, under the names they have in the files; no weights are read."""
+    found = {}
+    for file in files:
+        with _opened(file) as tensors:
+            for key in tensors.keys():  # noqa: SIM118
+                part = tensors.get_slice(key)
+                found[key] = (tuple(part.get_shape()), DTYPES[part.get_dtype()])
+    return found
 
 
-def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
+def stream(files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of a checkpoint, one after the other; a file is closed before the next is opened."""
+    for file in files:
+        with _opened(file) as tensors:
+            for key in tensors.keys():  # noqa: SIM118
+                yield key, tensors.get_tensor(key)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} cannot be read as safetensors ({error}); download it again") from None
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def check_shapes(found: Shapes, expected: Shapes, where: str) -> None:
     """Every expected weight, no other, each of the expected shape; errors use the checkpoint's own names."""
     problems = [f"missing {key}" for key in sorted(expected.keys() - found.keys())]
     problems += [f"unexpected {key}" for key in sorted(found.keys() - expected.keys())]
     problems += [
-        f"{key} has shape {tuple(found[key].shape)}, not {tuple(expected[key].shape)}"
+        f"{key} has shape {found[key]}, not {expected[key]}"
         for key in sorted(expected.keys() & found.keys())
-        if found[key].shape != expected[key].shape
+        if found[key] != expected[key]
     ]
     if problems:
         more = f" and {len(problems) - 4} more" if len(problems) > 4 else ""
@@ -101,6 +122,60 @@ def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], w
             f"{where}: the weights do not fit config.json: {'; '.join(problems[:4])}{more}. "
             "Check that both come from the same checkpoint and that no shard is left out"
         )
+
+
+def read_native(
+    auto: Any,
+    folder: Path,
+    what: str,
+    dtype: torch.dtype | None,
+    ignored: Callable[[str], object] = lambda key: False,
+    **options: Any,
+) -> Any:
+    """A model of a `transformers` auto class (`what`, in words) with every weight it has and, but for the
+    ignored, no other; the library alone would only warn, and initialise at random what is missing."""
+    weight_files(folder)  # a clear error for pickles and missing shards
+    try:
+        with _quiet():
+            module, report = auto.from_pretrained(
+                folder,
+                dtype=dtype or "auto",
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # they are reported below, with the rest
+                output_loading_info=True,
+                **options,
+            )
+    except (ValueError, OSError, RuntimeError) as error:
+        raise UserError(f"{folder} cannot be loaded as {what} ({error})") from error
+    problems = [f"missing {key}" for key in sorted(report["missing_keys"])]
+    problems += [f"unexpected {key}" for key in sorted(report["unexpected_keys"]) if not ignored(key)]
+    problems += [f"{key[0]} has another shape" for key in sorted(report["mismatched_keys"])]
+    if problems:
+        raise UserError(
+            f"{folder}: the weights do not fit {what}: {'; '.join(problems[:4])}. Use a checkpoint that was "
+            "saved with its head"
+        )
+    return module
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without `transformers`' own progress bars and loading reports, which are for its own users."""
+    from transformers.utils import logging as transformers_logging
+
+    logging: Any = transformers_logging  # untyped
+
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def read_tokenizer(folder: Path) -> Any | None:

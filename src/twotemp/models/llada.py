@@ -9,33 +9,27 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig
 
 from twotemp.errors import UserError
+from twotemp.models.filling import Layout, Weights, rename
+from twotemp.models.native import bidirectional, check_fixed, positive
 from twotemp.models.special import Facts, Published, resolve
-from twotemp.models.transformer import (
-    Transformer,
-    Weights,
-    bidirectional,
-    check_fixed,
-    positive,
-    rename,
-)
+from twotemp.models.transformer import Transformer
 
 # Two different `ff_out`: the block's is the down projection, the top level's is the head.
 # `ff_proj` is the gate (the side that goes through silu). Rotary halves need no permutation.
-NAMES = {
-    "model.transformer.wte": "model.embed_tokens",
-    "model.transformer.ln_f": "model.norm",
-    "model.transformer.ff_out": "lm_head",
-    "model.transformer.blocks.{}.attn_norm": "model.layers.{}.input_layernorm",
-    "model.transformer.blocks.{}.q_proj": "model.layers.{}.self_attn.q_proj",
-    "model.transformer.blocks.{}.k_proj": "model.layers.{}.self_attn.k_proj",
-    "model.transformer.blocks.{}.v_proj": "model.layers.{}.self_attn.v_proj",
-    "model.transformer.blocks.{}.attn_out": "model.layers.{}.self_attn.o_proj",
-    "model.transformer.blocks.{}.ff_norm": "model.layers.{}.post_attention_layernorm",
-    "model.transformer.blocks.{}.ff_proj": "model.layers.{}.mlp.gate_proj",
-    "model.transformer.blocks.{}.up_proj": "model.layers.{}.mlp.up_proj",
-    "model.transformer.blocks.{}.ff_out": "model.layers.{}.mlp.down_proj",
+ORIGINAL_NAMES = {
+    "model.embed_tokens": "model.transformer.wte",
+    "model.norm": "model.transformer.ln_f",
+    "lm_head": "model.transformer.ff_out",
+    "model.layers.{}.input_layernorm": "model.transformer.blocks.{}.attn_norm",
+    "model.layers.{}.self_attn.q_proj": "model.transformer.blocks.{}.q_proj",
+    "model.layers.{}.self_attn.k_proj": "model.transformer.blocks.{}.k_proj",
+    "model.layers.{}.self_attn.v_proj": "model.transformer.blocks.{}.v_proj",
+    "model.layers.{}.self_attn.o_proj": "model.transformer.blocks.{}.attn_out",
+    "model.layers.{}.post_attention_layernorm": "model.transformer.blocks.{}.ff_norm",
+    "model.layers.{}.mlp.gate_proj": "model.transformer.blocks.{}.ff_proj",
+    "model.layers.{}.mlp.up_proj": "model.transformer.blocks.{}.up_proj",
+    "model.layers.{}.mlp.down_proj": "model.transformer.blocks.{}.ff_out",
 }
-ORIGINAL_NAMES = {native: original for original, native in NAMES.items()}
 
 FIXED: dict[str, tuple[Any, ...]] = {
     "activation_type": ("silu",),
@@ -45,7 +39,6 @@ FIXED: dict[str, tuple[Any, ...]] = {
     "block_group_size": (1,),
     "block_type": ("llama",),
     "include_bias": (False,),
-    "include_qkv_bias": (False,),
     "input_emb_norm": (False,),
     "layer_norm_type": ("rms",),
     "multi_query_attention": (None, False),
@@ -54,12 +47,21 @@ FIXED: dict[str, tuple[Any, ...]] = {
 }
 
 
+class Llama(LlamaForCausalLM):  # type: ignore[no-untyped-call]
+    """Llama with biases, where there are any, on queries, keys and values only; the native class has four."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)  # type: ignore[no-untyped-call]
+        for layer in self.model.layers:
+            layer.self_attn.o_proj.bias = None
+
+
 class LLaDA(Transformer):
-    native = LlamaForCausalLM
+    native = Llama
     facts = Facts(
         "llada",
         end_tokens=("<|endoftext|>", "<|eot_id|>"),
-        published=Published(126_464, mask_id=126_336, eos_ids=(126_081, 126_348), tokens=126_349),
+        published=Published((126_464,), mask_id=126_336, eos_ids=(126_081, 126_348), tokens=126_349),
     )
 
     @classmethod
@@ -90,18 +92,15 @@ class LLaDA(Transformer):
                     "rope_type": "default",
                     "rope_theta": positive(cls.facts.family, config, "rope_theta", float),
                 },
+                attention_bias=bool(config.get("include_qkv_bias", False)),
                 initializer_range=float(config.get("init_std") or 0.02),
                 tie_word_embeddings=bool(config.get("weight_tying", False)),
             )
         )
 
     @classmethod
-    def to_native(cls, weights: Weights, config: PreTrainedConfig) -> Weights:
-        return rename(weights, NAMES)
-
-    @classmethod
-    def to_original(cls, weights: Weights, config: PreTrainedConfig) -> Weights:
-        return rename(weights, ORIGINAL_NAMES)
+    def layout(cls, native: Weights, config: PreTrainedConfig) -> Layout:
+        return rename(super().layout(native, config), ORIGINAL_NAMES)
 
 
 def new(config: Mapping[str, Any], tokenizer: Any = None, *, seed: int = 0, name: str = "new") -> LLaDA:
@@ -110,6 +109,6 @@ def new(config: Mapping[str, Any], tokenizer: Any = None, *, seed: int = 0, name
     native = LLaDA.native_config(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = LlamaForCausalLM(native)
+        module = Llama(native)
     special = resolve(LLaDA.facts, native.vocab_size, config, tokenizer)
     return LLaDA(module, config, special, tokenizer, name)

@@ -9,35 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, PreTrainedConfig
 
 from twotemp.models.base import Message
+from twotemp.models.filling import Layout, Weights, rename, split_experts
+from twotemp.models.native import bidirectional, check_fixed, common_fields, positive
 from twotemp.models.special import Facts, Published
-from twotemp.models.transformer import (
-    Transformer,
-    Weights,
-    bidirectional,
-    check_fixed,
-    positive,
-    qwen_fields,
-    rename,
-)
+from twotemp.models.transformer import Transformer
 
-NAMES = {
-    "model.word_embeddings": "model.embed_tokens",
-    "model.layers.{}.attention.dense": "model.layers.{}.self_attn.o_proj",
-    "model.layers.{}.attention.query_layernorm": "model.layers.{}.self_attn.q_norm",
-    "model.layers.{}.attention.key_layernorm": "model.layers.{}.self_attn.k_norm",
+ORIGINAL_NAMES = {
+    "model.embed_tokens": "model.word_embeddings",
+    "model.layers.{}.self_attn.o_proj": "model.layers.{}.attention.dense",
+    "model.layers.{}.self_attn.q_norm": "model.layers.{}.attention.query_layernorm",
+    "model.layers.{}.self_attn.k_norm": "model.layers.{}.attention.key_layernorm",
 }
-ORIGINAL_NAMES = {native: original for original, native in NAMES.items()}
 
 FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "moe_router_enable_expert_bias": (True,),
     "norm_head": (False,),
     "norm_softmax": (False,),
-    "rope_scaling": (None,),
     "score_function": ("sigmoid",),
     "use_bias": (False,),
     "use_qk_norm": (True,),
@@ -54,15 +45,15 @@ class LLaDA2(Transformer):
     facts = Facts(
         "llada2_moe",
         end_tokens=("<|endoftext|>", "<|role_end|>"),
-        published=Published(157_184, mask_id=156_895, eos_ids=(156_892,), block_size=32),
-        block_causal=True,
+        published=Published((157_184,), mask_id=156_895, eos_ids=(156_892,), block_size=32),
+        blocks="always",
     )
     float32_weights = ("e_score_correction_bias",)  # rounding it changes which experts are chosen
 
     @classmethod
     def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
         check_fixed(cls.facts.family, config, FIXED)
-        fields = qwen_fields(cls.facts.family, config)
+        fields = common_fields(cls.facts.family, config)
         fields["rope_parameters"]["partial_rotary_factor"] = positive(
             cls.facts.family, config, "partial_rotary_factor", float
         )
@@ -86,51 +77,16 @@ class LLaDA2(Transformer):
         )
 
     @classmethod
-    def to_native(cls, weights: Weights, config: PreTrainedConfig) -> Weights:
-        weights = rename(weights, NAMES)
-        q, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    def layout(cls, native: Weights, config: PreTrainedConfig) -> Layout:
+        layout = rename(split_experts(super().layout(native, config)), ORIGINAL_NAMES)
         for layer in range(config.num_hidden_layers):
-            attention = f"model.layers.{layer}.self_attn."
-            fused = weights.pop(f"model.layers.{layer}.attention.query_key_value.weight")
-            for name, part in zip("qkv", fused.split([q, kv, kv])):
-                weights[f"{attention}{name}_proj.weight"] = part
-            if layer < config.first_k_dense_replace:
-                continue
-            mlp = f"model.layers.{layer}.mlp."
-            weights[f"{mlp}gate.e_score_correction_bias"] = weights.pop(f"{mlp}gate.expert_bias")
-            gate, up, down = (
-                torch.stack(
-                    [
-                        weights.pop(f"{mlp}experts.{expert}.{name}_proj.weight")
-                        for expert in range(config.n_routed_experts)
-                    ]
-                )
-                for name in ("gate", "up", "down")
-            )
-            weights[f"{mlp}experts.gate_up_proj"] = torch.cat([gate, up], dim=1)
-            weights[f"{mlp}experts.down_proj"] = down
-        return weights
-
-    @classmethod
-    def to_original(cls, weights: Weights, config: PreTrainedConfig) -> Weights:
-        weights = rename(weights, ORIGINAL_NAMES)
-        for layer in range(config.num_hidden_layers):
-            attention = f"model.layers.{layer}.self_attn."
-            weights[f"model.layers.{layer}.attention.query_key_value.weight"] = torch.cat(
-                [weights.pop(f"{attention}{name}_proj.weight") for name in "qkv"]
-            )
-            if layer < config.first_k_dense_replace:
-                continue
-            mlp = f"model.layers.{layer}.mlp."
-            weights[f"{mlp}gate.expert_bias"] = weights.pop(f"{mlp}gate.e_score_correction_bias")
-            gate_up = weights.pop(f"{mlp}experts.gate_up_proj")
-            down = weights.pop(f"{mlp}experts.down_proj")
-            for expert in range(config.n_routed_experts):
-                gate, up = gate_up[expert].chunk(2)
-                weights[f"{mlp}experts.{expert}.gate_proj.weight"] = gate
-                weights[f"{mlp}experts.{expert}.up_proj.weight"] = up
-                weights[f"{mlp}experts.{expert}.down_proj.weight"] = down[expert]
-        return weights
+            prefix = f"model.layers.{layer}."
+            projections = (layout.pop(f"{prefix}self_attn.{name}_proj.weight") for name in "qkv")
+            layout[f"{prefix}attention.query_key_value.weight"] = sum(projections, ())
+            if layer >= config.first_k_dense_replace:
+                bias = layout.pop(f"{prefix}mlp.gate.e_score_correction_bias")
+                layout[f"{prefix}mlp.gate.expert_bias"] = bias
+        return layout
 
     @property
     def has_chat(self) -> bool:

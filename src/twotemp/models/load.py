@@ -12,24 +12,55 @@ import torch
 
 from twotemp.errors import UserError, unknown
 from twotemp.models import masked_lm
+from twotemp.models.a2d import A2DLlama, A2DQwen2, A2DQwen3
 from twotemp.models.base import LanguageModel
 from twotemp.models.checkpoint import read_json
 from twotemp.models.dream import Dream
+from twotemp.models.efficient_dlm import EfficientDLM
+from twotemp.models.fast_dllm import FastDLLM
+from twotemp.models.filling import Storage
 from twotemp.models.llada import LLaDA
 from twotemp.models.llada2 import LLaDA2
+from twotemp.models.llada_moe import LLaDAMoE
 from twotemp.models.masked_lm import MaskedLM
-from twotemp.models.sdar import SDAR
+from twotemp.models.quantizing import check_quantize
+from twotemp.models.rnd1 import RND1
+from twotemp.models.sdar import SDAR, SDARMoE
 from twotemp.models.special import Given
+from twotemp.models.spreading import check_device_map
+from twotemp.models.stable_diffcoder import StableDiffCoder
 from twotemp.models.transformer import Transformer
 
 EMBEDDED = ("tiny", "tiny-ar")
-FAMILIES: dict[str, type[Transformer]] = {  # by `model_type` in config.json
+# By what config.json names: one of its `architectures` where that is here, else its `model_type`.
+FAMILIES: dict[str, type[Transformer]] = {
     "llada": LLaDA,
+    "LLaDAMoEModel": LLaDAMoE,
+    "LLaDAMoEModelLM": LLaDAMoE,
+    "lladamoe": LLaDAMoE,
     "Dream": Dream,
     "sdar": SDAR,
+    "sdar_moe": SDARMoE,
     "llada2_moe": LLaDA2,
+    "Fast_dLLM_Qwen": FastDLLM,
+    "StableDiffcoderForCausalLM": StableDiffCoder,
+    "a2d-qwen3": A2DQwen3,
+    "a2d-qwen2": A2DQwen2,
+    "a2d-llama": A2DLlama,
+    "rnd1": RND1,
+    "EfficientDLM": EfficientDLM,
 }
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_CAUSAL = (
+    "its positions see only what lies before them, and drafts are verified: it is not sampled by unmasking"
+)
+# What looks like a masked diffusion LM and is sampled by another process.
+REFUSED = {
+    "diffusion_gemma": "DiffusionGemma's noise is uniform (tokens are replaced by others): there is no mask to fill",
+    "wedlm": f"WeDLM: {_CAUSAL}",
+    "idlm": f"I-DLM: {_CAUSAL}",
+}
+# Neither part begins with a dot: `./name` and `../name` are paths.
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 # No Python files: a checkpoint is data.
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 
@@ -43,28 +74,33 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
+    quantize: str | None = None,
+    device_map: str | None = None,
     compile: bool = False,
 ) -> LanguageModel:
-    """Load a masked diffusion LM, chosen by `model_type` in its config.json; no remote code, no pickle.
+    """Load a masked diffusion LM, known by its config.json; no remote code, no pickle.
 
     source: "tiny" or "tiny-ar" (embedded), a checkpoint folder, or a hub id (with an optional revision).
-    mask_id, eos_ids, block_size: what the config leaves out; they win over what it says.
+    mask_id, eos_ids, block_size: what the config leaves out; they win over what it says. block_size=0: a model
+    that comes in both kinds (dllm's A2D) is bidirectional.
     device: None is CUDA where there is one, else the CPU. dtype: None is float32 on the CPU and the
-    checkpoint's own elsewhere. compile: torch.compile the network (the first calls take a while, and sums are
-    rounded in another order, so that a sample may differ from the uncompiled model's).
+    checkpoint's own elsewhere. quantize: "int8" or (on NVIDIA GPUs) "int4" of the linear layers, while they are
+    read: another model, whose samples differ. device_map: "auto" spreads the layers over all GPUs.
+    compile: torch.compile the network (the first calls take a while, and sums are rounded in another order, so
+    that a sample may differ from the uncompiled model's).
 
     >>> import twotemp
     >>> twotemp.load("tiny").max_length
     128
     """
+    check_device_map(device_map, device, quantize)
     where = usable_device(device)
-    number = usable_dtype(dtype, where)
+    check_quantize(quantize, where)
+    storage = Storage(where, usable_dtype(dtype, where), quantize, device_map)
     folder = locate(source, revision)
     config = read_json(folder / "config.json")
     given = Given(mask_id, eos_ids, block_size)
-    model = _family(config).from_folder(
-        folder, config, name=str(source), given=given, device=where, dtype=number
-    )
+    model = family(config).from_folder(folder, config, name=str(source), given=given, storage=storage)
     if compile:
         compile_body(model)
     return model
@@ -94,8 +130,8 @@ def locate(
 ) -> Path:
     """The folder of a checkpoint; a hub id is downloaded (data files only) or found in the hub's cache.
 
-    check: raises for a config.json that is of no use (default: no family of denoisers), before gigabytes are
-    fetched for nothing.
+    check: raises for a config.json that is of no use (default: no family can represent it), before gigabytes
+    are fetched for nothing.
     """
     name = str(source)
     if name in embedded:
@@ -105,7 +141,7 @@ def locate(
     elif Path(source).is_dir():
         folder = Path(source)
     elif isinstance(source, str) and HUB_ID.fullmatch(name):
-        return _download(name, revision, check or _family)
+        return _download(name, revision, check or _check)
     else:
         raise UserError(
             f"no model {name!r}: not a folder, not an embedded model ({', '.join(embedded)}), and not a hub "
@@ -118,7 +154,7 @@ def locate(
 
 def _download(name: str, revision: str | None, check: Callable[[Mapping[str, Any]], object]) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
@@ -126,17 +162,28 @@ def _download(name: str, revision: str | None, check: Callable[[Mapping[str, Any
         return Path(
             snapshot_download(name, revision=revision, allow_patterns=[*SMALL_FILES, "*.safetensors"])
         )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
             f"{name!r} is not a folder here and could not be fetched from the hub ({type(error).__name__}); "
             "check the spelling and the connection, or pass the path of a downloaded checkpoint"
         ) from error
 
 
-def _family(config: Mapping[str, Any]) -> type[Transformer] | type[MaskedLM]:
+def _check(config: Mapping[str, Any]) -> None:
+    kind = family(config)
+    if issubclass(kind, Transformer):
+        kind.native_config(config)
+
+
+def family(config: Mapping[str, Any]) -> type[Transformer] | type[MaskedLM]:
+    """The class that loads a checkpoint with this config.json; a UserError where there is none."""
     model_type = str(config.get("model_type"))
-    if model_type in FAMILIES:
-        return FAMILIES[model_type]
+    for name in (*(config.get("architectures") or ()), model_type):
+        if name in FAMILIES:
+            return FAMILIES[name]
+        for other, reason in REFUSED.items():
+            if name.lower().replace("_", "").startswith(other.replace("_", "")):
+                raise UserError(f"{name} cannot be loaded: {reason}")
     if model_type in masked_lm.TYPES:
         return MaskedLM
     raise unknown("model family (model_type in config.json)", model_type, [*FAMILIES, *masked_lm.TYPES])
@@ -148,8 +195,9 @@ def usable_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
+        # The noise is drawn in float64, which Apple's GPUs (mps) do not have.
+        torch.empty(0, dtype=torch.float64, device=chosen)
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise UserError(f"device {str(device)!r} cannot be used here ({error}); try device='cpu'") from None
     return chosen
 

@@ -5,6 +5,7 @@ A masked LM is a one-step denoiser; trained on all masking rates it is a masked 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from inspect import signature
 from pathlib import Path
@@ -17,13 +18,15 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel
-from twotemp.models.checkpoint import read_generation_config, read_tokenizer, weight_files
+from twotemp.models.checkpoint import read_generation_config, read_native, read_tokenizer
+from twotemp.models.filling import Storage
 from twotemp.models.special import Facts, Given, Special, resolve
 from twotemp.models.transformer import positions_of
 
 TYPES = tuple(MODEL_FOR_MASKED_LM_MAPPING_NAMES)
-# Heads of other training objectives, which published encoders carry along and a masked LM does not use.
-OTHER_HEADS = ("pooler.", "seq_relationship.", "sop_classifier.")
+# Heads of other training objectives, which published encoders carry along and a masked LM does not use: those beside
+# BERT's own head `cls.predictions` (next sentence, AntiBERTy's species and chain), and poolers.
+OTHER_HEADS = re.compile(r"cls\.(?!predictions\.)|sop_classifier\.|(.+\.)?pooler\.")
 
 
 class MaskedLM(LanguageModel):
@@ -61,34 +64,11 @@ class MaskedLM(LanguageModel):
         *,
         name: str,
         given: Given,
-        device: torch.device,
-        dtype: torch.dtype | None,
+        storage: Storage,
     ) -> MaskedLM:
-        weight_files(folder)  # a clear error for pickles and missing shards
-        try:
-            module, report = AutoModelForMaskedLM.from_pretrained(
-                folder,
-                dtype=dtype or "auto",
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                ignore_mismatched_sizes=True,  # they are reported below, with the rest
-                output_loading_info=True,
-            )
-        except (ValueError, OSError, RuntimeError) as error:
-            raise UserError(f"{name}: cannot be loaded as a masked LM ({error})") from error
-        problems = [f"missing {key}" for key in sorted(report["missing_keys"])]
-        problems += [
-            f"unexpected {key}"
-            for key in sorted(report["unexpected_keys"])
-            if not any(head in key for head in OTHER_HEADS)
-        ]
-        problems += [f"{key[0]} has another shape" for key in sorted(report["mismatched_keys"])]
-        if problems:
-            raise UserError(
-                f"{name}: the weights do not fit a masked LM: {'; '.join(problems[:4])}. Use a checkpoint "
-                "that was saved with its masked-LM head"
-            )
+        module = read_native(AutoModelForMaskedLM, folder, "a masked LM", storage.dtype, OTHER_HEADS.match)
+        if storage.quantize:
+            raise UserError("masked LMs of the BERT kind are small and are not quantized; leave quantize out")
         tokenizer = read_tokenizer(folder)
         special = resolve(
             Facts(str(config["model_type"]), end_tokens=("[SEP]", "</s>")),
@@ -98,7 +78,7 @@ class MaskedLM(LanguageModel):
             read_generation_config(folder),
             given,
         )
-        return cls(module.to(device).eval(), config, special, tokenizer, name)
+        return cls(module.to(storage.device).eval(), config, special, tokenizer, name)
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
         """See `Denoiser.logits`. The heads of these classes differ too much to apply them at `want` alone."""
@@ -112,7 +92,8 @@ class MaskedLM(LanguageModel):
             attention_mask=attention_mask,
             position_ids=(positions + self._first_position).expand_as(ids),
         )
-        return output.logits.flatten(0, 1)[want.flatten()].float()
+        logits: Tensor = output.logits.flatten(0, 1)[want.flatten()]
+        return logits.float()
 
     def tensors(self) -> dict[str, Tensor]:
         return self.module.state_dict()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from twotemp.errors import UserError
 
@@ -30,14 +30,11 @@ class Given:
 
 @dataclass(frozen=True)
 class Published:
-    """What the files of a family's published checkpoints leave out.
+    """What the files of a family's published checkpoints leave out; they are known by their vocabulary rows."""
 
-    Those are recognised by the number of vocabulary rows; for any other vocabulary nothing is known.
-    """
-
-    vocabulary: int
-    mask_id: int
-    eos_ids: tuple[int, ...]
+    vocabularies: tuple[int, ...] = ()
+    mask_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
     tokens: int | None = None  # rows from here on have no token; None: not known without the tokenizer
     block_size: int | None = None
 
@@ -48,8 +45,10 @@ class Facts:
 
     family: str
     end_tokens: tuple[str, ...]  # end of text and end of turn, as spelled in the tokenizer
-    published: Published | None = None
-    block_causal: bool = False
+    published: Published = Published()
+    # Does a position see only its block and what lies before? "either": checkpoints of both kinds look alike.
+    blocks: Literal["never", "always", "either"] = "never"
+    block_field: str = "block_size"  # of config.json
 
 
 def resolve(
@@ -61,85 +60,81 @@ def resolve(
     given: Given = Given(),  # noqa: B008 (frozen)
 ) -> Special:
     """The special ids of a model with `rows` vocabulary rows; a UserError names the argument to pass."""
-    published = facts.published if facts.published and facts.published.vocabulary == rows else None
+    known = facts.published if rows in facts.published.vocabularies else Published()
     vocabulary: dict[str, int] = tokenizer.get_vocab() if tokenizer is not None else {}
-    mask_id = _mask_id(facts, config, tokenizer, published, given)
-    eos_ids = _eos_ids(facts, config, generation_config or {}, vocabulary, published, given)
-    for what, ids in (("mask_id", [mask_id]), ("eos_ids", eos_ids)):
+    used = set(vocabulary.values()) if vocabulary else set(range(known.tokens or rows))
+    if len(used) < rows / 2:
+        raise UserError(
+            f"the tokenizer read from this {facts.family} checkpoint has {len(used)} tokens, the model {rows}: it "
+            "belongs to another model or class; put the right tokenizer.json into the folder, or take the "
+            "tokenizer files out to work on token ids"
+        )
+    named = (
+        given.mask_id,
+        config.get("mask_token_id"),
+        getattr(tokenizer, "mask_token_id", None),
+        known.mask_id,
+    )
+    mask_id = _first(facts, "mask id", "mask_id", named)
+    if given.eos_ids is not None:
+        eos_ids = set(given.eos_ids)
+    else:
+        ends = {vocabulary[token] for token in facts.end_tokens if token in vocabulary} | {*known.eos_ids}
+        eos_ids = _eos_ids(facts, config.get("eos_token_id"), generation_config or {}, ends)
+    for what, ids in (("mask_id", {mask_id}), ("eos_ids", eos_ids)):
         for i in ids:
             if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < rows:
                 raise UserError(f"{what}: {i!r} is not one of the model's {rows} token ids")
     if mask_id in eos_ids:
         raise UserError(f"token {mask_id} cannot be both the mask and an end-of-text token; correct eos_ids")
-
-    if vocabulary:
-        unused = set(range(rows)) - set(vocabulary.values())
-    else:
-        unused = set(range(published.tokens, rows)) if published and published.tokens else set()
+    forbidden = {mask_id, *range(rows)} - (used - {mask_id})
     return Special(
-        mask_id,
-        tuple(sorted(eos_ids)),
-        tuple(sorted({mask_id, *unused})),
-        _block_size(facts, config, published, given),
+        mask_id, tuple(sorted(eos_ids)), tuple(sorted(forbidden)), _block_size(facts, config, known, given)
     )
 
 
-def _mask_id(
-    facts: Facts, config: Mapping[str, Any], tokenizer: Any, published: Published | None, given: Given
-) -> int:
-    for found in (
-        given.mask_id,
-        config.get("mask_token_id"),
-        getattr(tokenizer, "mask_token_id", None),
-        published.mask_id if published else None,
-    ):
-        if found is not None:
-            return found
-    raise _unknown(facts, "mask id", "mask_id")
-
-
-def _eos_ids(
-    facts: Facts,
-    config: Mapping[str, Any],
-    generation_config: Mapping[str, Any],
-    vocabulary: Mapping[str, int],
-    published: Published | None,
-    given: Given,
-) -> set[int]:
-    if given.eos_ids is not None:
-        return set(given.eos_ids)
-    said = config.get("eos_token_id")
+def _eos_ids(facts: Facts, said: Any, generation_config: Mapping[str, Any], ends: set[int]) -> set[int]:
     if isinstance(said, list):  # a list is complete; a single id leaves the end of turn out
         return set(said)
     also = generation_config.get("eos_token_id")
-    found = {i for i in (said, *(also if isinstance(also, list) else [also])) if i is not None}
-    found |= {vocabulary[token] for token in facts.end_tokens if token in vocabulary}
-    found |= set(published.eos_ids) if published else set()
+    found = ends | {i for i in (said, *(also if isinstance(also, list) else [also])) if i is not None}
     if not found:
-        raise _unknown(facts, "end-of-text ids", "eos_ids=(...) (empty: no such token)")
+        raise UserError(
+            f"the files of this {facts.family} checkpoint name no end-of-text token; write eos_token_id into "
+            "config.json, or pass load(..., eos_ids=(...)), which is empty where there is none"
+        )
     return found
 
 
-def _block_size(
-    facts: Facts, config: Mapping[str, Any], published: Published | None, given: Given
-) -> int | None:
-    if not facts.block_causal:
+def _block_size(facts: Facts, config: Mapping[str, Any], known: Published, given: Given) -> int | None:
+    if facts.blocks == "never":
         if given.block_size is not None:
             raise UserError(
                 f"{facts.family} attends to all positions and has no block size; leave block_size out "
                 "(the width of decoding blocks belongs to the request: block=...)"
             )
         return None
-    for found in (given.block_size, config.get("block_size"), published.block_size if published else None):
-        if found is not None:
-            if isinstance(found, bool) or not isinstance(found, int) or found < 1:
-                raise UserError(f"block_size must be an integer >= 1, not {found!r}")
-            return found
-    raise _unknown(facts, "block size", "block_size")
+    # Ours is the first name: `save` writes it, and null where there are none.
+    said = next((field for field in ("block_size", facts.block_field) if field in config), None)
+    if facts.blocks == "either" and (
+        given.block_size == 0 or (given.block_size is None and said and config[said] is None)
+    ):
+        return None
+    named = (given.block_size, config[said] if said else None, known.block_size)
+    size = _first(
+        facts, f"block size{' (0: bidirectional)' if facts.blocks == 'either' else ''}", "block_size", named
+    )
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise UserError(f"block_size must be an integer >= 1, not {size!r}")
+    return size
 
 
-def _unknown(facts: Facts, what: str, argument: str) -> UserError:
-    return UserError(
+def _first(facts: Facts, what: str, argument: str, named: tuple[Any, ...]) -> Any:
+    """The first that is named at all."""
+    for value in named:
+        if value is not None:
+            return value
+    raise UserError(
         f"the files of this {facts.family} checkpoint do not name its {what}; pass load(..., {argument}=...), "
         f"or --{argument.replace('_', '-')} on the command line"
     )

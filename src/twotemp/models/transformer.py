@@ -1,12 +1,12 @@
 """What all transformer families share: masks, positions, the head where it is wanted, cached windows.
 
 A family is a subclass in its own file: how its config and weights map onto a native `transformers` class,
-which ids are special, and what is peculiar about it (Dream's shift, chat formats).
+which ids are special, and what is peculiar about it (a shift, chat formats).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -18,16 +18,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel
 from twotemp.models.cache import KVCache
-from twotemp.models.checkpoint import (
-    SINGLE,
-    check_weights,
-    read_generation_config,
-    read_tokenizer,
-    read_weights,
-)
+from twotemp.models.checkpoint import SINGLE, read_generation_config, read_tokenizer, weight_files
+from twotemp.models.filling import Layout, Storage, Weights, fill
+from twotemp.models.quantizing import is_quantized, plain_tensors
 from twotemp.models.special import Facts, Given, Special, resolve
-
-Weights = dict[str, Tensor]
+from twotemp.models.spreading import connect
 
 
 def positions_of(attention_mask: Tensor) -> Tensor:
@@ -42,6 +37,9 @@ class Transformer(LanguageModel):
     native: ClassVar[type[PreTrainedModel]]
     float32_weights: ClassVar[tuple[str, ...]] = ()  # native names' endings, kept so in any dtype
     module: PreTrainedModel
+    # How many positions before a wanted one a window must also hold: 1 where row i of the network predicts
+    # position i + 1, as in models made from autoregressive ones. The shift is undone here and nowhere else.
+    lookback: int = 0
 
     def __init__(
         self, module: PreTrainedModel, config: Mapping[str, Any], special: Special, tokenizer: Any, name: str
@@ -54,6 +52,8 @@ class Transformer(LanguageModel):
         self.eos_ids = special.eos_ids
         self.forbidden_ids = special.forbidden_ids
         self.block_size = special.block_size
+        if self.facts.blocks == "either":
+            self.config["block_size"] = special.block_size  # so that a saved checkpoint says it
         self.vocab_size = int(module.config.vocab_size)
         self.max_length = int(module.config.max_position_embeddings)
         self.device = module.device
@@ -66,8 +66,7 @@ class Transformer(LanguageModel):
         *,
         name: str,
         given: Given,
-        device: torch.device,
-        dtype: torch.dtype | None,
+        storage: Storage,
     ) -> Self:
         """Read a checkpoint folder; its config.json has been read already."""
         native = cls.native_config(config)
@@ -75,8 +74,7 @@ class Transformer(LanguageModel):
         special = resolve(
             cls.facts, native.vocab_size, config, tokenizer, read_generation_config(folder), given
         )
-        module = cls.build(native, read_weights(folder), dtype, name)
-        module.to(device).eval()  # type: ignore[arg-type]
+        module = cls.build(native, weight_files(folder), storage)
         return cls(module, config, special, tokenizer, name)
 
     # What a family says about its checkpoints.
@@ -87,47 +85,47 @@ class Transformer(LanguageModel):
         raise NotImplementedError
 
     @classmethod
-    def to_native(cls, weights: Weights, config: PreTrainedConfig) -> Weights:
-        """Weights under the native class's names, from the checkpoint's own layout."""
-        return weights
+    def layout(cls, native: Weights, config: PreTrainedConfig) -> Layout:
+        """Where a checkpoint's tensors lie in the native ones: see `filling.Layout`."""
+        return {key: (tensor,) for key, tensor in native.items()}
 
     @classmethod
-    def to_original(cls, weights: Weights, config: PreTrainedConfig) -> Weights:
-        """The inverse of `to_native`."""
-        return weights
-
-    @classmethod
-    def build(
-        cls, config: PreTrainedConfig, weights: Weights, dtype: torch.dtype | None, where: str
-    ) -> PreTrainedModel:
-        """The native module with these weights (in the family's own layout); dtype None keeps theirs."""
+    def build(cls, config: PreTrainedConfig, files: Sequence[Path], storage: Storage) -> PreTrainedModel:
+        """The native module with the weights of these files."""
         with torch.device("meta"):  # shapes only: nothing is allocated or initialised to be thrown away
             module = cls.native(config)
-        check_weights(weights, cls.to_original(_stored(module), config), where)
-        converted = {
-            key: tensor.float() if key.endswith(cls.float32_weights) else tensor.to(dtype or tensor.dtype)
-            for key, tensor in cls.to_native(weights, config).items()
-        }
-        module.load_state_dict(converted, strict=not config.tie_word_embeddings, assign=True)
+        fill(module, lambda: cls.layout(_stored(module), config), files, storage, float32=cls.float32_weights)
         module.tie_weights()
         # Its frequencies follow from the config and are in no checkpoint, so they are still on "meta".
-        module.model.rotary_emb = type(module.model.rotary_emb)(config)
+        module.model.rotary_emb = type(module.model.rotary_emb)(config).to(storage.device)
+        if storage.device_map:
+            connect(module)
+        module.eval()  # type: ignore[no-untyped-call]
         return module
 
     def tensors(self) -> Weights:
-        return self.module.state_dict()
+        return plain_tensors(self.module)
 
     def write_weights(self, folder: Path) -> None:
         """The weights in the family's own layout, as one safetensors file."""
         config = self.module.config
+        if is_quantized(self.module):
+            raise UserError(f"{self.name!r} is quantized and cannot be saved; load it without quantize")
         with torch.device("meta"):
             plain = _stored(self.native(config))
         stored = _stored(self.module)
         if stored.keys() != plain.keys():
             extra = sorted(stored.keys() ^ plain.keys())[0]
             raise UserError(f"cannot save adapters such as {extra}: merge them into the model first")
-        weights = {key: tensor.contiguous() for key, tensor in self.to_original(stored, config).items()}
-        save_file(weights, folder / SINGLE, metadata={"format": "pt"})
+        save_file(self.original(stored), folder / SINGLE, metadata={"format": "pt"})
+
+    def original(self, native: Weights) -> Weights:
+        """Weights in the family's own layout."""
+        layout = self.layout(native, self.module.config)
+        return {
+            key: torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+            for key, parts in layout.items()
+        }
 
     # The forward passes.
 
@@ -171,13 +169,12 @@ class Transformer(LanguageModel):
         """An empty cache for `rows` rows of at most `columns` positions."""
         config = self.module.config
         return KVCache(
-            layers=config.num_hidden_layers,
             rows=rows,
             kv_heads=config.num_key_value_heads,
             columns=columns,
             head_dim=self._head_dim,
             dtype=self.module.dtype,
-            device=self.device,
+            devices=[layer.input_layernorm.weight.device for layer in self.module.model.layers],
         )
 
     @torch.no_grad()
@@ -221,15 +218,28 @@ class Transformer(LanguageModel):
             past_key_values=cache,
             use_cache=cache is not None,
         )
-        return output.last_hidden_state
+        hidden: Tensor = output.last_hidden_state
+        return hidden.to(self.device)  # from the last of several
 
     def _head(self, hidden: Tensor, want: Tensor, positions: Tensor) -> Tensor:
         """The head, only where wanted: at 8B parameters the full logits would be most of the memory."""
-        return self.module.lm_head(hidden.flatten(0, 1)[self._sources(want, positions)]).float()
+        logits: Tensor = self.module.lm_head(hidden.flatten(0, 1)[self._sources(want, positions)])
+        return logits.float().to(self.device)
 
     def _sources(self, want: Tensor, positions: Tensor) -> Tensor:
         """Which hidden states (flattened) predict the wanted positions, in the same row-major order."""
-        return want.flatten()
+        if not self.lookback:
+            return want.flatten()
+        if want.dtype != torch.bool:  # the engine's, which has checked its requests
+            return want - 1
+        follows = torch.zeros_like(want)
+        follows[:, 1:] = positions[:, 1:] == positions[:, :-1] + 1
+        if bool((want & ~follows).any()):
+            raise UserError(
+                f"{self.facts.family} predicts a token from the one before it, so the first position of a row cannot "
+                "be predicted; start the row with a given token (a window: one position earlier)"
+            )
+        return want.flatten().nonzero()[:, 0] - 1
 
 
 def _stored(module: PreTrainedModel) -> Weights:
@@ -238,78 +248,3 @@ def _stored(module: PreTrainedModel) -> Weights:
     if module.config.tie_word_embeddings:
         del weights["lm_head.weight"]
     return weights
-
-
-def rename(weights: Weights, names: Mapping[str, str]) -> Weights:
-    """Weights with their modules renamed; `{}` in a name stands for each number in it, in order.
-
-    A module that is not in `names` keeps its name, so that it can be reported as it was found.
-    """
-    renamed = {}
-    for key, tensor in weights.items():
-        module, _, kind = key.rpartition(".")  # kind: weight, bias
-        parts = module.split(".")
-        numbers = [part for part in parts if part.isdigit()]
-        pattern = ".".join("{}" if part.isdigit() else part for part in parts)
-        new = names[pattern].format(*numbers) if pattern in names else module
-        renamed[f"{new}.{kind}"] = tensor
-    return renamed
-
-
-def bidirectional(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Turn a native decoder's causal default off; every mask is then ours, passed explicitly.
-
-    No family passes its `pad_token_id` on: it would freeze that row of the embedding in training, and pad = EOS.
-    """
-    config.is_causal = False
-    config._attn_implementation = "sdpa"  # the one that takes boolean masks
-    return config
-
-
-def check_fixed(family: str, config: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse config values that change the arithmetic in ways the native class does not have."""
-    for field, values in allowed.items():
-        if field in config and config[field] not in values:
-            raise UserError(
-                f"{family} config.json: {field}={config[field]!r} is not supported (only "
-                f"{' or '.join(repr(value) for value in values)}); this is another architecture"
-            )
-
-
-def positive(family: str, config: Mapping[str, Any], field: str, kind: type = int) -> Any:
-    """A number > 0 that must be in the config; `kind` float accepts integers too."""
-    value = config.get(field)
-    accepted = (int, float) if kind is float else (int,)
-    if isinstance(value, bool) or not isinstance(value, accepted) or not value > 0:
-        found = "is missing" if field not in config else f"is {value!r}"
-        raise UserError(
-            f"{family} config.json: {field} {found}; it must be a positive {kind.__name__} "
-            "(take config.json from the published checkpoint)"
-        )
-    return kind(value)
-
-
-def qwen_fields(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that Dream, SDAR and LLaDA 2 spell as their native classes do."""
-    integers = (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "max_position_embeddings",
-    )
-    fields: dict[str, Any] = {field: positive(family, config, field) for field in integers}
-    if fields["num_attention_heads"] % fields["num_key_value_heads"]:
-        raise UserError(
-            f"{family} config.json: num_attention_heads must be a multiple of num_key_value_heads"
-        )
-    return fields | {
-        "rms_norm_eps": positive(family, config, "rms_norm_eps", float),
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": positive(family, config, "rope_theta", float),
-        },
-        "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
-    }

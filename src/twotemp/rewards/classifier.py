@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from twotemp.errors import UserError
-from twotemp.models.checkpoint import read_json, read_tokenizer, weight_files
+from twotemp.models.checkpoint import read_json, read_native, read_tokenizer, weight_files
 from twotemp.models.load import locate, usable_device, usable_dtype
 from twotemp.records import Problem
 from twotemp.tasks import SOURCES
@@ -118,29 +118,14 @@ class SequenceClassifier:
     def _module(self) -> Any:
         from transformers import AutoModelForSequenceClassification
 
-        weight_files(self.folder)  # a clear error for pickles and missing shards
         device = usable_device(self._device)
-        try:
-            module, report = AutoModelForSequenceClassification.from_pretrained(
-                self.folder,
-                num_labels=1,
-                dtype=usable_dtype(self._dtype, device) or "auto",
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                ignore_mismatched_sizes=True,  # they are reported below, with the rest
-                output_loading_info=True,
-            )
-        except (ValueError, OSError, RuntimeError) as error:
-            raise UserError(f"{self.folder} cannot be loaded as a reward model ({error})") from error
-        problems = [f"missing {key}" for key in sorted(report["missing_keys"])]
-        problems += [f"unexpected {key}" for key in sorted(report["unexpected_keys"])]
-        problems += [f"{key[0]} has another shape" for key in sorted(report["mismatched_keys"])]
-        if problems:
-            raise UserError(
-                f"{self.folder}: the weights do not fit a reward model with one output: {'; '.join(problems[:4])}. "
-                "Use a checkpoint that was saved with its score head"
-            )
+        module = read_native(
+            AutoModelForSequenceClassification,
+            self.folder,
+            "a reward model with one output",
+            usable_dtype(self._dtype, device),
+            num_labels=1,
+        )
         return module.to(device).eval()
 
 

@@ -1,0 +1,154 @@
+"""Models that fit: memory of the host while loading, int8 weights, several devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.tiny_checkpoints import CONFIGS, MASK, random_model
+from twotemp.errors import UserError
+from twotemp.models.checkpoint import INDEX, fingerprint, save
+from twotemp.models.load import FAMILIES, load
+from twotemp.models.quantizing import change
+
+# The published layouts, scaled down.
+LARGER: dict[str, dict[str, Any]] = {
+    "llada": {
+        **CONFIGS["llada"],
+        "d_model": 512,
+        "n_layers": 16,
+        "n_heads": 8,
+        "n_kv_heads": 8,
+        "mlp_hidden_size": 1536,
+        "embedding_size": 4096,
+    },
+    "llada2_moe": {
+        **CONFIGS["llada2_moe"],
+        "mask_token_id": MASK,
+        "block_size": 4,
+        "vocab_size": 4096,
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "moe_intermediate_size": 256,
+        "num_experts": 16,
+    },
+}
+MEASURE = """
+import sys, json, torch
+from twotemp.models.load import load
+options = json.loads(sys.argv[2])
+load("tiny", quantize=options.get("quantize"))  # whatever is imported or allocated once
+def field(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
+before = field("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")  # the peak is counted from here
+model = load(sys.argv[1], **options)
+size = sum(t.numel() * t.element_size() for t in model.tensors().values())
+print(json.dumps({"peak": field("VmHWM") - before, "size": size}))
+"""
+
+
+def write_shards(model_type: str, folder: Path, shards: int) -> None:
+    """A checkpoint whose tensors are dealt out over several files."""
+    folder.mkdir()
+    config = LARGER[model_type]
+    (folder / "config.json").write_text(json.dumps(config))
+    family = FAMILIES[model_type]
+    native = family.native_config(config)
+    with torch.device("meta"):
+        layout = family.layout(family.native(native).state_dict(), native)
+    shapes = {key: (sum(p.shape[0] for p in parts), *parts[0].shape[1:]) for key, parts in layout.items()}
+    names = {key: f"model-{number % shards}.safetensors" for number, key in enumerate(shapes)}
+    for name in set(names.values()):
+        save_file({key: torch.full(shapes[key], 0.01) for key in shapes if names[key] == name}, folder / name)
+    (folder / INDEX).write_text(json.dumps({"weight_map": names}))
+
+
+def measure(folder: Path, **options: str) -> dict[str, int]:
+    """Bytes: the model's size, and the most that was taken while it was loaded."""
+    # The weights of real models are large enough for malloc to give them back; here it has to be told.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, "-W", "ignore", "-c", MEASURE, str(folder), json.dumps(options)]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc")
+@pytest.mark.parametrize("model_type", [pytest.param("llada", marks=pytest.mark.slow), "llada2_moe"])
+def test_the_host_holds_the_model_and_one_shard(model_type: str, tmp_path: Path) -> None:
+    """The experts of a mixture are stacked in place: no second copy of them, nor of anything else."""
+    write_shards(model_type, tmp_path / "m", shards=8)
+    found = measure(tmp_path / "m")
+    assert found["size"] > 100e6
+    assert found["peak"] < 1.2 * found["size"]
+
+
+def test_quantized_loading_needs_its_extra_and_a_kind_that_exists() -> None:
+    with pytest.raises(UserError, match="did you mean 'int8'"):
+        load("tiny", quantize="int9")
+    try:
+        import torchao  # noqa: F401
+    except ImportError:
+        with pytest.raises(UserError, match=r"pip install 'twotemp\[quantize\]'"):
+            load("tiny", quantize="int8")
+
+
+def test_int8(tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    plain, small = load("tiny"), load("tiny", quantize="int8")
+    size = [sum(t.numel() * t.element_size() for t in model.tensors().values()) for model in (plain, small)]
+    assert size[1] < 0.4 * size[0]
+    ids = torch.randint(5, 40, (16, 48), generator=torch.Generator().manual_seed(0))
+    ids[:, 16:] = plain.mask_id
+    found = change(plain, small, ids)
+    assert 0 < found["total_variation"] < 0.05
+    assert found["argmax"] < 0.1
+    assert fingerprint(plain) != fingerprint(small) == fingerprint(load("tiny", quantize="int8"))
+    with pytest.raises(UserError, match="quantized and cannot be saved"):
+        save(small, tmp_path / "copy")
+    with pytest.raises(UserError, match="NVIDIA"):
+        load("tiny", quantize="int4", device="cpu")
+    folder = save(random_model("sdar_moe"), tmp_path / "moe")
+    with pytest.raises(UserError, match="experts"):
+        load(folder, quantize="int8")
+
+
+@pytest.mark.slow
+def test_int8_is_quantized_while_it_is_read(tmp_path: Path) -> None:
+    """The host never holds the float32 model: the peak is the quantized one and a shard."""
+    pytest.importorskip("torchao")
+    write_shards("llada", tmp_path / "m", shards=16)
+    found = measure(tmp_path / "m", quantize="int8")
+    shard = sum(file.stat().st_size for file in (tmp_path / "m").glob("*.safetensors")) / 16
+    assert found["peak"] < 1.2 * (found["size"] + shard)
+
+
+def test_what_changes_between_two_models() -> None:
+    one, same, other = random_model("llada"), random_model("llada"), random_model("llada", seed=1)
+    ids = torch.tensor([[1, 2, MASK, 4, MASK]])
+    assert change(one, same, ids) == {"total_variation": 0.0, "argmax": 0.0, "confidence": 0.0}
+    assert change(one, other, ids)["total_variation"] > 0.1
+
+
+def test_device_map_auto_is_the_cpu_where_there_is_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate")
+    folder = save(random_model("llada"), tmp_path / "m")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert fingerprint(load(folder, device_map="auto")) == fingerprint(load(folder))
+    with pytest.raises(UserError, match="must be 'auto'"):
+        load(folder, device_map="balanced")
+    with pytest.raises(UserError, match="leave device"):
+        load(folder, device_map="auto", device="cpu")
