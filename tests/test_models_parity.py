@@ -26,7 +26,7 @@ from twotemp.policies import policy
 from twotemp.records import Request
 
 FIXTURES = Path(__file__).parent / "fixtures"
-NAMES = sorted(path.name for path in FIXTURES.iterdir())
+NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/reference.json"))
 LARGER = ("llada", "dream", "sdar", "llada2")
 TOLERANCE = 1e-4
 

@@ -27,7 +27,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 class Saveable(Protocol):
     """A model that came from, or can become, a checkpoint folder."""
 
-    config: dict[str, Any]
+    config: Mapping[str, Any]
     tokenizer: Any | None
     mask_id: int
     eos_ids: tuple[int, ...]
