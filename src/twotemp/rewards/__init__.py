@@ -29,7 +29,9 @@ def load(
 
         if system is not None:
             raise UserError("a denoiser reads the problem as it was asked; leave the system text out")
-        return PseudoLikelihood(load_denoiser(source.removeprefix(PLL), device=device, dtype=dtype), batch_size)
+        return PseudoLikelihood(
+            load_denoiser(source.removeprefix(PLL), device=device, dtype=dtype), batch_size
+        )
     from twotemp.rewards.classifier import SequenceClassifier
 
     return SequenceClassifier(source, system=system, device=device, dtype=dtype, batch_size=batch_size)

@@ -26,7 +26,9 @@ class PseudoLikelihood:
         if batch_size < 1:
             raise UserError(f"batch_size must be >= 1, not {batch_size}")
         if not model.eos_ids:
-            raise UserError(f"{model.name!r} names no end-of-text token, which the answer's canvas is filled with")
+            raise UserError(
+                f"{model.name!r} names no end-of-text token, which the answer's canvas is filled with"
+            )
         self.model = model
         self.batch_size = batch_size
         self.name = f"pll {model.name} {fingerprint(model)[:8]}"

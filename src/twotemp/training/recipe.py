@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from twotemp.errors import UserError, unknown
 from twotemp.tasks import SOURCES
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class Recipe:
     warmup: int = 100
     next_token_steps: int = 0
     learning_rate: float = 2e-3
-    weight_decay: float = 0.01
+    weight_decay: float = 0.05
+    least_time: float = 0.02  # of masked diffusion, and
+    largest_weight: float = 10.0  # how much a masked token counts at most; see `objective.diffusion_loss`
     seed: int = 0
     checkpoint_every: int = 200
     log_every: int = 20
@@ -79,21 +83,30 @@ class Recipe:
     @classmethod
     def read(cls, path: Path) -> Recipe:
         """A recipe from a YAML file; unknown and missing keys are errors."""
-        try:
-            data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UserError(
-                f"no recipe {path}; the shipped ones are in the repository's folder recipes"
-            ) from None
-        except yaml.YAMLError as error:
-            raise UserError(f"{path} is not valid YAML: {error}") from None
-        if not isinstance(data, dict):
-            raise UserError(f"{path} must hold `key: value` lines, as recipes/tiny.yaml does")
-        known = {field.name for field in fields(cls)}
-        for key in data:
-            if key not in known:
-                raise unknown(f"key in {path}", str(key), known)
-        try:
-            return cls(**data)
-        except TypeError as error:  # a required key is missing
-            raise UserError(f"{path}: {str(error).removeprefix('Recipe.__init__() ')}") from None
+        return made(cls, path, read_yaml(path))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"no recipe {path}; the shipped ones are in the repository's folder recipes"
+        ) from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path} must hold `key: value` lines, as recipes/tiny.yaml does")
+    return data
+
+
+def made(kind: type[T], path: Path, data: dict[str, Any]) -> T:
+    """The recipe that a file describes."""
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    for key in data:
+        if key not in known:
+            raise unknown(f"key in {path}", str(key), known)
+    try:
+        return kind(**data)
+    except TypeError as error:  # a required key is missing
+        raise UserError(f"{path}: {str(error).removeprefix(f'{kind.__name__}.__init__() ')}") from None
