@@ -116,7 +116,7 @@ def source(statements: int, length: int) -> Source:
         description=f"a Python function of {statements} statement{'s' * (statements > 1)} from three examples",
         grader="programs",
         length=length,
-        version=1,
+        version=2,
         draw=lambda rng: draw(rng, statements),
     )
 
