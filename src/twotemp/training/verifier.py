@@ -298,7 +298,7 @@ def _encode(tokenizer: Any, row: Judged) -> Encoded:
 
 
 def measure(folder: Path, rows: Sequence[Judged]) -> dict[str, dict[str, float]]:
-    """By task: samples, the share that is right, and the AUC (None where all or none are right)."""
+    """By task: samples, the share that is right, and the AUC (NaN where all or none are right)."""
     from twotemp.rewards import load as load_reward_model
 
     model = load_reward_model(str(folder))
