@@ -253,7 +253,7 @@ def test_commands_say_what_they_were_given(command: str, tmp_path: Path):
 def test_a_log_cut_at_any_byte_keeps_its_whole_lines(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     log = Log(path, keep=lambda row: True)
-    rows = [{"step": step, "text": "é\n\u2028" * step} for step in range(4)]
+    rows = [{"step": step, "text": "é\n\u2028" * (step == 1)} for step in range(3)]
     for row in rows:
         log.add(row)
     assert log.rows == rows

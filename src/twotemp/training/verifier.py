@@ -8,6 +8,9 @@ hash; it is measured on samples of held-out problems.
 
 from __future__ import annotations
 
+import json
+import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -23,7 +26,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from twotemp import graders
 from twotemp.errors import UserError, unknown
-from twotemp.folders import json_text, read_log, replacing, write_json
 from twotemp.graders.base import Grader
 from twotemp.metrics import auc
 from twotemp.models.load import load
@@ -108,7 +110,7 @@ def train(recipe: VerifierRecipe, out: Path) -> Path:
     module.save_pretrained(out / MODEL)
     tokenizer.save_pretrained(out / MODEL)
     report = measure(out / MODEL, held_out)
-    write_json(out / REPORT, {"recipe": asdict(recipe), "validation": report})
+    (out / REPORT).write_text(json.dumps({"recipe": asdict(recipe), "validation": report}, indent=2) + "\n")
     return out / MODEL
 
 
@@ -297,20 +299,21 @@ def _encode(tokenizer: Any, row: Judged) -> Encoded:
     return Encoded(ids(user, assistant), len(ids(user)))
 
 
-def measure(folder: Path, rows: Sequence[Judged]) -> dict[str, dict[str, float]]:
-    """By task: samples, the share that is right, and the AUC (NaN where all or none are right)."""
+def measure(folder: Path, rows: Sequence[Judged]) -> dict[str, dict[str, float | None]]:
+    """By task: samples, the share that is right, and the AUC (None where all or none are right)."""
     from twotemp.rewards import load as load_reward_model
 
     model = load_reward_model(str(folder))
-    report: dict[str, dict[str, float]] = {}
+    report: dict[str, dict[str, float | None]] = {}
     for task in sorted({row.task for row in rows}):
         here = [row for row in rows if row.task == task]
         scores = model.score([(Problem(row.problem, task, row.prompt), row.answer) for row in here])
         passed = [row.passed for row in here]
+        value = auc(passed, scores)
         report[task] = {
             "samples": len(here),
             "right": float(np.mean(passed)),
-            "auc": auc(passed, scores),
+            "auc": None if math.isnan(value) else value,
         }
     return report
 
@@ -318,7 +321,9 @@ def measure(folder: Path, rows: Sequence[Judged]) -> dict[str, dict[str, float]]
 def _kept(path: Path, make: Callable[[], Iterable[Judged]]) -> list[Judged]:
     """What `make` yields, from the file where an earlier call left it."""
     if not path.exists():
-        with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        with partial.open("w", encoding="utf-8") as file:
             for row in make():
-                file.write(json_text(asdict(row)) + "\n")
-    return [Judged(**row) for row in read_log(path)]
+                file.write(json.dumps(asdict(row)) + "\n")
+        partial.replace(path)
+    return [Judged(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
