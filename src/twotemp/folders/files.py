@@ -124,7 +124,7 @@ def sweep(folder: Path) -> None:
 def _is_orphan(left: Path) -> bool:
     """Its process ran here and is gone. Of processes elsewhere only the age is known: a day."""
     owner = _OWNER.fullmatch(left.name)
-    if owner is None or owner["host"] != _HOST:
+    if owner is None or not _HOST or owner["host"] != _HOST:
         with contextlib.suppress(OSError):
             return time.time() - left.stat().st_mtime > _DAY
         return False

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
 from twotemp.errors import UserError
+from twotemp.folders import json_text, replacing
 from twotemp.graders.base import Grader
 from twotemp.records import Outcome, Problem
 
@@ -25,19 +25,12 @@ def grade_file(problems: Sequence[Problem], generations: Path, out: Path, grader
     by_id = {problem.id: problem for problem in problems}
     items = [(_problem(row, problems, by_id, f"{generations}:{at}"), row["generation"]) for at, row in rows]
     counts: Counter[Outcome] = Counter()
-    partial = out.with_name(f".{out.name}.partial")
-    try:
-        with _open(partial, "wt", zipped=out.suffix == ".gz") as file:
-            for (_, row), grade in zip(rows, grader.grade(items)):
-                counts[grade.outcome] += 1
-                verdict: dict[str, Any] = {key: row[key] for key in ("id", "index") if key in row}
-                verdict |= {"verdict": grade.outcome, "answer": grade.answer, "rule": grade.rule}
-                file.write(json.dumps(verdict | {"detail": grade.detail}) + "\n")
-        os.replace(partial, out)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}; name another file with --out") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(out) as partial, _open(partial, "wt", zipped=out.suffix == ".gz") as file:
+        for (_, row), grade in zip(rows, grader.grade(items)):
+            counts[grade.outcome] += 1
+            verdict: dict[str, Any] = {key: row[key] for key in ("id", "index") if key in row}
+            verdict |= {"verdict": grade.outcome, "answer": grade.answer, "rule": grade.rule}
+            file.write(json_text(verdict | {"detail": grade.detail}) + "\n")
     return counts
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from twotemp.errors import UserError
-from twotemp.folders import make_folder, read_json, replacing, write_json
+from twotemp.folders import disk_errors, make_folder, read_json, replacing, write_json
 from twotemp.models.transformer import Transformer
 
 FOLDER = "checkpoints"
@@ -61,7 +61,8 @@ def write(
         save_file(_plain(moments), partial / OPTIMIZER)
         write_json(partial / STATE, asdict(state))
     for old in _steps(run)[:-KEPT]:
-        shutil.rmtree(old)
+        with disk_errors(old):
+            shutil.rmtree(old)
     return target
 
 

@@ -1,0 +1,323 @@
+"""Folders that outlive a process: whole files, what may be continued, logs, and what a disk says."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from twotemp import __version__, folders
+from twotemp.errors import UserError
+from twotemp.folders import Log, claim, disk_errors, expect, from_json, json_text, kind_of, read_log, to_json
+from twotemp.plain import record
+from twotemp.policies import policy
+from twotemp.records import Policy
+
+# Whole or not at all.
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt(), ValueError("mine")])
+def test_what_fails_while_it_is_written_leaves_the_old_one_and_nothing_else(tmp_path: Path, failure):
+    path = tmp_path / "a.txt"
+    folders.write_text(path, "old")
+
+    def fails() -> None:
+        with folders.replacing(path) as partial:
+            partial.write_text("half")
+            raise failure
+
+    with pytest.raises(UserError if isinstance(failure, OSError) else type(failure)):
+        fails()
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a.txt", "old")]
+
+
+def test_a_folder_appears_with_all_it_holds(tmp_path: Path):
+    with folders.replacing(tmp_path / "made") as partial:
+        (partial / "below").mkdir(parents=True)
+        (partial / "below" / "a").write_text("1")
+        assert not (tmp_path / "made").exists()
+    assert (tmp_path / "made" / "below" / "a").read_text() == "1"
+    with pytest.raises(UserError, match="in the way"), folders.replacing(tmp_path / "made") as partial:
+        partial.mkdir()
+    assert [p.name for p in tmp_path.iterdir()] == ["made"]
+
+
+def test_only_what_the_dead_left_is_swept(tmp_path: Path):
+    code = """
+import os, sys
+from pathlib import Path
+from twotemp.folders import replacing
+
+with replacing(Path(sys.argv[1]) / "a.json") as partial:
+    partial.write_text("half")
+    os._exit(9)
+"""
+    claim(tmp_path, "training", {})
+    (tmp_path / "checkpoints").mkdir()
+    for folder in (tmp_path, tmp_path / "checkpoints"):
+        subprocess.run([sys.executable, "-c", code, folder], check=False)
+    assert len(list(tmp_path.rglob(".tmp-*"))) == 2
+    elsewhere = [tmp_path / ".tmp-another-host.7-0123abcd.json", tmp_path / ".tmp-7-run.json"]
+    for old, path in enumerate((*elsewhere, tmp_path / ".tmp-left-behind")):
+        path.write_text("")
+        os.utime(path, (0, 0) if old == 2 else None)
+    with folders.replacing(tmp_path / "mine") as partial:
+        partial.write_text("still being written")
+        claim(tmp_path, "training", {})
+        assert sorted(tmp_path.rglob(".tmp-*")) == sorted([partial, *elsewhere])
+
+
+@pytest.mark.parametrize(
+    ("code", "fix"),
+    [
+        (errno.ENOSPC, "make room and run the same command again"),
+        (errno.EFBIG, "make room"),
+        (errno.EROFS, "choose a folder that you may use"),
+        (errno.EACCES, "change its permissions"),
+        (errno.ENOENT, "below is not there"),
+        (errno.ENOTDIR, "a file stands where a folder is needed"),
+        (errno.EIO, "mend the disk"),
+    ],
+)
+def test_what_a_disk_says_names_its_own_fix(tmp_path: Path, code: int, fix: str):
+    path = tmp_path / "below" / "a.json"
+    with pytest.raises(UserError, match=f"cannot write {path}: .*{fix}") as caught, disk_errors(path):
+        raise OSError(code, "?")
+    assert ("make room" in str(caught.value)) == (code in (errno.ENOSPC, errno.EFBIG))
+
+
+def test_a_disk_that_is_full_for_safetensors_is_full(tmp_path: Path):
+    class SafetensorError(Exception):
+        pass
+
+    with pytest.raises(UserError, match="make room"), disk_errors(tmp_path / "a"):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    with pytest.raises(SafetensorError), disk_errors(tmp_path / "a"):
+        raise SafetensorError("header too large")
+
+
+def test_a_missing_folder_is_named(tmp_path: Path):
+    with pytest.raises(UserError, match=f"{tmp_path / 'no'} is not there"):
+        folders.write_text(tmp_path / "no" / "such" / "a.txt", "")
+
+
+# Numbers JSON does not have.
+
+
+def test_numbers_json_does_not_have(tmp_path: Path):
+    data = {
+        "a": math.inf,
+        "b": [-math.inf, math.nan, 1.5],
+        "c": {"d": (math.nan,)},
+        "text": "inf",
+        "none": None,
+    }
+    plain = {"a": "inf", "b": ["-inf", None, 1.5], "c": {"d": [None]}, "text": "inf", "none": None}
+    assert to_json(data) == plain
+    folders.write_json(tmp_path / "a.json", data)
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    for text in (json_text(data), json_text(data, compact=True), (tmp_path / "a.json").read_text()):
+        assert json.loads(text, parse_constant=refuse) == plain
+    assert [from_json(x) for x in ("inf", "-inf", 2)] == [math.inf, -math.inf, 2.0]
+    assert math.isnan(from_json(None))
+
+
+def test_a_policy_is_json_as_it_is():
+    random = policy("random")
+    assert random.to_dict()["t_pos"] == "inf"
+    assert Policy.from_dict(json.loads(json.dumps(random.to_dict(), allow_nan=False))) == random
+
+
+def test_the_command_line_prints_json():
+    from twotemp.cli import app
+
+    result = CliRunner().invoke(app, "sample --policy random -n 2 --length 6 --json 3".split())
+    assert result.exit_code == 0, result.output
+    for line in result.stdout.splitlines():
+        assert json.loads(line, parse_constant=pytest.fail)["policy"]["t_pos"] == "inf"
+
+
+@dataclass
+class Made:
+    a: int
+    b: int = 2
+
+
+def test_a_record_from_a_file_names_what_is_wrong():
+    assert record(Made, {"a": 1}, "x.yaml") == Made(1)
+    with pytest.raises(UserError, match=r"unknown key in x\.yaml 'c'"):
+        record(Made, {"a": 1, "c": 3}, "x.yaml")
+    with pytest.raises(UserError, match=r"x\.yaml lacks a"):
+        record(Made, {"b": 1}, "x.yaml")
+
+
+# Whose folder it is.
+
+RUN = {"model": "m", "settings": {"seed": 0, "rate": math.inf, "batch": 8}}
+
+
+def changed(**settings: float) -> dict[str, object]:
+    return {**RUN, "settings": {**RUN["settings"], **settings}}
+
+
+def test_only_the_same_run_goes_on_and_what_may_differ_is_said(tmp_path: Path):
+    rules = {"free": ["settings.batch"], "mendable": ["settings.rate"]}
+    claim(tmp_path, "grpo", RUN)
+    before = (tmp_path / "run.json").stat().st_mtime_ns
+    claim(tmp_path, "grpo", RUN, step=4)
+    assert (tmp_path / "run.json").stat().st_mtime_ns == before
+    said = r"settings\.batch: 8, now 4; settings\.rate: 'inf', now 1\.0; settings\.seed: 0, now 1\)"
+    with pytest.raises(UserError, match=said):
+        claim(tmp_path, "grpo", changed(seed=1, batch=4, rate=1.0))
+    with pytest.raises(UserError, match=r"\(settings\.seed: 0, now 1\)\. Nothing was changed"):
+        claim(tmp_path, "grpo", changed(seed=1, batch=4, rate=1.0), **rules)
+    assert (tmp_path / "run.json").stat().st_mtime_ns == before
+    claim(tmp_path, "grpo", changed(batch=4), step=5, **rules)
+    claim(tmp_path, "grpo", changed(rate=1.0), step=6, **rules)
+    claim(tmp_path, "grpo", changed(rate=1.0), step=7, **rules)
+    found = json.loads((tmp_path / "run.json").read_text())
+    assert found["changes"] == [{"after step": 6, "settings.rate": 1.0}]
+    assert (found["kind"], found["twotemp"], found["settings"]["batch"]) == ("grpo", __version__, 8)
+    claim(tmp_path, "grpo", {"model": "n", "settings": {}}, step=None)  # nothing was done yet
+    assert folders.read_run(tmp_path)["model"] == "n"
+
+
+def test_a_folder_of_another_kind_or_of_something_else_is_left_alone(tmp_path: Path):
+    claim(tmp_path / "run", "evaluation", {})
+    for step in (0, None):
+        with pytest.raises(UserError, match=r"is a run of `twotemp eval`; a run of `twotemp grpo` is needed"):
+            claim(tmp_path / "run", "grpo", RUN, step=step)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "todo.txt").write_text("")
+    with pytest.raises(UserError, match=r"something else than a run \(todo\.txt\)"):
+        claim(tmp_path / "notes", "grpo", RUN)
+    assert sorted(p.name for p in tmp_path.rglob("*.*")) == ["run.json", "todo.txt"]
+
+
+def test_of_two_processes_that_make_a_run_neither_is_refused(tmp_path: Path, monkeypatch):
+    """The other one makes the whole run, a cell too, just before we look into the folder."""
+    look = Path.iterdir
+
+    def late(self: Path):
+        monkeypatch.setattr(Path, "iterdir", look)
+        claim(self, "evaluation", {})
+        (self / "cell").mkdir()
+        return look(self)
+
+    monkeypatch.setattr(Path, "iterdir", late)
+    claim(tmp_path, "evaluation", {})
+
+
+def test_what_a_folder_is(tmp_path: Path):
+    for kind in folders.KINDS:
+        claim(tmp_path / kind, kind, {})
+        assert kind_of(tmp_path / kind) == kind
+        assert expect(tmp_path / kind, "grpo", kind) == kind
+    assert kind_of(tmp_path) is None
+    with pytest.raises(UserError, match=r"no run\.json; it holds evaluation, forks, grpo, training"):
+        expect(tmp_path, "evaluation")
+    (tmp_path / "evaluation" / "a@b").mkdir()
+    (tmp_path / "evaluation" / "a@b" / "cell.json").write_text("{}")
+    with pytest.raises(UserError, match=f"one cell of a run; give the run: {tmp_path / 'evaluation'}"):
+        expect(tmp_path / "evaluation" / "a@b", "evaluation")
+    folders.write_json(tmp_path / "grpo" / "run.json", {"format": "twotemp run", "version": 1, "kind": "x"})
+    with pytest.raises(UserError, match="'x', which this twotemp does not know"):
+        kind_of(tmp_path / "grpo")
+
+
+@pytest.mark.parametrize("command", ["select", "regrade", "export", "report"])
+def test_commands_say_what_they_were_given(command: str, tmp_path: Path):
+    from twotemp.cli import app
+
+    claim(tmp_path / "run", "training", {})
+    more = [str(tmp_path / "a.parquet")] if command == "export" else []
+    result = CliRunner().invoke(app, [command, str(tmp_path / "run"), *more])
+    assert result.exit_code
+    assert "is a run of `twotemp train`" in str(result.exception)
+
+
+# Logs.
+
+
+def test_a_log_cut_at_any_byte_keeps_its_whole_lines(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    log = Log(path, keep=lambda row: True)
+    rows = [{"step": step, "text": "é\n\u2028" * (step == 1)} for step in range(3)]
+    for row in rows:
+        log.add(row)
+    assert log.rows == rows
+    data = path.read_bytes()
+    for cut in range(len(data) + 1):
+        path.write_bytes(data[:cut])
+        whole = data[:cut].count(b"\n")
+        assert read_log(path) == rows[:whole], cut
+        again = Log(path, keep=lambda row: row["step"] != 1)
+        again.add({"step": 9})
+        assert read_log(path) == [row for row in rows[:whole] if row["step"] != 1] + [{"step": 9}]
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch):
+    log = Log(tmp_path / "a.jsonl", keep=lambda row: True)
+    log.add({"step": 1})
+    real = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        if len(data) > 4:
+            return real(fd, data[:4])
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(UserError, match="make room"):
+            log.add({"step": 2})
+    log.add({"step": 3})
+    assert read_log(log.path) == log.rows == [{"step": 1}, {"step": 3}]
+
+
+def test_damage_inside_a_log_is_named(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(UserError, match=r"a\.jsonl is damaged in line 2"):
+        read_log(tmp_path / "a.jsonl")
+
+
+# Training.
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_training_log_goes_on_where_the_run_does(tmp_path: Path, monkeypatch, torn: bool):
+    """Checkpoints fall between two lines of the log; tokens and losses are those of an uninterrupted run."""
+    from tests.test_training import MICRO
+    from twotemp.training import checkpoints, loop
+
+    recipe = replace(MICRO, checkpoint_every=3, log_every=2)
+    loop.train(recipe, tmp_path / "whole", progress=False)
+    real, kill = checkpoints.write, iter([False, True])
+
+    def write(*given) -> None:
+        if next(kill):
+            raise KeyboardInterrupt
+        real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write", write)
+        with pytest.raises(KeyboardInterrupt):
+            loop.train(recipe, tmp_path / "parts", progress=False)
+    if torn:
+        with (tmp_path / "parts" / "log.jsonl").open("a") as file:
+            file.write('{"step": 7, "obj')
+    (tmp_path / "parts" / "run.json").unlink()  # as version 0.1.0 left it
+    loop.train(recipe, tmp_path / "parts", progress=False)
+    whole, parts = (read_log(tmp_path / name / "log.jsonl") for name in ("whole", "parts"))
+    assert [{**row, "seconds": 0} for row in parts] == [{**row, "seconds": 0} for row in whole]
+    assert kind_of(tmp_path / "parts") == "training"
