@@ -59,7 +59,8 @@ def sample(
     chat: None puts text into the model's chat format where it has one, False never.
     stop: strings before which the text ends; eos_stop: end a row once everything up to its first EOS is written.
     cache: None is exact, "prefix" and "dual" are Fast-dLLM's approximations.
-    on_sample(sample) is called as rows finish, on_step(view) after every step; a `ledger` says where the time went.
+    on_sample(sample) is called as rows finish; on_step(view) after every step, with what the rows hold and what was
+    just committed how surely; a `ledger` says where the time went.
 
     >>> import twotemp
     >>> model = twotemp.load("tiny")
@@ -165,7 +166,7 @@ def draw(
     on_step: Callable[[Any], None] | None = None,
     ledger: Ledger | None = None,
 ) -> Iterator[Sample]:
-    """Samples with their text, as rows finish. The one place where requests meet the engine and its hooks."""
+    """Samples with their text, as rows finish: the one place where requests meet the engine and its hooks."""
     text, rest = language_model(model), iter(requests)
     while some := list(islice(rest, CHUNK)):
         found = run(model, some, batch_size=batch_size, cache=cache, on_step=on_step, ledger=ledger)
