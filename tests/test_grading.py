@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -126,9 +125,8 @@ def test_drawing_waits_when_too_much_is_ungraded(tmp_path, monkeypatch):
     assert max(most) <= 8
 
 
-def failing(moment: int, fail):
+def failing(moment: int, fail, seen: list[int]):
     """A grader that does something else at its so-manieth verdict, and is slow before and after."""
-    seen = [0]
 
     class Failing(toy_task.ToyGrader):
         def grade(self, items):
@@ -165,11 +163,13 @@ def test_a_graders_error_or_ctrl_c_stops_the_run_and_loses_nothing(
 ):
     whole = rows(run_with(SlowDrawer(0.0), tmp_path / "whole"))
     with monkeypatch.context() as patch:
-        patch.setattr(toy_task, "ToyGrader", failing(10, fail))
+        patch.setattr(toy_task, "ToyGrader", failing(10, fail, seen := [0]))
         drawer = SlowDrawer(drawing)
         with pytest.raises(error):
             run_with(drawer, tmp_path / "run")
-    assert not [t for t in threading.enumerate() if t.name == "grading" and t.is_alive()]
+    judged = seen[0]
+    time.sleep(0.05)
+    assert seen[0] == judged, "nobody grades on when the run has ended"
     part = rows(tmp_path / "run")
     assert (len(part) < len(whole)) == (drawing == SLOW), "drawing stops when grading does"
     assert sum(grade is not None for _, grade in part.values()) < len(whole) - 30
