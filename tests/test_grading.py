@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -126,75 +125,79 @@ def test_drawing_waits_when_too_much_is_ungraded(tmp_path, monkeypatch):
     assert max(most) <= 8
 
 
-def test_a_graders_error_stops_the_run_and_is_the_one_that_is_seen(model, tmp_path, monkeypatch):
-    class Broken(toy_task.ToyGrader):
-        def grade(self, items):
-            for number, grade in enumerate(super().grade(items)):
-                if number == 2:
-                    raise RuntimeError("the grader is broken")
-                yield grade
+def failing(moment: int, fail, seen: list[int]):
+    """A grader that does something else at its so-manieth verdict, and is slow before and after."""
 
-    with monkeypatch.context() as patch:
-        patch.setattr(toy_task, "ToyGrader", Broken)
-        with pytest.raises(RuntimeError, match="the grader is broken"):
-            evaluate(model, PLAN, tmp_path / "run")
-    whole = rows(evaluate(model, PLAN, tmp_path / "whole"))
-    part = rows(tmp_path / "run")
-    assert part
-    assert all(whole[key][0] == sample for key, (sample, _) in part.items())
-    evaluate(model, PLAN, tmp_path / "run")
-    assert rows(tmp_path / "run") == whole
-
-
-@pytest.mark.parametrize("moment", [1, 60])
-def test_ctrl_c_while_samples_are_graded_loses_nothing(model, tmp_path, monkeypatch, moment):
-    """At the first verdict drawing is still going on; at a late one everything is drawn and waits to be graded."""
-    whole = rows(evaluate(model, PLAN, tmp_path / "whole"))
-    seen = [0]
-
-    class Interrupted(toy_task.ToyGrader):
+    class Failing(toy_task.ToyGrader):
         def grade(self, items):
             for grade in super().grade(items):
-                time.sleep(0.002)
+                time.sleep(0.005)
                 seen[0] += 1
                 if seen[0] == moment:
-                    os.kill(os.getpid(), signal.SIGINT)
+                    fail()
                 yield grade
 
+    return Failing
+
+
+def broken() -> None:
+    raise RuntimeError("the grader is broken")
+
+
+def run_with(drawer: SlowDrawer, out: Path) -> Store:
+    with Evaluation(PLAN, out) as prepared:
+        return prepared.run_with(drawer)
+
+
+# Drawing is still going on when the grader fails, or everything is drawn and waits to be graded.
+SLOW, QUICK = 0.02, 0.0
+
+
+@pytest.mark.parametrize("drawing", [SLOW, QUICK])
+@pytest.mark.parametrize(
+    ("fail", "error"),
+    [(broken, RuntimeError), (lambda: os.kill(os.getpid(), signal.SIGINT), KeyboardInterrupt)],
+)
+def test_a_graders_error_or_ctrl_c_stops_the_run_and_loses_nothing(
+    tmp_path, monkeypatch, drawing, fail, error
+):
+    whole = rows(run_with(SlowDrawer(0.0), tmp_path / "whole"))
     with monkeypatch.context() as patch:
-        patch.setattr(toy_task, "ToyGrader", Interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            evaluate(model, PLAN, tmp_path / "run")
-    assert not [t for t in threading.enumerate() if t.name == "grading" and t.is_alive()]
+        patch.setattr(toy_task, "ToyGrader", failing(10, fail, seen := [0]))
+        drawer = SlowDrawer(drawing)
+        with pytest.raises(error):
+            run_with(drawer, tmp_path / "run")
+    judged = seen[0]
+    time.sleep(0.05)
+    assert seen[0] == judged, "nobody grades on when the run has ended"
     part = rows(tmp_path / "run")
-    graded = [grade for _, grade in part.values() if grade is not None]
-    assert len(graded) < len(whole), "it stopped soon"
-    assert all(whole[key][0] == sample for key, (sample, _) in part.items())
-    evaluate(model, PLAN, tmp_path / "run")
-    assert rows(tmp_path / "run") == whole
+    assert (len(part) < len(whole)) == (drawing == SLOW), "drawing stops when grading does"
+    assert sum(grade is not None for _, grade in part.values()) < len(whole) - 30
+    run_with(SlowDrawer(0.0), tmp_path / "run")
+    found = rows(tmp_path / "run")
+    assert {key: (s.text, g) for key, (s, g) in found.items()} == {
+        key: (s.text, g) for key, (s, g) in whole.items()
+    }
 
 
-def test_what_an_earlier_run_could_not_grade_is_graded_once(model, tmp_path, monkeypatch):
+def test_what_an_earlier_run_could_not_grade_is_graded_once(tmp_path, monkeypatch):
+    """While it is graded new samples are stored in the same cells."""
     judged = []
 
-    class Counting(toy_task.ToyGrader):
+    class Counting(slow_grader(Busy(0.003))):
         def grade(self, items):
             judged.extend(items)
             return super().grade(items)
 
-    def lost(self, works, told):
-        original(self, works, told)
-        self.put = lambda work, samples: None
-
-    original = grading.Grading.__init__
     with monkeypatch.context() as patch:
-        patch.setattr(grading.Grading, "__init__", lost)
-        evaluate(model, replace(PLAN, n=2), tmp_path / "run")
+        patch.setattr(grading.Grading, "put", lambda self, work, samples: None)
+        with Evaluation(replace(PLAN, n=2), tmp_path / "run") as prepared:
+            prepared.run_with(SlowDrawer(0.0))
     assert all(grade is None for _, grade in rows(tmp_path / "run").values())
     monkeypatch.setattr(toy_task, "ToyGrader", Counting)
-    evaluate(model, PLAN, tmp_path / "run")
+    run_with(SlowDrawer(0.0), tmp_path / "run")
     assert len(judged) == 72
-    assert rows(tmp_path / "run") == rows(evaluate(model, PLAN, tmp_path / "whole"))
+    assert all(grade is not None for _, grade in rows(tmp_path / "run").values())
 
 
 # --- who draws ------------------------------------------------------------------------------------------------

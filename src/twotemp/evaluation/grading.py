@@ -26,7 +26,7 @@ class Grading:
         self._works, self._told = works, told
         self._waiting: dict[CellWork, list[Sample]] = {}
         self._changed = Condition()
-        self._ending = self._stopped = False
+        self._ending = self._stopped = self._ended = False
         self._error: BaseException | None = None
         # A daemon, so that a grader that hangs does not keep a stopped process alive.
         self._thread = Thread(target=self._run, name="grading", daemon=True)
@@ -39,12 +39,13 @@ class Grading:
         with self._changed:
             self._ending, self._stopped = True, kind is not None
             self._changed.notify_all()
-        try:
-            self._thread.join()
-        except BaseException:  # Ctrl-C while the last samples are graded
-            self._stopped = True
-            self._thread.join()
-            raise
+            # Not `Thread.join`: interrupted once, it takes the thread for ended ever after (Python 3.11).
+            try:
+                self._changed.wait_for(lambda: self._ended)
+            except BaseException:  # Ctrl-C while the last samples are graded
+                self._stopped = True
+                self._changed.wait_for(lambda: self._ended)
+                raise
         if kind is None and self._error is not None:
             raise self._error
 
@@ -52,6 +53,11 @@ class Grading:
     def hungry(self) -> bool:
         """Has the grader nothing to do after what it is at?"""
         return not self._waiting
+
+    @property
+    def failed(self) -> bool:
+        """Will `put` raise?"""
+        return self._error is not None
 
     def put(self, work: CellWork, samples: Sequence[Sample]) -> None:
         with self._changed:
@@ -69,8 +75,10 @@ class Grading:
             for work, samples in chain(self._backlog(), self._taken()):
                 work.grade(samples, partial(self._told, work.name), lambda: self._stopped)
         except BaseException as error:
+            self._error = error
+        finally:
             with self._changed:
-                self._error = error
+                self._ended = True
                 self._changed.notify_all()
 
     def _backlog(self) -> Iterator[tuple[CellWork, list[Sample]]]:

@@ -167,7 +167,8 @@ class Evaluation:
             for sample in drawer.draw(wanted):
                 fresh[works[sample.policy]].append(sample)
                 now, count = perf_counter(), count + 1
-                if count >= WRITE_SAMPLES or now - written > (patience if grading.hungry else WRITE_SECONDS):
+                late = now - written > (patience if grading.hungry else WRITE_SECONDS)
+                if late or count >= WRITE_SAMPLES or grading.failed:
                     hand_over()
                     count, written = 0, perf_counter()
                     patience = max(HUNGRY_SECONDS, (written - now) / WRITING_SHARE)

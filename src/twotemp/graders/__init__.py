@@ -34,5 +34,5 @@ def get(name: str, *, workers: int | None = None) -> Grader:
     if callable(found):
         return found()
     module, kind = found
-    make = getattr(import_module(module), kind)
+    make: Callable[..., Grader] = getattr(import_module(module), kind)
     return make(workers=workers) if name in _WITH_WORKERS else make()
