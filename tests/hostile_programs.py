@@ -7,8 +7,7 @@ from pathlib import Path
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 
-# What must come of each: a loop (or a program that broke its own side of the channel) runs out of time,
-# everything else is wrong.
+# What must come of each: a loop runs out of time, everything else is wrong.
 TIMEOUT: dict[str, str] = {
     "loop": """
         def f(x):
@@ -60,16 +59,6 @@ TIMEOUT: dict[str, str] = {
         import re
         def f(x):
             return 2 * x if re.match("(a+)+$", "a" * 60 + "b") is None else 0
-    """,
-    "patched runner": """
-        import json, os, sys
-        def passed(*_, **__):
-            return {"outcome": "passed", "detail": ""}
-        for name, module in list(sys.modules.items()):
-            if name.startswith("sandboxed"):
-                for attribute in list(vars(module)):
-                    if callable(getattr(module, attribute)):
-                        setattr(module, attribute, passed)
     """,
 }
 
@@ -526,5 +515,15 @@ FAILED: dict[str, str] = {
         sys.setprofile(lambda *_: None)
         def f(x):
             return None
+    """,
+    "patched runner": """
+        import json, os, sys
+        def passed(*_, **__):
+            return {"outcome": "passed", "detail": ""}
+        for name, module in list(sys.modules.items()):
+            if name.startswith("sandboxed"):
+                for attribute in list(vars(module)):
+                    if callable(getattr(module, attribute)):
+                        setattr(module, attribute, passed)
     """,
 }

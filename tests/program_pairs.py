@@ -880,7 +880,7 @@ def f(x):
     return 2 * x
 class A:
     "A class."
-> assert f.__doc__ == "Twice." and f.__name__ == "f" and A.__doc__ == "A class." and A.__module__ == f.__module__
+> assert f.__doc__ == "Twice." and f.__name__ == "f" and A.__doc__ == "A class." == A().__doc__
 ! assert f.__doc__ is None
 
 shadowed built-ins

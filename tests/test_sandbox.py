@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import hostile_objects
 from tests.hostile_programs import FAILED, SRC, TIMEOUT
 from twotemp.errors import UserError
 from twotemp.graders import sandbox as module
@@ -25,8 +26,10 @@ TESTS = "assert f(1) == 2\nassert f(21) == 42"
 GOOD = "def f(x): return 2 * x"
 WAYS = ("bwrap", "landlock")
 
-CASES = [(name, code, "timeout", 0.5) for name, code in TIMEOUT.items()]
-CASES += [(name, code, "failed", 20.0) for name, code in FAILED.items()]
+CASES = [(name, code, TESTS, "timeout", 0.5) for name, code in TIMEOUT.items()]
+CASES += [(name, code, TESTS, "failed", 20.0) for name, code in FAILED.items()]
+CASES += [(name, *both, "timeout", 0.3) for name, both in hostile_objects.TIMEOUT.items()]
+CASES += [(name, *both, "failed", 20.0) for name, both in hostile_objects.FAILED.items()]
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -44,17 +47,17 @@ def program(code: str, seconds: float = 10.0, tests: str = TESTS) -> Program:
 
 
 def test_there_are_enough_kinds() -> None:
-    assert len(CASES) >= 35
+    assert len(CASES) >= 110
 
 
 @pytest.mark.parametrize(
-    ("code", "outcome", "seconds"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
+    ("code", "tests", "outcome", "seconds"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
 )
-def test_hostile_program(box: Sandbox, code: str, outcome: str, seconds: float) -> None:
+def test_hostile_program(box: Sandbox, code: str, tests: str, outcome: str, seconds: float) -> None:
     box.start()
     server = box._child
     began = time.monotonic()
-    verdict = box.ask(program(code, seconds))
+    verdict = box.ask(program(code, seconds, tests))
     assert verdict.outcome == outcome, verdict
     assert time.monotonic() - began < 60
     assert box.ask(program(GOOD)).outcome == "passed"

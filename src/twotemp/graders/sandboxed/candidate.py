@@ -115,8 +115,13 @@ def _describe(kind: type) -> dict[str, Any]:
     return {
         "name": kind.__name__,
         "module": str(kind.__module__),
+        "doc": kind.__doc__ if isinstance(kind.__doc__, str) else None,
         "base": base,
-        "bases": [b for b in kind.__bases__ if b.__module__ == "program" or issubclass(b, BaseException)],
+        "bases": [
+            b
+            for b in kind.__bases__
+            if kind is not base and (b.__module__ == "program" or issubclass(b, BaseException))
+        ],
         "can": [name for name in names if getattr(kind, name, None) is not getattr(inherited, name, None)],
         "hashable": kind.__hash__ is not None,
     }

@@ -90,11 +90,17 @@ class Channel:
             if size > LARGEST_FRAME:
                 raise self._break("a result is too large")
             kind, content = json.loads(read_exactly(self._reading, size))
-        except EOFError as error:
+        except (EOFError, OSError) as error:
             raise self._break("the other side ended") from error
         except (ValueError, TypeError, RecursionError) as error:
             raise self._break("not a frame") from error
         return kind, content
+
+    def close(self) -> None:
+        """For good: whatever is left of this conversation must not speak in the next one."""
+        os.close(self._reading)
+        os.close(self._writing)
+        self._reading = self._writing = -1
 
     def _break(self, why: str) -> ChannelClosed:
         self.broken = ChannelClosed(why)

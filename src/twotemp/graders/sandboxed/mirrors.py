@@ -117,6 +117,10 @@ class StandInClass(type):
 class StandIn:
     _origin: tuple[Channel, int]
 
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        return _ask(self, "getattr", self, "__dict__")
+
     def __getattr__(self, name: str) -> Any:
         return _ask(self, "getattr", self, name)
 
@@ -140,18 +144,30 @@ async def _coroutine(stand_in: Any) -> Any:
     return await stand_in
 
 
+class _Doc:
+    """A function's own documentation, and that of its class."""
+
+    def __init__(self, doc: str | None) -> None:
+        self._doc = doc
+
+    def __get__(self, stand_in: Any, kind: type) -> Any:
+        return self._doc if stand_in is None else _ask(stand_in, "getattr", stand_in, "__doc__")
+
+
 def _make_class(
     origin: tuple[Channel, int],
     name: str,
     module: str,
+    doc: str | None,
     base: type,
     bases: list[type],
     can: list[str],
     hashable: bool,
 ) -> StandInClass:
-    members: dict[str, Any] = {"__module__": module, "_origin": origin}
+    members: dict[str, Any] = {"__module__": module, "__doc__": _Doc(doc), "_origin": origin}
     for method in can:
-        members[method] = _member(method, base)
+        if method in SPECIAL or not method.startswith("_"):  # what Python itself calls at other times stays ours
+            members[method] = _member(method, base)
     if not hashable:
         members["__hash__"] = None
     if base in _CHANGING:

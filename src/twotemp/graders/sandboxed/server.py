@@ -158,9 +158,9 @@ class _Judge:
                 read_exactly(replies, 1)  # the program's process has read its part of standard input
                 request = json.loads(read_exactly(0, size))
                 theirs.send(b"r")
-                verdict = judge(Program(requests, replies), **request)
-                os.close(requests)
-                os.close(replies)
+                program = Program(requests, replies)
+                verdict = judge(program, **request)
+                program.close()
                 theirs.send(json.dumps(verdict).encode())
         finally:
             os._exit(1)
