@@ -59,7 +59,11 @@ IN_LIST = textwrap.indent(LONG, "   ")
         (f"Here you go:\n\n{textwrap.indent(LONG, '    ')}\n\nDone.", LONG, "prose"),
         # text in a string is code
         (f'"""\nThis is a doc string\n"""\n{LONG}', f'"""\nThis is a doc string\n"""\n{LONG}', "raw"),
-        (f"{LONG}\nz = f(1) if f(2) else 'some words here'", f"{LONG}\nz = f(1) if f(2) else 'some words here'", "raw"),
+        (
+            f"{LONG}\nz = f(1) if f(2) else 'some words here'",
+            f"{LONG}\nz = f(1) if f(2) else 'some words here'",
+            "raw",
+        ),
     ],
 )
 def test_find_code(text: str, code: str, rule: str) -> None:
@@ -129,8 +133,8 @@ def test_bodies_of_references_are_indented_again(shared: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["```" * 50_000, "``` " * 50_000, "~~~ " * 50_000, "```\n" * 50_000, "```python\n", "word " * 40_000, "'" * 100_000,
-     "def f(x):" * 9_000, " " * 100_000, "\n" * 100_000, "a b\n" * 40_000, '"""' * 30_000],
+    ["```" * 50_000, "``` " * 50_000, "~~~ " * 50_000, "```\n" * 50_000, "```python\n", "word " * 40_000,
+     "'" * 100_000, "def f(x):" * 9_000, " " * 100_000, "\n" * 100_000, "a b\n" * 40_000, '"""' * 30_000],
     ids=lambda text: repr(text[:8]),
 )  # fmt: skip
 def test_any_text_takes_linear_time(text: str) -> None:

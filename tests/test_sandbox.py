@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import hostile_objects
 from tests.hostile_programs import FAILED, SRC, TIMEOUT
+from tests.program_pairs import read
 from twotemp.errors import UserError
 from twotemp.graders import sandbox as module
 from twotemp.graders.sandbox import Program, Sandbox, describe, why_not, working_way
@@ -28,8 +28,9 @@ WAYS = ("bwrap", "landlock")
 
 CASES = [(name, code, TESTS, "timeout", 0.5) for name, code in TIMEOUT.items()]
 CASES += [(name, code, TESTS, "failed", 20.0) for name, code in FAILED.items()]
-CASES += [(name, *both, "timeout", 0.3) for name, both in hostile_objects.TIMEOUT.items()]
-CASES += [(name, *both, "failed", 20.0) for name, both in hostile_objects.FAILED.items()]
+for pair in read("hostile_objects"):
+    ends = ("timeout", 0.3) if pair.name.startswith("endless") else ("failed", 20.0)
+    CASES.append((pair.name, pair.code, pair.tests, *ends))
 
 
 @pytest.fixture(scope="module", params=WAYS)

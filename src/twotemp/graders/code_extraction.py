@@ -16,7 +16,9 @@ from twotemp.graders.extraction import until_end
 
 # A fence may stand in a list, be longer than three, be made of tildes, and say more than the language.
 _OPENING = re.compile(r"(?:^([ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?)|)(`{3,}|(?<![^\s])~{3,})(?!`)([^\n]*)", re.M)
-_LANGUAGE = re.compile(r"[ \t]*([\w+#.-]*)[ \t]*((?:\{[^\n}]*\}|[\w-]+=(?:\"[^\"\n]*\"|'[^'\n]*'|\S*)|[ \t])*)\r?")
+_LANGUAGE = re.compile(
+    r"[ \t]*([\w+#.-]*)[ \t]*((?:\{[^\n}]*\}|[\w-]+=(?:\"[^\"\n]*\"|'[^'\n]*'|\S*)|[ \t])*)\r?"
+)
 _PYTHON = ("", "py", "python", "python3")
 _STARTS = re.compile(r"[ \t]*(?:@|async[ \t]|def[ \t]|class[ \t]|import[ \t]|from[ \t]|\w+[ \t]*=)")
 _DEFINITION = re.compile(r"(?:@|async[ \t]|def[ \t]|class[ \t]|import[ \t]|from[ \t])")
@@ -56,8 +58,8 @@ def find_code(text: str, names: Sequence[str], body: bool = False) -> tuple[str,
     if blocks:
         block = next((b for b in blocks if b.language.lower() in _PYTHON), blocks[0])
         code, rule = block.code, "fence" if block.closed else "open fence"
-    elif defines.search(text) and (code := _without_prose(text, defines)) is not None:
-        return code, "prose"
+    elif defines.search(text) and (between := _without_prose(text, defines)) is not None:
+        return between, "prose"
     else:
         code, rule = text.lstrip("\r\n").rstrip(), "raw"
     if body and (indented := _as_body(code)) is not None:
@@ -77,7 +79,13 @@ def _blocks(text: str) -> Iterator[_Block]:
         about = _LANGUAGE.match(rest)
         assert about is not None
         # Code right behind the fence belongs to the block; without a line of its own the language is not one.
-        first = "" if about.end() == len(rest) else rest[about.end(1) :] if about[1].lower() in _PYTHON[1:] else rest
+        first = (
+            ""
+            if about.end() == len(rest)
+            else rest[about.end(1) :]
+            if about[1].lower() in _PYTHON[1:]
+            else rest
+        )
         closing = re.compile(rf"\n[ \t]*{fence}+|{fence}+[ \t]*\r?$", re.M).search(text, opening.end())
         end = closing.start() if closing else len(text)
         code = _without_margin(text[opening.end() + 1 : end], len(margin or ""))
@@ -128,7 +136,7 @@ def _without_prose(text: str, defines: re.Pattern[str]) -> str | None:
 
 
 def _is_prose(line: str) -> bool:
-    """Two names side by side, a full stop after a word, a lone word with a colon: no Python, whatever surrounds it."""
+    """Two names side by side, a full stop after a word, a lone word with a colon: that is never Python."""
     if line[:1] in (" ", "\t", "#", "@", ""):
         return False
     line = _STRING.sub(" 0 ", line)

@@ -84,7 +84,7 @@ class _Objects:
             return {"class": self._keep(value)}
         tag = {"object": self._keep(value), "of": self._keep(type(value))}
         for base, contents in _CONTENTS.items():
-            if isinstance(value, base):
+            if issubclass(type(value), base):
                 return tag | {"plain": encode(contents(value), self.export)}
         return tag
 
@@ -128,7 +128,8 @@ def _describe(kind: type) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return next((contents(value) for base, contents in _CHANGING.items() if isinstance(value, base)), value)
+    kind = type(value)
+    return next((contents(value) for base, contents in _CHANGING.items() if issubclass(kind, base)), value)
 
 
 def _special(name: str, value: Any, *arguments: Any) -> Any:
@@ -159,7 +160,7 @@ def _without_sockets() -> None:
 
     loop: Any = selector_events.BaseSelectorEventLoop
     loop._make_self_pipe = loop._close_self_pipe = loop._write_to_self = lambda self: None
-    selectors.DefaultSelector = selectors.SelectSelector  # type: ignore[misc]
+    selectors.DefaultSelector = selectors.SelectSelector  # type: ignore[misc, assignment]
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -189,4 +190,6 @@ def _of_the_tests(can: tuple[str, ...]) -> type[_OfTheTests]:
     def method(name: str) -> Callable[..., Any]:
         return lambda self, *arguments, **named: self._channel.ask(name, self, arguments, named)
 
-    return type("function" if "__call__" in can else "object", (_OfTheTests,), {name: method(name) for name in can})
+    return type(
+        "function" if "__call__" in can else "object", (_OfTheTests,), {name: method(name) for name in can}
+    )

@@ -41,7 +41,7 @@ class Program(Channel):
             },
         )
 
-    def _export(self, value: Any) -> dict[str, Any]:
+    def _export(self, value: Any) -> Any:
         if (tag := original(value)) is not None:
             return tag
         if (path := _path(value)) is not None:
@@ -62,14 +62,14 @@ class Program(Channel):
 
 def _path(value: Any) -> tuple[str, str] | None:
     """Where the program's process finds a function or class of the standard library; None for any other."""
-    if not isinstance(value, _BY_NAME):
+    module = getattr(value, "__module__", None) or "builtins"
+    if not isinstance(value, _BY_NAME) or module == "tests":
         return None
-    module = value.__module__ if hasattr(value, "__module__") else value.__objclass__.__module__
     try:
-        found = operator.attrgetter(value.__qualname__)(sys.modules[module or "builtins"])
+        found = operator.attrgetter(value.__qualname__)(sys.modules[module])
     except (AttributeError, KeyError):
         return None
-    return (module or "builtins", value.__qualname__) if found == value and module != "tests" else None
+    return (module, value.__qualname__) if found == value else None
 
 
 class _Names(dict[str, Any]):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from inspect import iscoroutine
 from typing import Any
 
@@ -41,7 +41,7 @@ class Mirrors:
             return self._class(tag["class"])
         number = tag["object"]
         if number not in self._objects:
-            kind = self._class(tag["of"])
+            kind: Any = self._class(tag["of"])
             if issubclass(kind, BaseException):
                 made = kind.__new__(kind, *contents)
             else:
@@ -166,7 +166,9 @@ def _make_class(
 ) -> StandInClass:
     members: dict[str, Any] = {"__module__": module, "__doc__": _Doc(doc), "_origin": origin}
     for method in can:
-        if method in SPECIAL or not method.startswith("_"):  # what Python itself calls at other times stays ours
+        if method in SPECIAL or not method.startswith(
+            "_"
+        ):  # what Python itself calls at other times stays ours
             members[method] = _member(method, base)
     if not hashable:
         members["__hash__"] = None
@@ -174,7 +176,9 @@ def _make_class(
         members["__class__"] = property(lambda self: base)
     if not any(issubclass(one, StandIn) for one in bases):
         bases = [StandIn, *bases]
-    if (base in _IMMUTABLE or issubclass(base, BaseException)) and not any(issubclass(b, base) for b in bases):
+    if (base in _IMMUTABLE or issubclass(base, BaseException)) and not any(
+        issubclass(b, base) for b in bases
+    ):
         bases = [*bases, base]
     return StandInClass(name, tuple(bases), members)
 
