@@ -86,7 +86,8 @@ def _blocks(text: str) -> Iterator[_Block]:
             if about[1].lower() in _PYTHON[1:]
             else rest
         )
-        closing = re.compile(rf"\n[ \t]*{fence}+|{fence}+[ \t]*\r?$", re.M).search(text, opening.end())
+        run = f"{fence[0]}{{{len(fence)},}}"
+        closing = re.compile(rf"\n[ \t]*{run}|{run}[ \t]*\r?$", re.M).search(text, opening.end())
         end = closing.start() if closing else len(text)
         code = _without_margin(text[opening.end() + 1 : end], len(margin or ""))
         yield _Block(f"{first.strip()}\n{code}".strip("\r\n").rstrip(), about[1], closing is not None)

@@ -11,7 +11,7 @@ import operator
 import sys
 from collections.abc import Callable
 from functools import cache
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from .channel import Channel
@@ -63,8 +63,14 @@ def serve(code: str, requests: int, replies: int) -> None:
         _OPERATIONS | {"name": lambda name: _name(module, name)},
     )
     objects.channel = channel
-    channel.answer(lambda: exec(compile(code, "<program>", "exec", dont_inherit=True), vars(module)))
+    channel.answer(lambda: _load(code, vars(module)))
     channel.serve()
+
+
+def _load(code: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run the program; its functions, which the judge will hardly do without."""
+    exec(compile(code, "<program>", "exec", dont_inherit=True), names)
+    return {name: value for name, value in names.items() if type(value) is FunctionType}
 
 
 class _Objects:
@@ -82,6 +88,8 @@ class _Objects:
             return {"test": value._number}
         if isinstance(value, type):
             return {"class": self._keep(value)}
+        if type(value) is FunctionType:  # by far the most frequent, and the judge knows what it is
+            return {"object": self._keep(value), "of": "function"}
         tag = {"object": self._keep(value), "of": self._keep(type(value))}
         for base, contents in _CONTENTS.items():
             if issubclass(type(value), base):
@@ -106,7 +114,7 @@ class _Objects:
         return number
 
 
-def _describe(kind: type) -> dict[str, Any]:
+def describe(kind: type) -> dict[str, Any]:
     """What the judge needs to make a class of its own that stands for this one."""
     base = next((b for b in kind.__mro__ if b in _CONTENTS or b in _CHANGING or b in SHARED), object)
     # A class derived from a changing type asks us for everything, so that it never shows what was once.
@@ -169,7 +177,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "getattr": getattr,
     "setattr": setattr,
     "delattr": delattr,
-    "describe": _describe,
+    "describe": describe,
     "plain": _plain,
     "await": _await,
 }

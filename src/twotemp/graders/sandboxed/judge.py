@@ -79,11 +79,12 @@ class _Names(dict[str, Any]):
         super().__init__({"__name__": "tests"})
         self._program = program
         self._names = names
+        self.functions: dict[str, Any] = {}  # of the program's, known from the start
 
     def __missing__(self, name: str) -> Any:
         if name.startswith("__") or (hasattr(builtins, name) and name not in self._names):
             raise KeyError(name)
-        value = self._program.ask("name", name)
+        value = self.functions[name] if name in self.functions else self._program.ask("name", name)
         if name in sys.stdlib_module_names and name not in self._names:
             # What the program imported the tests have too, but as it is: not the program's idea of `math`.
             if type(value).__name__ != "module":
@@ -106,7 +107,7 @@ def judge(program: Program, prelude: str, names: list[str], tests: str) -> dict[
     module.__dict__ = namespace
     sys.modules["tests"] = module  # type: ignore[assignment]
     try:
-        program.wait()
+        namespace.functions = program.wait()
         exec(compile(prelude, "<prelude>", "exec", dont_inherit=True), namespace)
         for name in names:
             namespace.pop(name, None)

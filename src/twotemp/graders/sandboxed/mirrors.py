@@ -16,10 +16,12 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Generator
+from functools import cache
 from inspect import iscoroutine
+from types import FunctionType
 from typing import Any
 
-from .candidate import OPERATORS, SPECIAL
+from .candidate import OPERATORS, SPECIAL, describe
 from .channel import Channel
 
 _IMMUTABLE = (int, float, complex, str, bytes, tuple, frozenset)
@@ -32,7 +34,7 @@ class Mirrors:
     channel: Channel
 
     def __init__(self) -> None:
-        self._classes: dict[int, StandInClass] = {}
+        self._classes: dict[int | str, StandInClass] = {}
         self._objects: dict[int, Any] = {}
 
     def stand_in(self, tag: dict[str, Any], contents: Any) -> Any:
@@ -52,7 +54,9 @@ class Mirrors:
             self._objects[number] = made
         return self._objects[number]
 
-    def _class(self, number: int) -> StandInClass:
+    def _class(self, number: int | str) -> StandInClass:
+        if number == "function":
+            return _functions()
         if number not in self._classes:
             about = self.channel.ask("describe", _Original(number))
             self._classes[number] = _make_class((self.channel, number), **about)
@@ -62,11 +66,11 @@ class Mirrors:
 class _Original:
     """A class of the program's that has no stand-in yet."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int | str) -> None:
         self._origin = (None, number)
 
 
-def original(value: Any) -> dict[str, int] | None:
+def original(value: Any) -> dict[str, Any] | None:
     """The tag of what a stand-in stands for; None if it is none."""
     if iscoroutine(value) and value.cr_code is _coroutine.__code__ and value.cr_frame is not None:
         value = value.cr_frame.f_locals["stand_in"]
@@ -155,7 +159,7 @@ class _Doc:
 
 
 def _make_class(
-    origin: tuple[Channel, int],
+    origin: tuple[Channel, int | str] | None,
     name: str,
     module: str,
     doc: str | None,
@@ -181,6 +185,12 @@ def _make_class(
     ):
         bases = [*bases, base]
     return StandInClass(name, tuple(bases), members)
+
+
+@cache
+def _functions() -> StandInClass:
+    """The class of every program's functions."""
+    return _make_class(None, **describe(FunctionType))
 
 
 def _member(name: str, base: type) -> Any:
