@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import operator
 import sys
+from collections import deque
 from collections.abc import Callable
 from functools import cache
 from types import FunctionType, ModuleType
@@ -30,7 +31,7 @@ OPERATORS = {f"__{name}__" for name in _COMPARING.split()} | {
 SPECIAL = OPERATORS | {f"__{name}__" for name in _OTHERS.split()}
 
 # The contents of what a program derived from a built-in type, without a line of the program's own.
-_CONTENTS: dict[type, Callable[[Any], Any]] = {
+CONTENTS: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,
     complex: complex.__complex__,
@@ -40,11 +41,12 @@ _CONTENTS: dict[type, Callable[[Any], Any]] = {
     frozenset: lambda value: frozenset(frozenset.__iter__(value)),
     BaseException: lambda value: tuple(value.args),
 }
-_CHANGING: dict[type, Callable[[Any], Any]] = {
+CHANGING: dict[type, Callable[[Any], Any]] = {
     list: lambda value: list(list.__iter__(value)),
     dict: lambda value: dict(dict.items(value)),
     set: lambda value: set(set.__iter__(value)),
     bytearray: lambda value: bytearray(bytearray.__iter__(value)),
+    deque: lambda value: deque(deque.__iter__(value), value.maxlen),
 }
 
 
@@ -91,7 +93,7 @@ class _Objects:
         if type(value) is FunctionType:  # by far the most frequent, and the judge knows what it is
             return {"object": self._keep(value), "of": "function"}
         tag = {"object": self._keep(value), "of": self._keep(type(value))}
-        for base, contents in _CONTENTS.items():
+        for base, contents in CONTENTS.items():
             if issubclass(type(value), base):
                 return tag | {"plain": encode(contents(value), self.export)}
         return tag
@@ -116,9 +118,10 @@ class _Objects:
 
 def describe(kind: type) -> dict[str, Any]:
     """What the judge needs to make a class of its own that stands for this one."""
-    base = next((b for b in kind.__mro__ if b in _CONTENTS or b in _CHANGING or b in SHARED), object)
+    known = {*CONTENTS, *CHANGING, *(shared for shared in SHARED if issubclass(shared, BaseException))}
+    base = next((b for b in kind.__mro__ if b in known), object)
     # A class derived from a changing type asks us for everything, so that it never shows what was once.
-    inherited = object if base in _CHANGING else base
+    inherited = object if base in CHANGING else base
     names = SPECIAL | {name for name in dir(inherited) if not name.startswith("__")}
     return {
         "name": kind.__name__,
@@ -137,7 +140,7 @@ def describe(kind: type) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     kind = type(value)
-    return next((contents(value) for base, contents in _CHANGING.items() if issubclass(kind, base)), value)
+    return next((contents(value) for base, contents in CHANGING.items() if issubclass(kind, base)), value)
 
 
 def _special(name: str, value: Any, *arguments: Any) -> Any:

@@ -21,11 +21,10 @@ from inspect import iscoroutine
 from types import FunctionType
 from typing import Any
 
-from .candidate import OPERATORS, SPECIAL, describe
+from .candidate import CHANGING, CONTENTS, OPERATORS, SPECIAL, describe
 from .channel import Channel
 
-_IMMUTABLE = (int, float, complex, str, bytes, tuple, frozenset)
-_CHANGING = (list, dict, set, bytearray)
+_IMMUTABLE = tuple(kind for kind in CONTENTS if kind is not BaseException)
 
 
 class Mirrors:
@@ -176,7 +175,7 @@ def _make_class(
             members[method] = _member(method, base)
     if not hashable:
         members["__hash__"] = None
-    if base in _CHANGING:
+    if base in CHANGING:
         members["__class__"] = property(lambda self: base)
     if not any(issubclass(one, StandIn) for one in bases):
         bases = [StandIn, *bases]
@@ -214,7 +213,7 @@ def _operator(name: str, base: type) -> Callable[..., Any]:
     def apply(self: Any, *operands: Any) -> Any:
         if all(isinstance(operand, (StandIn, StandInClass)) for operand in operands):
             return _ask(self, "special", name, self, *operands)
-        if base in _CHANGING:
+        if base in CHANGING:
             contents = _ask(self, "plain", self)
             return getattr(contents, name, _unknown)(*operands)
         if base in _IMMUTABLE:
