@@ -133,8 +133,8 @@ def test_bodies_of_references_are_indented_again(shared: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["```" * 50_000, "``` " * 50_000, "~~~ " * 50_000, "```\n" * 50_000, "```python\n", "word " * 40_000, "'" * 100_000,
-     "def f(x):" * 9_000, " " * 100_000, "\n" * 100_000, "a b\n" * 40_000, '"""' * 30_000],
+    ["```" * 50_000, "``` " * 50_000, "~~~ " * 50_000, "```\n" * 50_000, "```python\n", "word " * 40_000,
+     "'" * 100_000, "def f(x):" * 9_000, " " * 100_000, "\n" * 100_000, "a b\n" * 40_000, '"""' * 30_000],
     ids=lambda text: repr(text[:8]),
 )  # fmt: skip
 def test_any_text_takes_linear_time(text: str) -> None:

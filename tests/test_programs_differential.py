@@ -1,6 +1,6 @@
 """The sandbox's verdict is that of plain `exec` in an interpreter of its own, for everything but hostile programs.
 
-Programs: a table of small ones (`program_pairs`), and the references of HumanEval and MBPP with mutants of them.
+Programs: a table of small ones (`program_pairs.txt`), and the references of HumanEval and MBPP with mutants of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.program_pairs import BY_DESIGN, pairs
+from tests.program_pairs import read
 from twotemp.graders.programs import assemble, entry_points
 from twotemp.graders.sandbox import Program, Sandbox, why_not
 from twotemp.records import Problem
@@ -71,11 +71,11 @@ def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
 
 
 def test_there_are_a_hundred_programs() -> None:
-    assert len({pair.code for pair in pairs()}) >= 100
+    assert len({pair.code for pair in read("program_pairs")}) >= 100
 
 
 def test_small_programs(box: Sandbox) -> None:
-    table = pairs()
+    table = read("program_pairs")
     programs = [Program(pair.code, pair.tests, ("f",), seconds=10.0) for pair in table]
     plain = in_plain_interpreter(programs)
     expected = ["passed" if pair.holds else "failed" for pair in table]
@@ -90,11 +90,11 @@ def test_small_programs(box: Sandbox) -> None:
 
 
 def test_what_differs_by_design(box: Sandbox) -> None:
-    programs = [Program(code, tests, ("f",), seconds=10.0) for _, code, tests, _, _ in BY_DESIGN]
-    plain = in_plain_interpreter(programs)
-    ours = [box.ask(program).outcome for program in programs]
-    for (name, *_, in_plain, in_ours), is_plain, is_ours in zip(BY_DESIGN, plain, ours):
-        assert (is_plain == "passed", is_ours == "passed") == (in_plain, in_ours), name
+    table = read("program_differences")
+    programs = [Program(pair.code, pair.tests, ("f",), seconds=10.0) for pair in table]
+    assert {*in_plain_interpreter(programs)} == {"passed"}
+    passed = [pair.name for pair, program in zip(table, programs) if box.ask(program).outcome != "failed"]
+    assert passed == []
 
 
 def benchmark(shared: Path) -> list[tuple[Problem, str]]:
@@ -111,7 +111,8 @@ def benchmark(shared: Path) -> list[tuple[Problem, str]]:
             else:
                 reference |= {"tests": row["test_list"], "setup": row["test_setup_code"]}
                 code = row["code"]
-            if str(row["task_id"]) not in ("123", "HumanEval/75"):  # seconds each
+            # Two take seconds; of the third the tests use a helper, and it is the prompt's, not the mutant's.
+            if str(row["task_id"]) not in ("123", "HumanEval/75", "HumanEval/50"):
                 items.append((Problem(str(row["task_id"]), name, "", reference), code))
     return items
 
@@ -121,11 +122,8 @@ def mutants(code: str, seed: str, count: int) -> Iterator[str]:
     rng = random.Random(seed)
     for _ in range(count):
         tree = ast.parse(code)
-        places = [
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, (ast.Constant, ast.Compare, ast.BinOp, ast.Return))
-        ]
+        kinds = (ast.Constant, ast.Compare, ast.BinOp, ast.Return)
+        places = [node for node in ast.walk(tree) if isinstance(node, kinds)]
         if not places:
             return
         node: Any = rng.choice(places)
@@ -138,9 +136,8 @@ def mutants(code: str, seed: str, count: int) -> Iterator[str]:
         elif isinstance(node, ast.BinOp):
             node.op = rng.choice([ast.Add(), ast.Sub(), ast.Mult(), ast.FloorDiv()])
         else:
-            node.value = (
-                ast.parse(rng.choice(["None", "set([1])", "range(0)", "iter([])", "lambda: 0"])).body[0].value
-            )  # type: ignore[attr-defined]
+            other = rng.choice(["None", "set([1])", "range(0)", "iter([])", "lambda: 0"])
+            node.value = ast.parse(other, mode="eval").body
         yield ast.unparse(ast.fix_missing_locations(tree))
 
 
@@ -161,7 +158,7 @@ def compare(box: Sandbox, items: list[tuple[Problem, str]], count: int) -> None:
 
 
 def test_some_references_and_mutants(box: Sandbox, shared: Path) -> None:
-    compare(box, benchmark(shared)[::12], count=3)
+    compare(box, benchmark(shared)[::24], count=3)
 
 
 @pytest.mark.slow

@@ -13,14 +13,16 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests import hostile_objects
 from tests.hostile_programs import FAILED, SRC, TIMEOUT
+from tests.program_pairs import read
 from twotemp.errors import UserError
 from twotemp.graders import sandbox as module
 from twotemp.graders.sandbox import Program, Sandbox, describe, why_not, working_way
+from twotemp.graders.sandboxed import server
 
 TESTS = "assert f(1) == 2\nassert f(21) == 42"
 GOOD = "def f(x): return 2 * x"
@@ -28,8 +30,9 @@ WAYS = ("bwrap", "landlock")
 
 CASES = [(name, code, TESTS, "timeout", 0.5) for name, code in TIMEOUT.items()]
 CASES += [(name, code, TESTS, "failed", 20.0) for name, code in FAILED.items()]
-CASES += [(name, *both, "timeout", 0.3) for name, both in hostile_objects.TIMEOUT.items()]
-CASES += [(name, *both, "failed", 20.0) for name, both in hostile_objects.FAILED.items()]
+for pair in read("hostile_objects"):
+    ends = ("timeout", 0.3) if pair.name.startswith("endless") else ("failed", 20.0)
+    CASES.append((pair.name, pair.code, pair.tests, *ends))
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -55,13 +58,13 @@ def test_there_are_enough_kinds() -> None:
 )
 def test_hostile_program(box: Sandbox, code: str, tests: str, outcome: str, seconds: float) -> None:
     box.start()
-    server = box._child
+    child = box._child
     began = time.monotonic()
     verdict = box.ask(program(code, seconds, tests))
     assert verdict.outcome == outcome, verdict
     assert time.monotonic() - began < 60
     assert box.ask(program(GOOD)).outcome == "passed"
-    assert box._child is server, "the server did not survive"
+    assert box._child is child, "the server did not survive"
 
 
 def test_nothing_is_left_behind() -> None:
@@ -201,11 +204,62 @@ def test_reasons_are_for_people(box: Sandbox) -> None:
     assert "SyntaxError" in box.ask(program("def f(x) return x")).detail
 
 
-def test_wall_clock(box: Sandbox) -> None:
+SPIN = """
+import time
+def f(x):
+    while time.process_time() < 0.6:
+        pass
+    return 2 * x
+"""
+
+
+def test_sleeping_takes_time(box: Sandbox) -> None:
     box.start()
     began = time.monotonic()
     assert box.ask(program(TIMEOUT["sleep"], 0.3)).outcome == "timeout"
     assert 0.3 <= time.monotonic() - began < 10
+
+
+def test_a_busy_machine_makes_no_right_program_wrong(box: Sandbox) -> None:
+    """Four processes on one core: 0.6 s of work take more than 2 s, within a limit of 1 s."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # inherited by what is started from here
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(3)]
+    sandbox = Sandbox(box.way)
+    try:
+        sandbox.start()
+        began = time.monotonic()
+        assert sandbox.ask(program(SPIN, 1.0)).outcome == "passed"
+        assert time.monotonic() - began > 1.0, "it was not busy enough to tell"
+        assert sandbox.ask(program(TIMEOUT["loop"], 0.3)).outcome == "timeout"
+    finally:
+        sandbox.close()
+        for process in busy:
+            process.kill()
+            process.wait()
+        os.sched_setaffinity(0, cores)
+
+
+@pytest.mark.parametrize(
+    ("share", "late", "left"),
+    [
+        (1.0, 1.0, False),  # it computes
+        (0.0, 1.0, False),  # it sleeps
+        (0.01, 1.0, False),  # it sleeps, almost
+        (0.2, 1.0, False),  # it computes on a busy machine
+        (0.0, 1000.0, True),  # nobody gets anywhere, not even the clock
+    ],
+)
+def test_clock(monkeypatch: pytest.MonkeyPatch, share: float, late: float, left: bool) -> None:
+    """A process that gets a `share` of the processor, looked at by a clock that is woken up `late`."""
+    now = [0.0]
+    clocks = SimpleNamespace(monotonic=lambda: now[0], clock_gettime=lambda process: share * now[0])
+    monkeypatch.setattr(server, "time", clocks)
+    clock = server.Clock((1,), 3.0)
+    while (seconds := clock.next_look()) > 0:
+        now[0] += late * seconds
+    assert (clock.left() > 0) is left
+    assert now[0] == pytest.approx(3.0 / (share if share > 0.02 else 1), rel=0.05) or left
 
 
 def test_a_dead_server_is_replaced(box: Sandbox) -> None:

@@ -58,8 +58,8 @@ def find_code(text: str, names: Sequence[str], body: bool = False) -> tuple[str,
     if blocks:
         block = next((b for b in blocks if b.language.lower() in _PYTHON), blocks[0])
         code, rule = block.code, "fence" if block.closed else "open fence"
-    elif defines.search(text) and (code := _without_prose(text, defines)) is not None:
-        return code, "prose"
+    elif defines.search(text) and (between := _without_prose(text, defines)) is not None:
+        return between, "prose"
     else:
         code, rule = text.lstrip("\r\n").rstrip(), "raw"
     if body and (indented := _as_body(code)) is not None:
@@ -86,7 +86,8 @@ def _blocks(text: str) -> Iterator[_Block]:
             if about[1].lower() in _PYTHON[1:]
             else rest
         )
-        closing = re.compile(rf"\n[ \t]*{fence}+|{fence}+[ \t]*\r?$", re.M).search(text, opening.end())
+        run = f"{fence[0]}{{{len(fence)},}}"
+        closing = re.compile(rf"\n[ \t]*{run}|{run}[ \t]*\r?$", re.M).search(text, opening.end())
         end = closing.start() if closing else len(text)
         code = _without_margin(text[opening.end() + 1 : end], len(margin or ""))
         yield _Block(f"{first.strip()}\n{code}".strip("\r\n").rstrip(), about[1], closing is not None)
@@ -136,7 +137,7 @@ def _without_prose(text: str, defines: re.Pattern[str]) -> str | None:
 
 
 def _is_prose(line: str) -> bool:
-    """Two names side by side, a full stop after a word, a lone word with a colon: no Python, whatever surrounds it."""
+    """Two names side by side, a full stop after a word, a lone word with a colon: that is never Python."""
     if line[:1] in (" ", "\t", "#", "@", ""):
         return False
     line = _STRING.sub(" 0 ", line)

@@ -8,7 +8,14 @@ Two ways to confine the fork server, tried in this order, with the same limits a
 A way counts as working when its self-test finds no hole. If neither works, programs are not run at all.
 
 What a program does without: threads, processes, files other than the standard library's, installed packages.
-What the tests do without: an argument changed in place stays as it was for them (the program has a copy).
+
+What the tests do without, beside plain `exec` (tests/program_differences.txt has an example of each):
+
+    an argument changed in place stays as it was for them: the program has a copy
+    an operator between an object of the program's and a value of theirs is not the program's (see `mirrors`)
+    the program sees of their functions and objects that they can be called or iterated, and no more
+    Python's built-ins and library stay as they are, whatever the program makes of the names
+    what the program prints is not seen
 """
 
 from __future__ import annotations
@@ -41,7 +48,7 @@ class Program:
 
     code: str
     tests: str
-    names: tuple[str, ...]  # what the tests use of the program
+    names: tuple[str, ...]  # the program's for the tests even where Python or the prelude has such a name
     prelude: str = ""  # run before the tests, without the program
     seconds: float = 3.0
 

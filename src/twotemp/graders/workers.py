@@ -90,7 +90,8 @@ class Child:
                 raise self._died()
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def _wait_for(self, deadline: float, writing: bool) -> None:
         waiter = select.poll()

@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib
 import operator
 import sys
+from collections import deque
 from collections.abc import Callable
 from functools import cache
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from .channel import Channel
@@ -30,7 +31,7 @@ OPERATORS = {f"__{name}__" for name in _COMPARING.split()} | {
 SPECIAL = OPERATORS | {f"__{name}__" for name in _OTHERS.split()}
 
 # The contents of what a program derived from a built-in type, without a line of the program's own.
-_CONTENTS: dict[type, Callable[[Any], Any]] = {
+CONTENTS: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,
     complex: complex.__complex__,
@@ -40,11 +41,12 @@ _CONTENTS: dict[type, Callable[[Any], Any]] = {
     frozenset: lambda value: frozenset(frozenset.__iter__(value)),
     BaseException: lambda value: tuple(value.args),
 }
-_CHANGING: dict[type, Callable[[Any], Any]] = {
+CHANGING: dict[type, Callable[[Any], Any]] = {
     list: lambda value: list(list.__iter__(value)),
     dict: lambda value: dict(dict.items(value)),
     set: lambda value: set(set.__iter__(value)),
     bytearray: lambda value: bytearray(bytearray.__iter__(value)),
+    deque: lambda value: deque(deque.__iter__(value), value.maxlen),
 }
 
 
@@ -63,8 +65,14 @@ def serve(code: str, requests: int, replies: int) -> None:
         _OPERATIONS | {"name": lambda name: _name(module, name)},
     )
     objects.channel = channel
-    channel.answer(lambda: exec(compile(code, "<program>", "exec", dont_inherit=True), vars(module)))
+    channel.answer(lambda: _load(code, vars(module)))
     channel.serve()
+
+
+def _load(code: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run the program; its functions, which the judge will hardly do without."""
+    exec(compile(code, "<program>", "exec", dont_inherit=True), names)
+    return {name: value for name, value in names.items() if type(value) is FunctionType}
 
 
 class _Objects:
@@ -82,9 +90,11 @@ class _Objects:
             return {"test": value._number}
         if isinstance(value, type):
             return {"class": self._keep(value)}
+        if type(value) is FunctionType:  # by far the most frequent, and the judge knows what it is
+            return {"object": self._keep(value), "of": "function"}
         tag = {"object": self._keep(value), "of": self._keep(type(value))}
-        for base, contents in _CONTENTS.items():
-            if isinstance(value, base):
+        for base, contents in CONTENTS.items():
+            if issubclass(type(value), base):
                 return tag | {"plain": encode(contents(value), self.export)}
         return tag
 
@@ -106,11 +116,12 @@ class _Objects:
         return number
 
 
-def _describe(kind: type) -> dict[str, Any]:
+def describe(kind: type) -> dict[str, Any]:
     """What the judge needs to make a class of its own that stands for this one."""
-    base = next((b for b in kind.__mro__ if b in _CONTENTS or b in _CHANGING or b in SHARED), object)
+    known = {*CONTENTS, *CHANGING, *(shared for shared in SHARED if issubclass(shared, BaseException))}
+    base = next((b for b in kind.__mro__ if b in known), object)
     # A class derived from a changing type asks us for everything, so that it never shows what was once.
-    inherited = object if base in _CHANGING else base
+    inherited = object if base in CHANGING else base
     names = SPECIAL | {name for name in dir(inherited) if not name.startswith("__")}
     return {
         "name": kind.__name__,
@@ -128,7 +139,8 @@ def _describe(kind: type) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return next((contents(value) for base, contents in _CHANGING.items() if isinstance(value, base)), value)
+    kind = type(value)
+    return next((contents(value) for base, contents in CHANGING.items() if issubclass(kind, base)), value)
 
 
 def _special(name: str, value: Any, *arguments: Any) -> Any:
@@ -159,7 +171,7 @@ def _without_sockets() -> None:
 
     loop: Any = selector_events.BaseSelectorEventLoop
     loop._make_self_pipe = loop._close_self_pipe = loop._write_to_self = lambda self: None
-    selectors.DefaultSelector = selectors.SelectSelector  # type: ignore[misc]
+    selectors.DefaultSelector = selectors.SelectSelector  # type: ignore[misc, assignment]
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -168,7 +180,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "getattr": getattr,
     "setattr": setattr,
     "delattr": delattr,
-    "describe": _describe,
+    "describe": describe,
     "plain": _plain,
     "await": _await,
 }

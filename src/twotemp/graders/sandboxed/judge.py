@@ -41,7 +41,7 @@ class Program(Channel):
             },
         )
 
-    def _export(self, value: Any) -> dict[str, Any]:
+    def _export(self, value: Any) -> Any:
         if (tag := original(value)) is not None:
             return tag
         if (path := _path(value)) is not None:
@@ -62,14 +62,14 @@ class Program(Channel):
 
 def _path(value: Any) -> tuple[str, str] | None:
     """Where the program's process finds a function or class of the standard library; None for any other."""
-    if not isinstance(value, _BY_NAME):
+    module = getattr(value, "__module__", None) or "builtins"
+    if not isinstance(value, _BY_NAME) or module == "tests":
         return None
-    module = value.__module__ if hasattr(value, "__module__") else value.__objclass__.__module__
     try:
-        found = operator.attrgetter(value.__qualname__)(sys.modules[module or "builtins"])
+        found = operator.attrgetter(value.__qualname__)(sys.modules[module])
     except (AttributeError, KeyError):
         return None
-    return (module or "builtins", value.__qualname__) if found == value and module != "tests" else None
+    return (module, value.__qualname__) if found == value else None
 
 
 class _Names(dict[str, Any]):
@@ -79,11 +79,12 @@ class _Names(dict[str, Any]):
         super().__init__({"__name__": "tests"})
         self._program = program
         self._names = names
+        self.functions: dict[str, Any] = {}  # of the program's, known from the start
 
     def __missing__(self, name: str) -> Any:
         if name.startswith("__") or (hasattr(builtins, name) and name not in self._names):
             raise KeyError(name)
-        value = self._program.ask("name", name)
+        value = self.functions[name] if name in self.functions else self._program.ask("name", name)
         if name in sys.stdlib_module_names and name not in self._names:
             # What the program imported the tests have too, but as it is: not the program's idea of `math`.
             if type(value).__name__ != "module":
@@ -106,7 +107,7 @@ def judge(program: Program, prelude: str, names: list[str], tests: str) -> dict[
     module.__dict__ = namespace
     sys.modules["tests"] = module  # type: ignore[assignment]
     try:
-        program.wait()
+        namespace.functions = program.wait()
         exec(compile(prelude, "<prelude>", "exec", dont_inherit=True), namespace)
         for name in names:
             namespace.pop(name, None)

@@ -16,14 +16,15 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Generator
+from functools import cache
 from inspect import iscoroutine
+from types import FunctionType
 from typing import Any
 
-from .candidate import OPERATORS, SPECIAL
+from .candidate import CHANGING, CONTENTS, OPERATORS, SPECIAL, describe
 from .channel import Channel
 
-_IMMUTABLE = (int, float, complex, str, bytes, tuple, frozenset)
-_CHANGING = (list, dict, set, bytearray)
+_IMMUTABLE = tuple(kind for kind in CONTENTS if kind is not BaseException)
 
 
 class Mirrors:
@@ -32,7 +33,7 @@ class Mirrors:
     channel: Channel
 
     def __init__(self) -> None:
-        self._classes: dict[int, StandInClass] = {}
+        self._classes: dict[int | str, StandInClass] = {}
         self._objects: dict[int, Any] = {}
 
     def stand_in(self, tag: dict[str, Any], contents: Any) -> Any:
@@ -41,7 +42,7 @@ class Mirrors:
             return self._class(tag["class"])
         number = tag["object"]
         if number not in self._objects:
-            kind = self._class(tag["of"])
+            kind: Any = self._class(tag["of"])
             if issubclass(kind, BaseException):
                 made = kind.__new__(kind, *contents)
             else:
@@ -52,7 +53,9 @@ class Mirrors:
             self._objects[number] = made
         return self._objects[number]
 
-    def _class(self, number: int) -> StandInClass:
+    def _class(self, number: int | str) -> StandInClass:
+        if number == "function":
+            return _functions()
         if number not in self._classes:
             about = self.channel.ask("describe", _Original(number))
             self._classes[number] = _make_class((self.channel, number), **about)
@@ -62,11 +65,11 @@ class Mirrors:
 class _Original:
     """A class of the program's that has no stand-in yet."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int | str) -> None:
         self._origin = (None, number)
 
 
-def original(value: Any) -> dict[str, int] | None:
+def original(value: Any) -> dict[str, Any] | None:
     """The tag of what a stand-in stands for; None if it is none."""
     if iscoroutine(value) and value.cr_code is _coroutine.__code__ and value.cr_frame is not None:
         value = value.cr_frame.f_locals["stand_in"]
@@ -155,7 +158,7 @@ class _Doc:
 
 
 def _make_class(
-    origin: tuple[Channel, int],
+    origin: tuple[Channel, int | str] | None,
     name: str,
     module: str,
     doc: str | None,
@@ -172,7 +175,7 @@ def _make_class(
             members[method] = _member(method, base)
     if not hashable:
         members["__hash__"] = None
-    if base in _CHANGING:
+    if base in CHANGING:
         members["__class__"] = property(lambda self: base)
     if not any(issubclass(one, StandIn) for one in bases):
         bases = [StandIn, *bases]
@@ -181,6 +184,12 @@ def _make_class(
     ):
         bases = [*bases, base]
     return StandInClass(name, tuple(bases), members)
+
+
+@cache
+def _functions() -> StandInClass:
+    """The class of every program's functions."""
+    return _make_class(None, **describe(FunctionType))
 
 
 def _member(name: str, base: type) -> Any:
@@ -204,7 +213,7 @@ def _operator(name: str, base: type) -> Callable[..., Any]:
     def apply(self: Any, *operands: Any) -> Any:
         if all(isinstance(operand, (StandIn, StandInClass)) for operand in operands):
             return _ask(self, "special", name, self, *operands)
-        if base in _CHANGING:
+        if base in CHANGING:
             contents = _ask(self, "plain", self)
             return getattr(contents, name, _unknown)(*operands)
         if base in _IMMUTABLE:

@@ -86,7 +86,8 @@ class Server:
         if not verdict:
             self._end_judge()
             return {"outcome": "failed", "detail": "the judge died of a result"}
-        return json.loads(verdict)
+        judged: dict[str, object] = json.loads(verdict)
+        return judged
 
     def _start_program(self, seconds: float, code: int, requests: int, replies: int) -> int:
         if child := os.fork():
