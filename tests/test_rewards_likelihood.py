@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from twotemp.models.text import encode
 
 from tests.toy_task import micro_model
 from twotemp import rewards
 from twotemp.errors import UserError
-from twotemp.models.text import encode
 from twotemp.records import Problem
 from twotemp.rewards.likelihood import PseudoLikelihood
 

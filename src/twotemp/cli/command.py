@@ -39,11 +39,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def run(plugin: list[str] | None, **given: Any) -> None:
         try:
-            if plugin:
-                from twotemp.plugins import load_plugin
+            from twotemp.plugins import load_plugins
 
-                for one in plugin:
-                    load_plugin(one)
+            load_plugins(plugin or ())
             built = {
                 name: kind(**{field.name: given.pop(field.name) for field in fields(kind)})
                 for name, kind in groups.items()

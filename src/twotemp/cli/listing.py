@@ -57,9 +57,9 @@ def tasks(as_json: Json = False) -> None:
 
 def graders(as_json: Json = False) -> None:
     """List every grader."""
-    from twotemp.graders import DESCRIPTIONS
+    from twotemp.graders import descriptions
 
-    _tell({name: {"judges": text} for name, text in DESCRIPTIONS.items()}, ["grader", "judges"], as_json)
+    _tell({name: {"judges": text} for name, text in descriptions().items()}, ["grader", "judges"], as_json)
 
 
 def _tell(rows: Mapping[str, Mapping[str, object]], columns: Sequence[str], as_json: bool) -> None:

@@ -15,7 +15,7 @@ _GRADERS: dict[str, tuple[str, str] | Callable[[], Grader]] = {
     "programs": ("twotemp.graders.programs", "ProgramGrader"),
     "countdown": ("twotemp.graders.puzzles", "CountdownGrader"),
 }
-DESCRIPTIONS = {
+_DESCRIPTIONS = {
     "maths": "numbers and formulas: own extraction, equality by math-verify",
     "d1": "maths as the d1 code base grades it, for comparison",
     "programs": "Python programs, run against tests in a sandbox",
@@ -23,7 +23,13 @@ DESCRIPTIONS = {
 }
 _WITH_WORKERS = ("maths", "programs")
 
-NAMES = tuple(_GRADERS)
+
+def descriptions() -> dict[str, str]:
+    """What each grader judges; of a plug-in's, the first line of its docstring."""
+    return {
+        name: _DESCRIPTIONS.get(name) or (getattr(make, "__doc__", "") or "").partition("\n")[0]
+        for name, make in _GRADERS.items()
+    }
 
 
 def get(name: str, *, workers: int | None = None) -> Grader:
