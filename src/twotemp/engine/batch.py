@@ -29,10 +29,12 @@ class Batch:
         columns: int,
         block_width: int,
         cache: str | None = None,
+        fixed_rows: int | None = None,
     ) -> None:
+        """fixed_rows: every forward pass computes so many, whatever the number of requests."""
         self.model = model
         self.rows = Rows(requests, model, columns, block_width)
-        self.runner = runner_for(model, len(requests), columns, cache)
+        self.runner = runner_for(model, len(requests), columns, cache, fixed_rows)
         self.memory: Memory | None = None
         self._stack_policies()
 

@@ -51,7 +51,7 @@ def _kept_bytes(module: Any) -> int:
     """Keys and values of a column in a cache."""
     config = module.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * module.dtype.itemsize
+    return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * module.dtype.itemsize)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -99,14 +99,15 @@ def none(ranked: Ranked) -> Tensor:
 
 def above(ranked: Ranked) -> Tensor:
     """Thresholding (CT): U = {c > lambda}."""
-    bar = ranked.given.threshold[:, None]
-    passed = (ranked.score > bar) | ((ranked.score == bar) & ranked.given.inclusive[:, None])
+    bar, inclusive = ranked.given.threshold[:, None], ranked.given.inclusive[:, None]
+    passed: Tensor = (ranked.score > bar) | ((ranked.score == bar) & inclusive)
     return ranked.masked & (passed if ranked.late is None else passed & ~ranked.late)
 
 
 def settled(ranked: Ranked) -> Tensor:
     """KLASS: above the threshold, and stable for the last n steps."""
-    return above(ranked) & (known(ranked.stable) >= ranked.given.kl_steps[:, None])
+    calm: Tensor = known(ranked.stable) >= ranked.given.kl_steps[:, None]
+    return above(ranked) & calm
 
 
 def within_entropy(ranked: Ranked) -> Tensor:
