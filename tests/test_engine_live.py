@@ -71,7 +71,7 @@ def test_requests_leave_while_they_wait_and_while_they_run():
     live.cancel(tickets[3])
     found = {}
     while not live.idle:
-        found |= {ticket: outcome for ticket, outcome in live.turn()}
+        found |= dict(live.turn())
     assert set(found) == {tickets[1], tickets[2], tickets[4]}
     expected = by_key(run(model, wanted))
     assert all(same(sample, expected[sample.request, sample.index]) for sample in found.values())
@@ -119,7 +119,7 @@ def test_a_row_with_broken_logits_fails_alone():
     assert "'1', sample 0, row 1, step 0, position 3" in str(error)
     rest = {}
     while not live.idle:
-        rest |= {ticket: outcome for ticket, outcome in live.turn()}
+        rest |= dict(live.turn())
     assert set(rest) == {tickets[0], tickets[2], tickets[3]}
     for sample in rest.values():
         assert same(next(run(ToyModel(), [wanted[int(sample.request)]])), sample)

@@ -1,4 +1,4 @@
-"""What the engine does with any model: masks forbidden, logits left alone, whole blocks, half precision, little memory."""
+"""What the engine does with any model: masks forbidden, logits left alone, whole blocks, half precision."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_logits_in_half_precision_are_taken(dtype):
     model = ToyModel()
     honest = model.logits
     model.logits = lambda *given: honest(*given).to(dtype)
-    assert len(list(run(model, requests_of(model, policy("tct"), count=3)))) == 3
+    assert len(list(run(model, requests_of(model, policy("tct"), count=3, trace=True)))) == 3
 
 
 # --- block-causal models know whole blocks only

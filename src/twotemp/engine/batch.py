@@ -72,7 +72,7 @@ class Batch:
         lap = (observer or Observer()).lap
         drawn = self.policies.draw(noise, logits, window.masked, window.index, entropy=self.rows.traced)
         lap("draw")
-        when = since.to(self.model.device, non_blocking=True) if self.policies.any_even else None
+        when = since.to(self.model.device, non_blocking=True) if self.policies.even is not None else None
         chosen = self.policies.choose(noise, drawn, window.masked, memory=memory, since=when)
         lap("select")
         return chosen
