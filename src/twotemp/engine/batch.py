@@ -29,10 +29,12 @@ class Batch:
         columns: int,
         block_width: int,
         cache: str | None = None,
+        fixed_rows: int | None = None,
     ) -> None:
+        """fixed_rows: every forward pass computes so many, whatever the number of requests."""
         self.model = model
         self.rows = Rows(requests, model, columns, block_width)
-        self.runner = runner_for(model, len(requests), columns, cache)
+        self.runner = runner_for(model, len(requests), columns, cache, fixed_rows)
         self.memory: Memory | None = None
         self._stack_policies()
 
@@ -70,7 +72,7 @@ class Batch:
         lap = (observer or Observer()).lap
         drawn = self.policies.draw(noise, logits, window.masked, window.index, entropy=self.rows.traced)
         lap("draw")
-        when = since.to(self.model.device, non_blocking=True) if self.policies.any_even else None
+        when = since.to(self.model.device, non_blocking=True) if self.policies.even is not None else None
         chosen = self.policies.choose(noise, drawn, window.masked, memory=memory, since=when)
         lap("select")
         return chosen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from twotemp.engine.batch import Batch
 from twotemp.engine.memory import Survived, fit_batch
 from twotemp.engine.observer import Observer
-from twotemp.engine.rows import check, widths
+from twotemp.engine.rows import block_of, check, span_of, widths
 from twotemp.engine.runner import check_cache
 from twotemp.engine.scheduler import Scheduler
 from twotemp.errors import UserError
@@ -28,6 +29,7 @@ def run(
     *,
     batch_size: int | None = None,
     cache: str | None = None,
+    columns: int | None = None,
     observer: Observer | None = None,
 ) -> Iterator[Sample]:
     """Sample every request. A sample depends on its request alone, not on the batch it was drawn in.
@@ -36,6 +38,8 @@ def run(
     T_pos may differ from row to row. Long rows go first, so that a batch holds rows of similar length.
     batch_size: None takes what should fit into memory; if it does not, the batch is halved and goes on.
     cache: None is exact; "prefix" and "dual" are Fast-dLLM's approximations for bidirectional models.
+    columns: fixes the shape of every forward pass to batch_size rows of so many columns. In half precision rounding
+    depends on the shape, so that a sample depends on its request alone only where the shape is always the same.
     observer: sees every step, and keeps time if it likes; a `Ledger` for one.
     """
     if batch_size is not None and batch_size < 1:
@@ -43,15 +47,30 @@ def run(
     waiting = list(requests)
     for request in waiting:
         check(request, model)
-    check_cache(model, cache)
+    _check_shape(model, cache, batch_size, columns)
     if not waiting:
         return iter(())
     if batch_size is None:
         batch_size, why = fit_batch(model, waiting, cache)
         log.info("batch size %d: %s (set batch_size to change it)", batch_size, why)
-    waiting.sort(key=lambda r: (r.policy.structure, -len(r.prompt) - r.length))
-    groups = [list(group) for _, group in groupby(waiting, key=lambda r: r.policy.structure)]
-    return (s for group in groups for s in _finish(Live(model, batch_size, cache, observer), group))
+    lane = partial(_lane_of, model, columns)
+    waiting.sort(key=lambda r: (lane(r), -len(r.prompt) - r.length))
+    groups = [list(group) for _, group in groupby(waiting, key=lane)]
+    shape = (batch_size, cache, columns)
+    return (s for group in groups for s in _finish(Live(model, *shape, observer=observer), group))
+
+
+def _check_shape(model: Denoiser, cache: str | None, batch_size: int | None, columns: int | None) -> None:
+    check_cache(model, cache)
+    if columns is not None and (cache is not None or batch_size is None):
+        raise UserError(
+            "columns fixes the shape of every forward pass: give batch_size too, and leave cache out"
+        )
+
+
+def _lane_of(model: Denoiser, columns: int | None, request: Request) -> tuple[Hashable, ...]:
+    """Which requests are decoded together: policies of one structure and, where the shape is fixed, of one block."""
+    return (*request.policy.structure, *([] if columns is None else [block_of(request, model)]))
 
 
 def _finish(live: Live, requests: list[Request]) -> Iterator[Sample]:
@@ -82,11 +101,17 @@ class Live:
     """
 
     def __init__(
-        self, model: Denoiser, slots: int, cache: str | None = None, observer: Observer | None = None
+        self,
+        model: Denoiser,
+        slots: int,
+        cache: str | None = None,
+        columns: int | None = None,
+        *,
+        observer: Observer | None = None,
     ) -> None:
-        """slots: the rows of each batch, at most."""
-        check_cache(model, cache)
-        self.model, self.slots, self.cache = model, slots, cache
+        """slots: the rows of each batch, at most; cache, columns and observer: see `run`."""
+        _check_shape(model, cache, slots, columns)
+        self.model, self.slots, self.cache, self.columns = model, slots, cache, columns
         self.observer = observer or Observer()
         self._lanes: dict[Hashable, _Lane] = {}
 
@@ -97,35 +122,40 @@ class Live:
     def submit(self, request: Request) -> Ticket:
         """Line up; the row joins its batch as soon as there is a slot."""
         check(request, self.model)
-        lane = self._lanes.get(request.policy.structure)
-        if lane is None:
-            lane = _Lane(self.model, self.slots, self.cache, self.observer)
-            self._lanes[request.policy.structure] = lane
+        if self.columns is not None and (needed := span_of(request, self.model)) > self.columns:
+            raise UserError(
+                f"request {request.id!r} needs {needed} columns, more than columns={self.columns}"
+            )
+        key = _lane_of(self.model, self.columns, request)
+        if key not in self._lanes:
+            self._lanes[key] = _Lane(self.model, self.slots, self.cache, self.columns, self.observer)
         ticket = Ticket(request)
-        lane.scheduler.add(ticket)
+        self._lanes[key].scheduler.add(ticket)
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
         """Take a request out, waiting or running; there will be no outcome."""
-        if lane := self._lanes.get(ticket.request.policy.structure):
+        if lane := self._lanes.get(_lane_of(self.model, self.columns, ticket.request)):
             lane.scheduler.cancel(ticket)
 
     def turn(self) -> list[Outcome]:
         """One step of every batch; the rows that ended: their samples, or what went wrong with that row alone."""
         outcomes: list[Outcome] = []
-        for structure, lane in list(self._lanes.items()):
+        for key, lane in list(self._lanes.items()):
             if not lane.scheduler.idle:
                 outcomes += lane.turn()
             if lane.scheduler.idle:
-                del self._lanes[structure]
+                del self._lanes[key]
         return outcomes
 
 
 class _Lane:
-    """The requests of one structure: those that wait, and the batch."""
+    """Requests that are decoded together: those that wait, and the batch."""
 
-    def __init__(self, model: Denoiser, slots: int, cache: str | None, observer: Observer) -> None:
-        self.model, self.cache, self.observer = model, cache, observer
+    def __init__(
+        self, model: Denoiser, slots: int, cache: str | None, columns: int | None, observer: Observer
+    ) -> None:
+        self.model, self.cache, self.columns, self.observer = model, cache, columns, observer
         self.scheduler: Scheduler[Ticket] = Scheduler((), slots)
         self.batch: Batch | None = None
 
@@ -157,7 +187,12 @@ class _Lane:
         if batch is None:
             known = [ticket.request for ticket in (*self.scheduler.running, *self.scheduler.waiting)]
             running = known[: len(self.scheduler.running)]
-            batch = Batch(self.model, running, *widths(known, self.model), self.cache)
+            wide, block = widths(known, self.model)
+            if self.columns is None:
+                batch = Batch(self.model, running, wide, block, self.cache)
+            else:
+                block = min(self.columns, block_of(running[0], self.model))
+                batch = Batch(self.model, running, self.columns, block, fixed_rows=self.scheduler.slots)
         else:
             added = [ticket.request for ticket in moves.added]
             refilled = {slot: ticket.request for slot, ticket in moves.refilled.items()}
@@ -173,6 +208,8 @@ class _Lane:
         """Out of memory: half of the rows wait again. A batch that cannot even be made smaller is given up and its
         rows begin again; their samples are the same."""
         rows = len(self.scheduler.running)
+        if self.columns is not None:
+            raise UserError(f"a fixed shape of {self.scheduler.slots} rows does not fit; lower batch_size")
         dropped = self.scheduler.halve()
         log.warning("out of memory with %d rows; going on with %d", rows, len(self.scheduler.running))
         batch, self.batch = self.batch, None

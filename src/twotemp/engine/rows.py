@@ -275,10 +275,11 @@ class Rows:
             ended = torch.isin(self.ids, self.eos_ids) & self.generated
             first_eos = torch.where(ended.any(1), ended.int().argmax(1), self.columns)
             open_ = open_.masked_fill(self.eos_stop & (first_eos < masked.int().argmax(1)), 0)
-        *found, sane = torch.cat([start, end, open_, healthy[None].long()]).cpu().split(len(start))
-        self.begun = torch.where(found[0] == self.start, self.begun, self.forwards)
-        self.start, self.end, self.open = found
-        return bool(sane)
+        told = torch.cat([start, end, open_, healthy[None].long()]).cpu()
+        start, end, self.open = told[:-1].view(3, -1)
+        self.begun = torch.where(start == self.start, self.begun, self.forwards)
+        self.start, self.end = start, end
+        return bool(told[-1])
 
 
 def _active(masked: Tensor, origin: Tensor, block: Tensor, length: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -30,6 +30,7 @@ class Drawn:
 
     tokens: Tensor  # [B, W] int64
     log_confidence: Tensor  # [B, W] float32: log q(token)
+    confidence: Tensor  # [B, W] float32: q(token)
     positions: Tensor  # [B, W] int64: in the row
     log_norm: Tensor  # [N] float32: log sum exp z of the candidates; not finite where the logits are not
     entropy: Tensor | None = None  # [B, W]: H(q), in nats
@@ -58,16 +59,17 @@ class Score(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """The noise that tempers it (from uniforms), and which positions it finds ready, [B, W] bool."""
+    """The noise that tempers it (from uniforms), and which positions it finds ready, [B, W] bool (None: none)."""
 
     noise: Callable[[Tensor], Tensor]
-    ready: Callable[[Ranked], Tensor]
+    ready: Callable[[Ranked], Tensor | None]
     needs: tuple[Need, ...] = ()
+    takes_the_best: bool = True  # what is ready has higher scores than what is not
 
 
 SCORES: dict[records.Score, Score] = {
     "log_confidence": Score(lambda drawn: drawn.log_confidence.double()),
-    "confidence": Score(lambda drawn: drawn.log_confidence.exp().double()),
+    "confidence": Score(lambda drawn: drawn.confidence.double()),
     "log_margin": Score(lambda drawn: known(drawn.log_margin).double(), ("margin",)),
     "neg_entropy": Score(lambda drawn: -known(drawn.entropy).double(), ("entropy",)),
     "position": Score(lambda drawn: -drawn.positions.double()),
@@ -88,25 +90,24 @@ def rank(score: Tensor, masked: Tensor, late: Tensor | None) -> Tensor:
     order = score.masked_fill(~masked, -torch.inf).argsort(dim=1, descending=True, stable=True)
     if late is None:
         return order
-    tier = torch.where(masked, late.long(), 2).gather(1, order)
-    return order.gather(1, tier.argsort(dim=1, stable=True))
+    return first(masked, first(masked & ~late, order))
 
 
-def none(ranked: Ranked) -> Tensor:
+def nothing(ranked: Ranked) -> None:
     """A fixed budget (LC: U = argmax over |I| = K of sum c): nothing is ready, the fallback takes the K best."""
-    return torch.zeros_like(ranked.masked)
 
 
 def above(ranked: Ranked) -> Tensor:
     """Thresholding (CT): U = {c > lambda}."""
-    bar = ranked.given.threshold[:, None]
-    passed = (ranked.score > bar) | ((ranked.score == bar) & ranked.given.inclusive[:, None])
-    return ranked.masked & (passed if ranked.late is None else passed & ~ranked.late)
+    free = ranked.masked if ranked.late is None else ranked.masked & ~ranked.late
+    passed: Tensor = ranked.score > ranked.given.bar[:, None]
+    return free & passed
 
 
 def settled(ranked: Ranked) -> Tensor:
     """KLASS: above the threshold, and stable for the last n steps."""
-    return above(ranked) & (known(ranked.stable) >= ranked.given.kl_steps[:, None])
+    calm: Tensor = known(ranked.stable) >= ranked.given.kl_steps[:, None]
+    return above(ranked) & calm
 
 
 def within_entropy(ranked: Ranked) -> Tensor:
@@ -122,19 +123,23 @@ def within_entropy(ranked: Ranked) -> Tensor:
 
 
 RULES: dict[records.Rule, Rule] = {
-    "budget": Rule(rng.gumbel, none),
+    "budget": Rule(rng.gumbel, nothing),
     "threshold": Rule(rng.logistic, above),
     "entropy_bound": Rule(rng.gumbel, within_entropy, ("entropy",)),
-    "stable": Rule(rng.logistic, settled, ("probabilities",)),
+    "stable": Rule(rng.logistic, settled, ("probabilities",), takes_the_best=False),
 }
 
 
-def commit(ready: Tensor, masked: Tensor, order: Tensor, k: Tensor) -> Tensor:
-    """All that are ready and, in this order, as many others as it takes to commit k: every step commits."""
-    first, free = ready.gather(1, order), masked.gather(1, order)
-    others = free & ~first
-    filled = others & (others.cumsum(1) <= (k - first.sum(1))[:, None])
-    return torch.zeros_like(masked).scatter(1, order, first | filled)
+def first(chosen: Tensor, order: Tensor) -> Tensor:
+    """The same order, but all that are chosen come first."""
+    return order.gather(1, chosen.gather(1, order).argsort(dim=1, descending=True, stable=True))
+
+
+def commit(ready: Tensor | None, masked: Tensor, order: Tensor, k: Tensor) -> Tensor:
+    """All that are ready and as many others as it takes to commit k, in an order that begins with the ready ones."""
+    count = k if ready is None else torch.maximum(k, ready.sum(1))
+    taken = torch.arange(masked.shape[1], device=masked.device) < count[:, None]
+    return masked & torch.zeros_like(masked).scatter(1, order, taken)
 
 
 def even(remaining: Tensor, steps: Tensor, since: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -92,35 +93,39 @@ class PolicyBatch:
             }
         )
 
-        def where(test: Callable[[Policy], bool]) -> tuple[Tensor, bool]:
-            """Which rows, [B], and whether any: known on the host, so that no step waits for the device."""
-            found = [test(p) for p in policies]
-            return torch.tensor(found, device=device), any(found)
+        # x >= lambda is x > the number before lambda.
+        bars = [math.nextafter(p.threshold, -math.inf) if p.inclusive else p.threshold for p in policies]
+        self.given.bar = torch.tensor(bars, dtype=torch.float64, device=device)
 
-        never, any_never = where(lambda p: p.eos == "never")
-        self.late, self.any_late = where(lambda p: p.eos == "last")
-        self.dream, self.any_dream = where(lambda p: p.steps > 0 and p.schedule == "dream")
-        self.even, self.any_even = where(lambda p: p.steps > 0 and p.schedule == "even")
+        def where(test: Callable[[Policy], bool]) -> Tensor | None:
+            """Which rows, [B]; None where there are none, so that no step waits for the device to know."""
+            found = [test(p) for p in policies]
+            return torch.tensor(found, device=device) if any(found) else None
+
+        self.late = where(lambda p: p.eos == "last")
+        self.dream = where(lambda p: p.steps > 0 and p.schedule == "dream")
+        self.even = where(lambda p: p.steps > 0 and p.schedule == "even")
         self.any_tempered = any(p.t_pos > 0 for p in policies)
         # Strictly left to right only the K leftmost masks can be committed.
-        self.left_to_right = (first.score, first.rule) == ("position", "budget") and not (
-            self.any_tempered or self.any_late or self.any_even or self.any_dream
-        )
+        self.left_to_right = (first.score, first.rule, self.any_tempered) == (
+            "position",
+            "budget",
+            False,
+        ) and all(it is None for it in (self.late, self.dream, self.even))
         self.host_k = torch.tensor([p.k for p in policies])
         # A temperature that float32 does not know becomes the nearest one that it does: the law is the same.
-        t_token = self.given.t_token.clamp(_SINGLE.tiny, _SINGLE.max)
+        t_token = [min(max(p.t_token, _SINGLE.tiny), _SINGLE.max) if p.t_token else 0.0 for p in policies]
         self.tokens = tokens.TokenRules(
-            t_token=torch.where(self.given.t_token > 0, t_token, 0.0).float(),
+            t_token=torch.tensor(t_token, dtype=torch.float32, device=device),
             top_k=self.given.top_k,
             top_p=self.given.top_p.float(),
-            never=never,
+            never=where(lambda p: p.eos == "never"),
             forbidden=torch.tensor(forbidden_ids, dtype=torch.int64, device=device),
             eos=torch.tensor(eos_ids, dtype=torch.int64, device=device),
             any_greedy=any(p.t_token == 0 for p in policies),
             any_drawn=any(p.t_token > 0 for p in policies),
             most_top_k=max(p.top_k for p in policies),
             any_top_p=any(p.top_p < 1 for p in policies),
-            any_never=any_never,
             of_drawn=first.confidence == "drawn",
         )
 
@@ -152,9 +157,11 @@ class PolicyBatch:
             grid = torch.zeros(masked.numel(), *values.shape[1:], dtype=values.dtype, device=values.device)
             return grid.index_copy_(0, index, values).view(*masked.shape, *values.shape[1:])
 
+        log_confidence = spread(found.log_confidence)
         return Drawn(
             spread(found.tokens),
-            spread(found.log_confidence),
+            log_confidence,
+            log_confidence.exp(),
             noise.positions,
             found.log_norm,
             *(
@@ -180,7 +187,9 @@ class PolicyBatch:
         if self.any_tempered:
             uniform = noise.uniform(rng.Stream.POSITION)
             score = positions.perturb(score, self.given.t_pos, self.rule.noise(uniform))
-        late = torch.isin(drawn.tokens, self.tokens.eos) & self.late[:, None] if self.any_late else None
+        late = self.late
+        if late is not None:
+            late = late[:, None] & torch.isin(drawn.tokens, self.tokens.eos)
         memory = self._remember(memory, drawn, masked) if self.remembers else None
         order = positions.rank(score, masked, late)
         stable = None if memory is None else memory.stable
@@ -188,17 +197,18 @@ class PolicyBatch:
         ready = self.rule.ready(ranked)
         if self.leftmost:
             order = positions.rank(-drawn.positions.double(), masked, late)
+        if ready is not None and (self.leftmost or late is not None or not self.rule.takes_the_best):
+            order = positions.first(ready, order)
         commit = positions.commit(ready, masked, order, self._budget(noise.step, since, masked))
-        confidence = drawn.log_confidence.exp()
-        return Decision(drawn.tokens, commit, confidence, drawn.entropy, drawn.log_norm), memory
+        return Decision(drawn.tokens, commit, drawn.confidence, drawn.entropy, drawn.log_norm), memory
 
     def _budget(self, step: Tensor, since: Tensor | None, masked: Tensor) -> Tensor:
         """How many positions at least: k, or with `steps` what the schedule says."""
         k: Tensor = self.given.k
-        if self.any_even:
+        if self.even is not None:
             since = torch.zeros_like(step) if since is None else since
             k = torch.where(self.even, positions.even(masked.sum(1), self.given.steps, since), k)
-        if self.any_dream:
+        if self.dream is not None:
             k = torch.where(self.dream, positions.dream(masked.sum(1), self.given.steps, step), k)
         return k
 

@@ -26,14 +26,13 @@ class TokenRules:
     t_token: Tensor  # float32, 0: greedy
     top_k: Tensor  # 0: no filter
     top_p: Tensor  # float32, 1: no filter
-    never: Tensor  # bool: EOS is forbidden
+    never: Tensor | None  # bool: EOS is forbidden
     forbidden: Tensor  # [F]: ids that nobody may write
     eos: Tensor  # [E]: ids
     any_greedy: bool
     any_drawn: bool
     most_top_k: int  # the largest top_k of any row; 0: no row filters
     any_top_p: bool
-    any_never: bool
     of_drawn: bool  # confidence, margin and entropy of the tempered and filtered distribution
 
 
@@ -69,7 +68,7 @@ def _predict(logits: Tensor, u: Tensor, row: Tensor, rules: TokenRules, needs: S
     if logits.dtype.itemsize < 4:  # sums over a vocabulary need more than half precision
         logits = logits.float()
     z = logits.index_fill(1, rules.forbidden, -torch.inf)
-    if rules.any_never:
+    if rules.never is not None:
         z[:, rules.eos] = z[:, rules.eos].masked_fill(rules.never[row, None], -torch.inf)
     t_token = rules.t_token[row]
     peak = z.amax(-1, keepdim=True)
