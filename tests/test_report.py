@@ -10,12 +10,12 @@ from math import inf
 
 import numpy as np
 import pytest
+from twotemp.report.series import Series, k_grid
 
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse
 from twotemp.records import Grade, Sample
 from twotemp.report import figures, findings, read, style, tables, write
-from twotemp.report.series import Series, k_grid
 from twotemp.store import Config, Key, Store
 
 SIX = ("ar", "lc", "random", "tlc", "ct", "tct")

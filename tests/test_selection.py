@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twotemp.selection.ballots import Ballot, Ballots
+from twotemp.selection.selectors import probability
 
 from twotemp import graders, metrics, tasks
 from twotemp.cli import app
@@ -22,8 +24,6 @@ from twotemp.policies import parse
 from twotemp.records import Grade, Problem, Sample, Trace
 from twotemp.report import selection as report
 from twotemp.selection import SELECTORS, best_at, best_for, choices, elect, group, named, read
-from twotemp.selection.ballots import Ballot, Ballots
-from twotemp.selection.selectors import probability
 from twotemp.store import Config, Key, Store
 
 # --- the same answer ------------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def evaluate(
     )
     opened = opener(model, device, dtype, mask_id, block_size, compiled)
     run_plan(plan, out, opened, shard=_shard(shard), batch_size=batch_size, profile=profile)
-    from twotemp.report import read
+    from twotemp.analysis import read
 
     series = read([out])
     if as_json:
@@ -188,7 +188,6 @@ def run(
 ) -> None:
     """Run an experiment file: evaluate, then report. It continues what it finds in --out."""
     from twotemp import experiments
-    from twotemp.report import read
     from twotemp.report.style import model_name
 
     chosen = experiments.read(experiment)
@@ -202,7 +201,7 @@ def run(
         runs.append(folder / model_name(source))
         opened = opener(source, device, dtype, mask_id, block_size, compiled)
         run_plan(plan, runs[-1], opened, batch_size=batch_size, profile=profile)
-    write_report(read(runs), folder / "report")
+    write_report(runs, folder / "report")
 
 
 def opener(

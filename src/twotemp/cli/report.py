@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from twotemp.errors import UserError
 
 if TYPE_CHECKING:
-    from twotemp.report import Series
+    from twotemp.analysis import Graded
+    from twotemp.report import Page
+
+INCOMPLETE = 3  # exit code: the report is written, and the run it is of is not whole
 
 
 def report(
@@ -22,15 +26,19 @@ def report(
 ) -> None:
     """Write tables (Markdown, CSV, LaTeX) and the paper's figures, as far as the runs have data for them.
 
-    Runs of `twotemp grpo` get the paper's three panels and a table of what each did with its budget.
+    With several samples per question also what choosing one answer gives: see `twotemp select`. Runs of
+    `twotemp grpo` get the paper's three panels and a table of what each did with its budget.
+
+    What is missing or damaged is listed first, and the exit code is then 3.
     """
     ks = _numbers(k) if k else None
-    from twotemp.report import grpo, read
+    from twotemp.analysis import kind_of
 
-    if any(grpo.is_run(run) for run in runs):
-        _training_report(runs, out or runs[0] / "report")
-    else:
-        write_report(read(runs, grader), out or runs[0] / "report", ks)
+    folder = out or runs[0] / "report"
+    if {kind_of(run) for run in runs} == {"grpo"}:
+        _training_report(runs, folder)
+    elif not write_report(runs, folder, ks, grader):
+        raise typer.Exit(INCOMPLETE)
 
 
 def export(
@@ -44,45 +52,81 @@ def export(
     people.print(f"{write(run, out)} rows in {out}", highlight=False)
 
 
-def write_report(series: Sequence[Series], folder: Path, ks: Sequence[int] | None = None) -> None:
-    """Write the report; the table, the findings and the names of the files go to the terminal."""
-    from twotemp.cli.console import output, people
-    from twotemp.report import write
+def write_report(
+    runs: Sequence[Path], folder: Path, ks: Sequence[int] | None = None, grader: str | None = None
+) -> bool:
+    """Write the report; the table, the findings and the names of the files go to the terminal. False: incomplete."""
+    from twotemp.analysis import every_choice, survey
+    from twotemp.cli.console import people
+    from twotemp.report import write, write_selection
+    from twotemp.selection import count, scored_by
 
-    made = write(series, folder, ks)
-    show_table(series, ks)
-    for finding in made.findings:
-        output.print(f"• {finding.sentence}", highlight=False)
-    people.print(f"report: {made.path}", highlight=False)
-    for figure in made.figures:
-        people.print(f"figure: {figure.path}", highlight=False)
+    found = survey(runs, grader)
+    page = write(found.cells, folder, ks, found.gaps)
+    show_gaps(found.gaps)
+    show_table(found.cells, ks)
+    show_page(page)
+    several = [one for one in found.cells if one.samples > 1]
+    if several:
+        model = scored_by(several)
+        selectors = ("majority", "orm", "weighted", "oracle") if model else ("majority", "oracle")
+        try:
+            counted = count(several, hub=False, reward_model=model)
+        except UserError as error:
+            people.print(f"without what choosing one answer gives ({error})", highlight=False)
+        else:
+            show_page(write_selection(every_choice(counted, selectors), folder, found.gaps))
+    return not found.gaps
+
+
+def show_gaps(gaps: Sequence[str]) -> None:
+    """What is missing or damaged, before anything else."""
+    from twotemp.cli.console import people
+
+    for gap in gaps:
+        people.print(f"[red]incomplete:[/red] {escape(gap)}", highlight=False)
+
+
+def show_page(page: Page) -> None:
+    """The sentences, and where everything is."""
+    from twotemp.cli.console import output, people
+    from twotemp.report import NO_FIGURES
+    from twotemp.report.figures import available
+
+    for sentence in page.sentences:
+        output.print(f"• {sentence}", highlight=False, markup=False)
+    people.print(f"report: {page.path}", highlight=False, markup=False)
+    for figure in page.figures:
+        people.print(f"figure: {figure.path}", highlight=False, markup=False)
+    if not available():
+        people.print(NO_FIGURES, highlight=False, markup=False)
 
 
 def _training_report(runs: Sequence[Path], folder: Path) -> None:
     from twotemp.cli.console import output, people
-    from twotemp.report import grpo
+    from twotemp.report import NO_FIGURES, grpo
 
     page, figure = grpo.write(runs, folder)
     output.print(page.read_text("utf-8"), markup=False, highlight=False, soft_wrap=True)
     people.print(f"report: {page}", highlight=False)
-    people.print(f"figure: {figure.path}", highlight=False)
+    people.print(f"figure: {figure.path}" if figure else NO_FIGURES, highlight=False, markup=False)
 
 
-def show_table(series: Sequence[Series], ks: Sequence[int] | None = None) -> None:
+def show_table(series: Sequence[Graded], ks: Sequence[int] | None = None) -> None:
     """pass@k with 95 % intervals and both NFE accountings, in as many columns as the terminal has room for."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    from twotemp.analysis import k_grid
     from twotemp.cli.console import output
     from twotemp.report import style, tables
-    from twotemp.report.series import k_grid
 
     grid = list(ks) if ks else k_grid(series)
-    room = max(2, (output.width - 31) // 12)
+    room = max(2, (output.width - 30) // 14)
     if len(grid) > room:  # evenly spaced, the first and the last always
         grid = [grid[round(at * (len(grid) - 1) / (room - 1))] for at in range(room)]
     several = len({s.model for s in series}) > 1
-    title = "pass@k in %, mean ±half-width of the 95 % interval; fwd: forward passes run"
+    title = "pass@k in % (95 % interval); fwd: forward passes run"
     table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for name in ("NFE", "fwd", *(f"k = {k}" for k in grid)):
@@ -92,7 +136,7 @@ def show_table(series: Sequence[Series], ks: Sequence[int] | None = None) -> Non
         where = style.task_name(first.task) + (f", {style.model_name(first.model)}" if several else "")
         table.add_row(f"[bold]{where}[/bold]", *[""] * (len(grid) + 2))
         for row in block:
-            cells = ["–" if cell is None else f"{cell.mean:.1f} ±{cell.half:.1f}" for cell in row.cells]
+            cells = ["–" if c is None else tables.spelled(c.mean, c.low, c.high, 0) for c in row.cells]
             table.add_row(
                 style.label(row.series.policy, plain=True),
                 f"{row.nfe:.1f}",
@@ -104,14 +148,15 @@ def show_table(series: Sequence[Series], ks: Sequence[int] | None = None) -> Non
                 end_section=row is block[-1],
             )
     output.print(table)
-    lost = sum(s.ungraded for s in series)
+    lost = sum(s.table.ungraded for s in series)
     if lost:
         output.print(f"{lost} samples could not be graded and are left out", highlight=False)
 
 
-def summary(one: Series) -> dict[str, object]:
+def summary(one: Graded) -> dict[str, object]:
+    from twotemp.analysis import k_grid
+    from twotemp.analysis.choice import interval
     from twotemp.policies import spell
-    from twotemp.report.series import k_grid
 
     return {
         "model": one.model,
@@ -120,14 +165,11 @@ def summary(one: Series) -> dict[str, object]:
         "grader": one.grader,
         "questions": len(one.questions),
         "n": one.samples,
-        "ungraded": one.ungraded,
+        "ungraded": one.table.ungraded,
         "nfe": one.cost("nfe"),
         "forwards": one.cost("forwards"),
         "seconds": one.cost("seconds"),
-        "pass": {
-            str(k): {name: float(getattr(one.curve, name)[k - 1]) for name in ("mean", "low", "high")}
-            for k in k_grid([one])
-        },
+        "pass": {str(k): interval(one.curve, k - 1) for k in k_grid([one])},
     }
 
 

@@ -148,7 +148,7 @@ def _show(prompt: str, samples: list[Any]) -> None:
 
     texts = Counter(s.text if s.text is not None else " ".join(map(str, s.tokens)) for s in samples)
     total = len(samples)
-    entropy = -sum(c / total * math.log2(c / total) for c in texts.values())
+    entropy = sum(c / total * math.log2(total / c) for c in texts.values())
     table = Table(title=prompt, title_justify="left", show_lines=False, expand=False)
     table.add_column("times", justify="right")
     table.add_column("answer", overflow="fold")

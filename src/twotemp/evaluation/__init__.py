@@ -7,6 +7,6 @@ that was stopped in any way is continued by starting it again, and a larger n dr
 from twotemp.evaluation.plan import Plan, TaskChoice
 from twotemp.evaluation.progress import Progress
 from twotemp.evaluation.runner import Evaluation
-from twotemp.evaluation.stored import grader_of, problems_of, regrade
+from twotemp.evaluation.stored import regrade
 
-__all__ = ["Evaluation", "Plan", "Progress", "TaskChoice", "grader_of", "problems_of", "regrade"]
+__all__ = ["Evaluation", "Plan", "Progress", "TaskChoice", "regrade"]

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from twotemp.analysis import Graded, unique
+from twotemp.metrics.bootstrap import LEAST
 from twotemp.report import style
-from twotemp.report.series import Series, unique
 
 HEAD = ("Dataset", "Method", "NFE", "forwards", "n")
 
 
+INTERVALS = (
+    "In parentheses the 95 % interval over questions (Bayesian bootstrap, 10,000 resamples); fewer than "
+    f"{LEAST} questions get none."
+)
+
+
 @dataclass(frozen=True)
-class Cell:
-    """pass@k in percent: mean ± half-width of the 95 % interval."""
+class Entry:
+    """pass@k in percent with its 95 % interval."""
 
     mean: float
-    half: float
+    low: float  # NaN: too few questions for an interval
+    high: float
     best: bool  # the highest mean of its column within a dataset
-    questions: int | None  # how many questions it rests on, where not all have k samples
+    questions: int | None  # how many questions it rests on, where it is not all of its dataset
 
     @property
     def note(self) -> str:
@@ -31,44 +39,54 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    series: Series
+    series: Graded
     nfe: float
     forwards: float
-    cells: tuple[Cell | None, ...]  # None: fewer than k samples
+    cells: tuple[Entry | None, ...]  # None: fewer than k samples
 
 
-def blocks(series: Sequence[Series], ks: Sequence[int]) -> Iterator[list[Row]]:
+def blocks(series: Sequence[Graded], ks: Sequence[int]) -> Iterator[list[Row]]:
     """The rows of one dataset and model after the other, best values marked."""
     for model, task in unique((s.model, s.task) for s in series):
         here = [s for s in series if s.model == model and s.task == task]
-        best = [
-            np.nanmax([s.curve.mean[k - 1] if k <= s.samples else np.nan for s in here] + [-1.0]) for k in ks
-        ]
-        yield [
-            Row(
-                one,
-                one.cost("nfe"),
-                one.cost("forwards"),
-                tuple(_cell(one, k, top) for k, top in zip(ks, best)),
-            )
-            for one in here
-        ]
+        every = frozenset[str]().union(*(s.questions for s in here))
+        columns = [list(_column(here, k, every)) for k in ks]
+        for_row = zip(here, zip(*columns))
+        yield [Row(one, one.cost("nfe"), one.cost("forwards"), entries) for one, entries in for_row]
 
 
-def _cell(one: Series, k: int, best: float) -> Cell | None:
-    if k > one.samples:
-        return None
-    curve, at = one.curve, k - 1
-    few = int(curve.questions[at])
-    return Cell(
-        mean=100 * float(curve.mean[at]),
-        half=100 * float(curve.half_width[at]),
-        best=bool(curve.mean[at] == best),
-        questions=few if few < len(one.questions) else None,
-    )
+def _column(cells: Sequence[Graded], k: int, every: frozenset[str]) -> Iterator[Entry | None]:
+    """pass@k of each; the best is marked only where all means are over the same questions."""
+    reach = [one for one in cells if k <= one.samples]
+    comparable = len({one.questions_at(k) for one in reach}) == 1
+    top = max((float(one.curve.mean[k - 1]) for one in reach), default=0.0)
+    for one in cells:
+        if k > one.samples:
+            yield None
+            continue
+        mean, low, high = (float(x[k - 1]) for x in (one.curve.mean, one.curve.low, one.curve.high))
+        few, best = int(one.curve.questions[k - 1]), comparable and mean == top
+        yield Entry(100 * mean, 100 * low, 100 * high, best, few if few < len(every) else None)
 
 
-def markdown(series: Sequence[Series], ks: Sequence[int]) -> str:
+def spelled(mean: float, low: float, high: float, digits: int = 1) -> str:
+    """`95.0 (77.1–99.6)`; the mean alone where there is no interval."""
+    return f"{mean:.1f}" if np.isnan(low) else f"{mean:.1f} ({low:.{digits}f}–{high:.{digits}f})"
+
+
+def rows_as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Numbers in six digits; empty where there is none."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow(
+            ("" if np.isnan(cell) else f"{cell:.6g}") if isinstance(cell, float) else cell for cell in row
+        )
+    return out.getvalue()
+
+
+def markdown(series: Sequence[Graded], ks: Sequence[int]) -> str:
     """One table; datasets in blocks, the best of each column in bold."""
     lines = [
         "| " + " | ".join([*HEAD, *(f"k = {k}" for k in ks)]) + " |",
@@ -80,7 +98,7 @@ def markdown(series: Sequence[Series], ks: Sequence[int]) -> str:
             one = row.series
             name = style.task_name(one.task) + (f", {style.model_name(one.model)}" if several else "")
             cells = [
-                "–" if c is None else _strong(c, f"{c.mean:.1f} ± {c.half:.1f}{c.note}") for c in row.cells
+                "–" if c is None else _strong(c, spelled(c.mean, c.low, c.high) + c.note) for c in row.cells
             ]
             lines.append(
                 "| "
@@ -99,17 +117,17 @@ def markdown(series: Sequence[Series], ks: Sequence[int]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _strong(cell: Cell, text: str) -> str:
+def _strong(cell: Entry, text: str) -> str:
     return f"**{text}**" if cell.best else text
 
 
-def count(one: Series) -> str:
-    """Samples a question; ungraded ones are said, since they are left out."""
-    return f"{one.samples}" + (f" ({one.ungraded} ungraded)" if one.ungraded else "")
+def count(one: Graded) -> str:
+    """Samples per question; ungraded ones are said, since they are left out."""
+    return f"{one.samples}" + (f" ({one.table.ungraded} ungraded)" if one.table.ungraded else "")
 
 
-def latex(series: Sequence[Series], ks: Sequence[int]) -> str:
-    r"""The paper's layout: booktabs, \multirow datasets, small ±; a heading row a model."""
+def latex(series: Sequence[Graded], ks: Sequence[int]) -> str:
+    r"""The paper's layout: booktabs, \multirow datasets, small intervals; a heading row for each model."""
     width = 4 + len(ks)
     lines = [
         "% needs the packages booktabs, multirow and graphicx",
@@ -149,57 +167,58 @@ def latex(series: Sequence[Series], ks: Sequence[int]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _latex_cell(cell: Cell | None) -> str:
+def _latex_cell(cell: Entry | None) -> str:
     if cell is None:
         return "--"
     mean = rf"\textbf{{{cell.mean:.1f}}}" if cell.best else f"{cell.mean:.1f}"
-    return mean + r"{\scriptsize$\,\pm\,$" + f"{cell.half:.1f}{cell.note}" + "}"
+    below, above = cell.mean - cell.low, cell.high - cell.mean
+    span = "" if np.isnan(below) else f"$_{{-{below:.1f}}}^{{+{above:.1f}}}$"
+    return mean + span + (rf"{{\scriptsize{cell.note}}}" if cell.note else "")
 
 
 def _tex(text: str) -> str:
     return text.replace("_", r"\_").replace("%", r"\%").replace("&", r"\&")
 
 
-def caption(series: Sequence[Series]) -> str:
+def caption(series: Sequence[Graded]) -> str:
     """What the numbers are, in the words of the paper's captions; LaTeX."""
     sizes = ", ".join(
-        f"{style.task_name(task)} {next(len(s.questions) for s in series if s.task == task)} questions"
+        f"{style.task_name(task)} {max(len(s.questions) for s in series if s.task == task)} questions"
         for task in unique(s.task for s in series)
     )
     graders = ", ".join(unique(s.grader for s in series))
     samples = "--".join(map(str, sorted({min(s.samples for s in series), max(s.samples for s in series)})))
-    ungraded = sum(s.ungraded for s in series)
+    ungraded = sum(s.table.ungraded for s in series)
     return (
-        r"Pass@$k$ (\%) with bootstrapped 95\% confidence intervals (10{,}000 resamples over questions, "
-        f"{samples} samples per question). Values are mean $\\pm$ half-width of the 95\\% CI; best value per "
-        f"column within each dataset block in bold. Evaluation sets: {_tex(sizes)}. NFE is the mean number of "
-        "function evaluations per sample (autoregressive: tokens before EOS; others: steps until all positions "
-        f"are unmasked), Forwards the passes actually run. Grader: {_tex(graders)}; "
+        r"Pass@$k$ (\%) with 95\% intervals (Bayesian bootstrap over questions, 10{,}000 resamples, "
+        f"{samples} samples per question). Values are means with the distances to both ends of the interval; "
+        f"best value per column within each dataset block in bold. Evaluation sets: {_tex(sizes)}. NFE is the mean "
+        "number of function evaluations per sample (autoregressive: tokens before EOS; others: steps until all "
+        f"positions are unmasked), Forwards the passes actually run. Grader: {_tex(graders)}; "
         f"{ungraded} samples ungraded and left out."
     )
 
 
 COLUMNS = (
     "model", "task", "policy", "label", "t_token", "t_pos", "threshold", "length", "block", "grader", "questions",
-    "n", "ungraded", "nfe", "forwards", "seconds", "tokens_per_forward", "k", "pass", "low", "high", "half_width",
+    "n", "ungraded", "nfe", "forwards", "seconds", "tokens_per_forward", "k", "pass", "low", "high",
     "questions_at_k",
 )  # fmt: skip
 
 
-def as_csv(series: Sequence[Series], ks: Sequence[int]) -> str:
-    """One line a series and k, with everything the other tables leave out; rates are in [0, 1]."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for one in series:
-        p, curve = one.policy, one.curve
-        same = [one.model, one.task, p.name, style.label(p, plain=True), p.t_token, p.t_pos, p.threshold,
-                one.length, one.block, one.grader, len(one.questions), one.samples, one.ungraded,
-                *(f"{one.cost(kind):.6g}" for kind in ("nfe", "forwards", "seconds")),
-                f"{one.tokens_per_forward:.6g}"]  # fmt: skip
-        for k in ks:
-            if k > one.samples:
-                continue
-            rates = (curve.mean, curve.low, curve.high, curve.half_width)
-            writer.writerow([*same, k, *(f"{r[k - 1]:.6g}" for r in rates), int(curve.questions[k - 1])])
-    return out.getvalue()
+def as_csv(series: Sequence[Graded], ks: Sequence[int]) -> str:
+    """One line for each series and k, with everything the other tables leave out; rates are in [0, 1]."""
+
+    def rows() -> Iterator[list[object]]:
+        for one in series:
+            p, c, curve = one.policy, one.config, one.curve
+            same = [one.model, one.task, p.name, style.label(p, plain=True), str(p.t_token), str(p.t_pos),
+                    str(p.threshold), c.length, c.block, one.grader, len(one.questions), one.samples,
+                    one.table.ungraded, one.cost("nfe"), one.cost("forwards"), one.cost("seconds"),
+                    one.tokens_per_forward]  # fmt: skip
+            for k in ks:
+                if k <= one.samples:
+                    rates = (float(r[k - 1]) for r in (curve.mean, curve.low, curve.high))
+                    yield [*same, k, *rates, int(curve.questions[k - 1])]
+
+    return rows_as_csv(COLUMNS, rows())
