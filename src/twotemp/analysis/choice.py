@@ -130,7 +130,7 @@ def _entropies(pairs: Sequence[Pair]) -> str:
     span = f"95 % interval {signed(low, 2)} to {signed(high, 2)}"
     if np.isnan(low):
         verdict, span = (
-            "is to be compared with",
+            "compared with",
             f"{int(estimate.questions[0])} questions: too few for an interval",
         )
     return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,7 @@ from twotemp.errors import UserError
 if TYPE_CHECKING:
     from twotemp.analysis import Graded
     from twotemp.report import Page
+    from twotemp.report.tables import Block
 
 INCOMPLETE = 3  # exit code: the report is written, and the run it is of is not whole
 
@@ -112,45 +113,58 @@ def _training_report(runs: Sequence[Path], folder: Path) -> None:
     people.print(f"figure: {figure.path}" if figure else NO_FIGURES, highlight=False, markup=False)
 
 
-def show_table(series: Sequence[Graded], ks: Sequence[int] | None = None) -> None:
-    """pass@k with 95 % intervals and both NFE accountings, in as many columns as the terminal has room for."""
+def show_table(cells: Sequence[Graded], ks: Sequence[int] | None = None) -> None:
+    """pass@k with 95 % intervals and both NFE accountings."""
+    from twotemp.analysis import k_grid
+    from twotemp.cli.console import output
+    from twotemp.report import tables
+
+    costs = {"NFE": lambda one: one.cost("nfe"), "fwd": lambda one: one.cost("forwards")}
+    grid = list(ks) if ks else k_grid(cells)
+    title = "pass@k in % (95 % interval); fwd: forward passes run"
+    show_blocks(title, costs, lambda ks: tables.blocks(cells, ks), grid)
+    lost = sum(one.table.ungraded for one in cells)
+    if lost:
+        output.print(f"{lost} samples could not be graded and are left out", highlight=False)
+
+
+def show_blocks(
+    title: str,
+    costs: Mapping[str, Callable[[Graded], float]],
+    blocks: Callable[[Sequence[int]], Iterable[Block]],
+    grid: Sequence[int],
+) -> None:
+    """Policies against k, in as many columns as the terminal has room for."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from twotemp.analysis import k_grid
     from twotemp.cli.console import output
-    from twotemp.report import style, tables
+    from twotemp.report import style
 
-    grid = list(ks) if ks else k_grid(series)
-    room = max(2, (output.width - 30) // 14)
+    name = max(len(part) for one in blocks(grid[:1]) for part in (", ".join(one.names), *_labels(one)))
+    room = max(2, (output.width - name - 2 - 6 * len(costs)) // 14)
     if len(grid) > room:  # evenly spaced, the first and the last always
         grid = [grid[round(at * (len(grid) - 1) / (room - 1))] for at in range(room)]
-    several = len({s.model for s in series}) > 1
-    title = "pass@k in % (95 % interval); fwd: forward passes run"
     table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
-    for name in ("NFE", "fwd", *(f"k = {k}" for k in grid)):
-        table.add_column(name, justify="right", no_wrap=True)
-    for block in tables.blocks(series, grid):
-        first = block[0].series
-        where = style.task_name(first.task) + (f", {style.model_name(first.model)}" if several else "")
-        table.add_row(f"[bold]{where}[/bold]", *[""] * (len(grid) + 2))
-        for row in block:
-            cells = ["–" if c is None else tables.spelled(c.mean, c.low, c.high, 0) for c in row.cells]
-            table.add_row(
-                style.label(row.series.policy, plain=True),
-                f"{row.nfe:.1f}",
-                f"{row.forwards:.1f}",
-                *(
-                    f"[bold]{text}[/bold]" if cell and cell.best else text
-                    for cell, text in zip(row.cells, cells)
-                ),
-                end_section=row is block[-1],
-            )
+    for head in (*costs, *(f"k = {k}" for k in grid)):
+        table.add_column(head, justify="right", no_wrap=True)
+    for one in blocks(grid):
+        table.add_row(f"[bold]{', '.join(one.names)}[/bold]")
+        for row in one.rows:
+            texts = ["–" if e is None else e.text(0) for e in row.entries]
+            bold = [e is not None and e.best for e in row.entries]
+            entries = [f"[bold]{text}[/bold]" if best else text for text, best in zip(texts, bold)]
+            numbers = [f"{cost(row.cell):.1f}" for cost in costs.values()]
+            label = style.label(row.cell.policy, plain=True)
+            table.add_row(label, *numbers, *entries, end_section=row is one.rows[-1])
     output.print(table)
-    lost = sum(s.table.ungraded for s in series)
-    if lost:
-        output.print(f"{lost} samples could not be graded and are left out", highlight=False)
+
+
+def _labels(block: Block) -> list[str]:
+    from twotemp.report import style
+
+    return [style.label(row.cell.policy, plain=True) for row in block.rows]
 
 
 def summary(one: Graded) -> dict[str, object]:

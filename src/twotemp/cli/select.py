@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from twotemp.cli.evaluate import task_files
 from twotemp.cli.options import Altered
-from twotemp.cli.report import INCOMPLETE, show_gaps, show_page
-
-if TYPE_CHECKING:
-    from twotemp.analysis import Choice
+from twotemp.cli.report import INCOMPLETE, show_blocks, show_gaps, show_page
 
 
 def select(
@@ -50,7 +47,7 @@ def select(
 
       twotemp select runs/llada --by majority,orm --rm nvidia/AceMath-7B-RM --device cuda
     """
-    from twotemp.analysis import SELECTORS, every_choice, named, survey
+    from twotemp.analysis import SELECTORS, every_choice, k_grid, named, survey
     from twotemp.selection import count
 
     selectors = named([name.strip() for name in by.split(",") if name.strip()])
@@ -70,7 +67,7 @@ def select(
             confidence="traces" in needs,
             watch=watch,
         )
-    from twotemp.report import write_selection
+    from twotemp.report import best_tables, write_selection
 
     found = every_choice(cells, selectors)
     page = write_selection(found, out or run / "selection", surveyed.gaps)
@@ -79,35 +76,11 @@ def select(
         for choice in found:
             typer.echo(json.dumps(choice.summary()))
     else:
-        _show(found)
+        title, grid = "Best@k in % (95 % interval)", k_grid(cells)
+        show_blocks(title, {"NFE": lambda one: one.cost()}, lambda ks: best_tables.blocks(found, ks), grid)
     show_page(replace(page, sentences=()) if as_json else page)
     if surveyed.gaps:
         raise typer.Exit(INCOMPLETE)
-
-
-def _show(found: Sequence[Choice]) -> None:
-    """Best@k at a few k, with 95 % intervals."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from twotemp.analysis import k_grid
-    from twotemp.cli.console import output
-    from twotemp.report import best_tables, style
-
-    ks = k_grid([choice.cell for choice in found])
-    ks = ks if len(ks) <= 3 else [ks[0], ks[len(ks) // 2], ks[-1]]
-    title = "Best@k in % (95 % interval)"
-    table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    for name in ("NFE", *(f"k = {k}" for k in ks)):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, how, block in best_tables.blocks(found):
-        table.add_row(f"[bold]{name}, {how}[/bold]")
-        for choice, row in zip(block, best_tables.entries(block, ks, digits=0)):
-            cells = [f"[bold]{text}[/bold]" if best else text for text, best in row]
-            method = style.label(choice.cell.policy, plain=True)
-            table.add_row(method, f"{choice.cell.cost():.1f}", *cells, end_section=choice is block[-1])
-    output.print(table)
 
 
 @contextmanager

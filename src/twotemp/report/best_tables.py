@@ -10,54 +10,23 @@ from twotemp import metrics
 from twotemp.analysis import SELECTORS, Choice, Graded, k_grid, unique
 from twotemp.analysis.choice import entropy
 from twotemp.report import style
-from twotemp.report.tables import INTERVALS, rows_as_csv, spelled
-
-Block = tuple[str, str, list[Choice]]  # dataset, how it was chosen, a row for each policy
+from twotemp.report.tables import INTERVALS, Block, as_markdown, block, dataset, rows_as_csv
 
 
-def blocks(found: Sequence[Choice]) -> Iterator[Block]:
-    """The policies of one model and dataset under one selector after the other."""
-    several = len({c.cell.model for c in found}) > 1
-    for model, task, selector in unique((c.cell.model, c.cell.task, c.selector) for c in found):
-        key = (model, task, selector)
-        block = [c for c in found if (c.cell.model, c.cell.task, c.selector) == key]
-        name = style.task_name(task) + (f", {style.model_name(model)}" if several else "")
-        yield name, SELECTORS[selector].title, block
-
-
-def entries(block: Sequence[Choice], ks: Sequence[int], digits: int = 1) -> Iterator[list[tuple[str, bool]]]:
-    """For each policy its Best@k in percent, and whether it is the best of those over the same questions."""
-    best: dict[int, float] = {}
-    for k in ks:
-        reach = [c for c in block if k in c.ks]
-        if len({c.cell.questions_at(k) for c in reach}) == 1:
-            best[k] = max(float(c.estimate.mean[c.ks.index(k)]) for c in reach)
-    for choice in block:
-        estimate, at = choice.estimate, {k: place for place, k in enumerate(choice.ks)}
-        row = [("–", False)] * len(ks)
-        for place, k in enumerate(ks):
-            if k in at:
-                mean, low, high = (
-                    100 * float(x[at[k]]) for x in (estimate.mean, estimate.low, estimate.high)
-                )
-                row[place] = spelled(mean, low, high, digits), estimate.mean[at[k]] == best.get(k)
-        yield row
+def blocks(found: Sequence[Choice], ks: Sequence[int]) -> Iterator[Block]:
+    """Best@k, one model, dataset and selector after the other."""
+    cells = [choice.cell for choice in found]
+    for key in unique((c.cell.model, c.cell.task, c.selector) for c in found):
+        here = [c for c in found if (c.cell.model, c.cell.task, c.selector) == key]
+        names = [dataset(here[0].cell, cells), SELECTORS[here[0].selector].title]
+        yield block(names, [(c.cell, c.estimate, c.ks) for c in here], ks)
 
 
 def markdown(found: Sequence[Choice]) -> str:
-    """Best@k in percent: a block for each task and selector, the best of each column in bold."""
+    """A block for each task and selector, the best of each column in bold."""
     ks = k_grid([choice.cell for choice in found])
-    lines = [
-        "| " + " | ".join(["Dataset", "Chosen by", "Method", "NFE", *(f"k = {k}" for k in ks)]) + " |",
-        "|" + "---|" * 3 + "---:|" * (1 + len(ks)),
-    ]
-    for name, title, block in blocks(found):
-        for choice, row in zip(block, entries(block, ks)):
-            head = [name, title] if choice is block[0] else ["", ""]
-            cells = [f"**{text}**" if best else text for text, best in row]
-            method = style.label(choice.cell.policy, plain=True)
-            lines.append("| " + " | ".join([*head, method, f"{choice.cell.cost():.1f}", *cells]) + " |")
-    return "\n".join(lines) + "\n"
+    names = ["Dataset", "Chosen by"]
+    return as_markdown(names, ["NFE"], lambda one: [f"{one.cost():.1f}"], blocks(found, ks), ks)
 
 
 COLUMNS = (

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from twotemp.analysis import Graded, unique
+from twotemp.metrics import Estimate
 from twotemp.metrics.bootstrap import LEAST
 from twotemp.report import style
 
-HEAD = ("Dataset", "Method", "NFE", "forwards", "n")
-
-
+Cells = Callable[[Graded], list[str]]  # what a row says between the policy's name and its numbers
 INTERVALS = (
     "In parentheses the 95 % interval over questions (Bayesian bootstrap, 10,000 resamples); fewer than "
     f"{LEAST} questions get none."
@@ -24,13 +23,18 @@ INTERVALS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """pass@k in percent with its 95 % interval."""
+    """A rate in percent with its 95 % interval."""
 
     mean: float
     low: float  # NaN: too few questions for an interval
     high: float
-    best: bool  # the highest mean of its column within a dataset
-    questions: int | None  # how many questions it rests on, where it is not all of its dataset
+    best: bool  # the highest mean of its column, where all are over the same questions
+    questions: int | None  # how many questions it rests on, where it is not all of its block
+
+    def text(self, digits: int = 1) -> str:
+        """`95.0 (77.1–99.6)`; the mean alone where there is no interval."""
+        span = "" if np.isnan(self.low) else f" ({self.low:.{digits}f}–{self.high:.{digits}f})"
+        return f"{self.mean:.1f}{span}{self.note}"
 
     @property
     def note(self) -> str:
@@ -39,39 +43,80 @@ class Entry:
 
 @dataclass(frozen=True)
 class Row:
-    series: Graded
-    nfe: float
-    forwards: float
-    cells: tuple[Entry | None, ...]  # None: fewer than k samples
+    cell: Graded
+    entries: tuple[Entry | None, ...]  # None: fewer than k samples
 
 
-def blocks(series: Sequence[Graded], ks: Sequence[int]) -> Iterator[list[Row]]:
-    """The rows of one dataset and model after the other, best values marked."""
-    for model, task in unique((s.model, s.task) for s in series):
-        here = [s for s in series if s.model == model and s.task == task]
-        every = frozenset[str]().union(*(s.questions for s in here))
-        columns = [list(_column(here, k, every)) for k in ks]
-        for_row = zip(here, zip(*columns))
-        yield [Row(one, one.cost("nfe"), one.cost("forwards"), entries) for one, entries in for_row]
+@dataclass(frozen=True)
+class Block:
+    """Policies that are compared with each other."""
+
+    names: tuple[str, ...]  # the dataset, and what else the rows share
+    rows: tuple[Row, ...]
 
 
-def _column(cells: Sequence[Graded], k: int, every: frozenset[str]) -> Iterator[Entry | None]:
-    """pass@k of each; the best is marked only where all means are over the same questions."""
-    reach = [one for one in cells if k <= one.samples]
-    comparable = len({one.questions_at(k) for one in reach}) == 1
-    top = max((float(one.curve.mean[k - 1]) for one in reach), default=0.0)
-    for one in cells:
-        if k > one.samples:
-            yield None
-            continue
-        mean, low, high = (float(x[k - 1]) for x in (one.curve.mean, one.curve.low, one.curve.high))
-        few, best = int(one.curve.questions[k - 1]), comparable and mean == top
-        yield Entry(100 * mean, 100 * low, 100 * high, best, few if few < len(every) else None)
+def block(
+    names: Sequence[str], curves: Sequence[tuple[Graded, Estimate, Sequence[int]]], ks: Sequence[int]
+) -> Block:
+    """curves: for each policy an estimate whose columns are these ks."""
+    every = {question for cell, _, _ in curves for question in cell.questions}
+    columns = []
+    for k in ks:
+        at = [list(own).index(k) if k in own else None for _, _, own in curves]
+        reach = [(cell, estimate.mean[i]) for (cell, estimate, _), i in zip(curves, at) if i is not None]
+        # Means over different questions are not comparable: then none is the best.
+        same = len({cell.questions_at(k) for cell, _ in reach}) == 1
+        top = max(mean for _, mean in reach) if same else None
+        columns.append(
+            [None if i is None else _entry(e, i, top, len(every)) for (_, e, _), i in zip(curves, at)]
+        )
+    return Block(
+        tuple(names), tuple(Row(cell, entries) for (cell, _, _), entries in zip(curves, zip(*columns)))
+    )
 
 
-def spelled(mean: float, low: float, high: float, digits: int = 1) -> str:
-    """`95.0 (77.1–99.6)`; the mean alone where there is no interval."""
-    return f"{mean:.1f}" if np.isnan(low) else f"{mean:.1f} ({low:.{digits}f}–{high:.{digits}f})"
+def _entry(estimate: Estimate, at: int, top: float | None, questions: int) -> Entry:
+    mean, low, high = (100 * float(x[at]) for x in (estimate.mean, estimate.low, estimate.high))
+    few = int(estimate.questions[at])
+    return Entry(mean, low, high, bool(estimate.mean[at] == top), few if few < questions else None)
+
+
+def dataset(cell: Graded, cells: Sequence[Graded]) -> str:
+    """The task; with the model where there are several."""
+    several = len({one.model for one in cells}) > 1
+    return style.task_name(cell.task) + (f", {style.model_name(cell.model)}" if several else "")
+
+
+def blocks(cells: Sequence[Graded], ks: Sequence[int]) -> Iterator[Block]:
+    """pass@k, one dataset and model after the other."""
+    for key in unique((one.model, one.task) for one in cells):
+        here = [one for one in cells if (one.model, one.task) == key]
+        curves = [(one, one.curve, range(1, one.samples + 1)) for one in here]
+        yield block([dataset(here[0], cells)], curves, ks)
+
+
+def markdown(cells: Sequence[Graded], ks: Sequence[int]) -> str:
+    """One table; datasets in blocks, the best of each column in bold."""
+
+    def about(one: Graded) -> list[str]:
+        # Ungraded samples are said, since they are left out.
+        failed = f" ({one.table.ungraded} ungraded)" if one.table.ungraded else ""
+        return [f"{one.cost('nfe'):.1f}", f"{one.cost('forwards'):.1f}", f"{one.samples}{failed}"]
+
+    return as_markdown(["Dataset"], ["NFE", "forwards", "n"], about, blocks(cells, ks), ks)
+
+
+def as_markdown(
+    names: Sequence[str], numbers: Sequence[str], about: Cells, shown: Iterable[Block], ks: Sequence[int]
+) -> str:
+    lines = [[*names, "Method", *numbers, *(f"k = {k}" for k in ks)]]
+    lines.append(["---"] * (len(names) + 1) + ["---:"] * (len(numbers) + len(ks)))
+    for one in shown:
+        for row in one.rows:
+            head = one.names if row is one.rows[0] else [""] * len(names)
+            cells = ["–" if e is None else f"**{e.text()}**" if e.best else e.text() for e in row.entries]
+            lines.append([*head, style.label(row.cell.policy, plain=True), *about(row.cell), *cells])
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def rows_as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -84,46 +129,6 @@ def rows_as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str
             ("" if np.isnan(cell) else f"{cell:.6g}") if isinstance(cell, float) else cell for cell in row
         )
     return out.getvalue()
-
-
-def markdown(series: Sequence[Graded], ks: Sequence[int]) -> str:
-    """One table; datasets in blocks, the best of each column in bold."""
-    lines = [
-        "| " + " | ".join([*HEAD, *(f"k = {k}" for k in ks)]) + " |",
-        "|" + "---|" * 2 + "---:|" * (len(HEAD) - 2 + len(ks)),
-    ]
-    several = len({s.model for s in series}) > 1
-    for block in blocks(series, ks):
-        for row in block:
-            one = row.series
-            name = style.task_name(one.task) + (f", {style.model_name(one.model)}" if several else "")
-            cells = [
-                "–" if c is None else _strong(c, spelled(c.mean, c.low, c.high) + c.note) for c in row.cells
-            ]
-            lines.append(
-                "| "
-                + " | ".join(
-                    [
-                        name if row is block[0] else "",
-                        style.label(one.policy, plain=True),
-                        f"{row.nfe:.1f}",
-                        f"{row.forwards:.1f}",
-                        count(one),
-                        *cells,
-                    ]
-                )
-                + " |"
-            )
-    return "\n".join(lines) + "\n"
-
-
-def _strong(cell: Entry, text: str) -> str:
-    return f"**{text}**" if cell.best else text
-
-
-def count(one: Graded) -> str:
-    """Samples per question; ungraded ones are said, since they are left out."""
-    return f"{one.samples}" + (f" ({one.table.ungraded} ungraded)" if one.table.ungraded else "")
 
 
 def latex(series: Sequence[Graded], ks: Sequence[int]) -> str:
@@ -143,8 +148,8 @@ def latex(series: Sequence[Graded], ks: Sequence[int]) -> str:
         r"\midrule",
     ]
     said = None
-    for block in blocks(series, ks):
-        model = block[0].series.model
+    for one in blocks(series, ks):
+        model = one.rows[0].cell.model
         if model != said:
             if said is not None:
                 lines.append(r"\midrule")
@@ -155,14 +160,16 @@ def latex(series: Sequence[Graded], ks: Sequence[int]) -> str:
             said = model
         elif lines[-1].endswith(r"\\"):
             lines.append(rf"\cmidrule(lr){{1-{width}}}")
-        for row in block:
-            first = rf"\multirow{{{len(block)}}}{{*}}{{{_tex(style.task_name(row.series.task))}}}"
-            name = style.label(row.series.policy)
-            if row.series.policy.name in style.TEMPERED:
+        for row in one.rows:
+            cell = row.cell
+            first = rf"\multirow{{{len(one.rows)}}}{{*}}{{{_tex(style.task_name(cell.task))}}}"
+            name = style.label(cell.policy)
+            if cell.policy.name in style.TEMPERED:
                 method, _, rest = name.partition(" ")
                 name = rf"\textbf{{{method}}} {rest}"
-            parts = [first if row is block[0] else "", name, f"{row.nfe:.0f}", f"{row.forwards:.0f}"]
-            lines.append(" & ".join(parts + [_latex_cell(c) for c in row.cells]) + r" \\")
+            costs = [f"{cell.cost('nfe'):.0f}", f"{cell.cost('forwards'):.0f}"]
+            parts = [first if row is one.rows[0] else "", name, *costs, *map(_latex_cell, row.entries)]
+            lines.append(" & ".join(parts) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}}", r"\end{table}"]
     return "\n".join(lines) + "\n"
 
