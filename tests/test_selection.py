@@ -36,7 +36,7 @@ from twotemp.metrics import NO_ANSWER
 from twotemp.policies import parse
 from twotemp.records import Grade, Problem, Sample, Trace
 from twotemp.report import best_figures, figures, write_selection
-from twotemp.selection import count, group
+from twotemp.selection import count, group, scored_by
 from twotemp.store import Config, Key, Store
 
 # --- the same answer ------------------------------------------------------------------------------------------

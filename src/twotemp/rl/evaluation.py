@@ -29,7 +29,7 @@ THRESHOLDS = (0.6, 0.8, 1.0)
 
 @dataclass(frozen=True)
 class Point:
-    """One threshold: accuracy with its 95 % bootstrap interval over questions, and the mean NFE."""
+    """One threshold: accuracy with its 95 % interval over questions (NaN: too few), and the mean NFE."""
 
     threshold: float
     accuracy: float
@@ -112,13 +112,19 @@ def compare(before: Evaluation, after: Evaluation) -> list[list[str]]:
     return [
         [
             f"{old.threshold:g}",
-            f"{100 * old.accuracy:.1f} [{100 * old.low:.1f}, {100 * old.high:.1f}]",
-            f"{100 * new.accuracy:.1f} [{100 * new.low:.1f}, {100 * new.high:.1f}]",
-            f"{100 * gain.mean[i]:+.1f} [{100 * gain.low[i]:+.1f}, {100 * gain.high[i]:+.1f}]",
+            _spelled(old.accuracy, old.low, old.high, ""),
+            _spelled(new.accuracy, new.low, new.high, ""),
+            _spelled(gain.mean[i], gain.low[i], gain.high[i], "+"),
             f"{old.nfe:.2f} → {new.nfe:.2f}",
         ]
         for i, (old, new) in enumerate(zip(before.points, after.points))
     ]
+
+
+def _spelled(mean: float, low: float, high: float, sign: str) -> str:
+    """In percent; without an interval where there are too few questions for one."""
+    span = "" if np.isnan(low) else f" [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
+    return f"{100 * mean:{sign}.1f}{span}"
 
 
 def read(folder: Path) -> list[Evaluation]:
@@ -131,7 +137,14 @@ def read(folder: Path) -> list[Evaluation]:
             seconds=one["seconds"],
             questions=tuple(one["questions"]),
             points=tuple(
-                Point(**{**p, "passed": _from_json(p["passed"]), "nfes": tuple(p["nfes"])})
+                Point(
+                    p["threshold"],
+                    p["accuracy"],
+                    *_from_json([p["low"], p["high"]]),
+                    p["nfe"],
+                    _from_json(p["passed"]),
+                    tuple(p["nfes"]),
+                )
                 for p in one["points"]
             ),
         )
@@ -146,6 +159,7 @@ def add(folder: Path, evaluation: Evaluation) -> None:
     for row in rows:
         for point in row["points"]:
             point["passed"] = [None if value != value else value for value in point["passed"]]
+            point |= {end: None for end in ("low", "high") if np.isnan(point[end])}
     partial = folder / f".{FILE}.partial"
     partial.write_text(json.dumps(rows) + "\n", "utf-8")
     partial.replace(folder / FILE)
