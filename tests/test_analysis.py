@@ -27,6 +27,7 @@ from twotemp.analysis import (
 from twotemp.analysis.names import signed
 from twotemp.cli import app
 from twotemp.errors import UserError
+from twotemp.policies import parse
 from twotemp.report import figures
 from twotemp.store import Store
 
@@ -225,8 +226,15 @@ def test_too_few_questions_are_said_instead_of_an_interval():
     assert "differ by +100.0 points (4 questions: too few for an interval)" in found.sentence
 
 
-def test_nothing_rounds_to_minus_zero():
+def test_nothing_rounds_to_minus_zero(capsys):
+    from twotemp.cli import sample
+    from twotemp.records import Sample
+
     assert [signed(x) for x in (-0.04, 0.0, -0.06)] == ["+0.0", "+0.0", "-0.1"]
+    sample._show(
+        "?", [Sample("q", i, 0, parse("ar"), (1,), (1,), (5,), 4, 4, 9, 0.5, "length", "x") for i in (0, 1)]
+    )
+    assert "(0.00 of 1.00 bits)" in capsys.readouterr().out
 
 
 # --- what a folder is, and its data ---------------------------------------------------------------------------
@@ -271,6 +279,19 @@ def test_a_run_remembers_its_data_file_and_nobody_asks_the_hub(tmp_path, monkeyp
     with pytest.raises(UserError, match=r"mine.jsonl, which is not there any more.*--data gsm8k=FILE"):
         problems_of(cell)
     assert len(problems_of(cell, {"gsm8k": tmp_path / "moved.jsonl"}, True).problems) == 3
+
+
+def test_an_evaluation_notes_its_data_file_and_regrading_finds_it(tmp_path, monkeypatch):
+    from twotemp.evaluation import Evaluation, Plan, TaskChoice, regrade
+    from twotemp.tasks import data as tasks_data
+
+    monkeypatch.setattr(tasks_data, "_download", lambda _: pytest.fail("went to the hub"))
+    file = tmp_path / "mine.jsonl"
+    file.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}))
+    choice = TaskChoice("gsm8k", data=file, grader="d1", allow_altered=True)
+    with Evaluation(Plan((choice,), (parse("ar"),)), tmp_path / "run") as evaluation:
+        evaluation.store.cell("gsm8k@ar", config("ar", "gsm8k", data=choice.problems().digest))
+    assert regrade(tmp_path / "run", grader="d1") == {"gsm8k@ar": 0}
 
 
 # --- sentences ------------------------------------------------------------------------------------------------

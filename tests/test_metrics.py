@@ -83,12 +83,6 @@ def test_more_right_than_samples_is_refused():
         metrics.pass_at_k([4], [5], [1])
 
 
-def test_require_names_the_fix_for_k_above_n():
-    metrics.require([1, 64], [64, 96])
-    with pytest.raises(UserError, match=r"pass@96 .* one has 64; .*-n 96"):
-        metrics.require([1, 96], [96, 64])
-
-
 # --- cost -----------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from twotemp import metrics
 from twotemp.errors import UserError
 from twotemp.metrics import NO_ANSWER, Estimate
 from twotemp.metrics.passk import Floats
+from twotemp.policies import spell
 from twotemp.records import Policy
 from twotemp.store import Config, Table
 
@@ -96,6 +97,19 @@ class Graded:
     def costs(self, kind: Cost, ks: Sequence[int]) -> Floats:
         """What k samples cost: the x axis of pass@NFE."""
         return metrics.cost_axis(getattr(self.table, kind), ks)
+
+    def summary(self) -> dict[str, Any]:
+        """Which cell it is, and how large, as JSON data."""
+        return {
+            "model": self.model,
+            "task": self.task,
+            "policy": spell(self.policy),
+            "grader": self.grader,
+            "questions": len(self.questions),
+            "n": self.samples,
+            "ungraded": self.table.ungraded,
+            "nfe": self.cost("nfe"),
+        }
 
     @property
     def tokens_per_forward(self) -> float:

@@ -45,21 +45,14 @@ class Choice:
 
     def summary(self) -> dict[str, Any]:
         """As JSON data."""
-        one, estimate = self.cell, self.estimate
+        rewarded = SELECTORS[self.selector].needs == "rewards"
         return {
-            "model": one.model,
-            "task": one.task,
-            "policy": spell(one.policy),
+            **self.cell.summary(),
             "selector": self.selector,
-            "reward_model": one.reward_model if SELECTORS[self.selector].needs == "rewards" else None,
-            "grader": one.grader,
-            "questions": len(one.questions),
-            "n": one.samples,
-            "ungraded": one.table.ungraded,
-            "without_answer": one.unread,
-            "nfe": one.cost(),
+            "reward_model": self.cell.reward_model if rewarded else None,
+            "without_answer": self.cell.unread,
             "best": {
-                str(k): {"nfe": float(nfe), **interval(estimate, at)}
+                str(k): {"nfe": float(nfe), **interval(self.estimate, at)}
                 for at, (k, nfe) in enumerate(zip(self.ks, self.nfe))
             },
         }

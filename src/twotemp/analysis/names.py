@@ -30,6 +30,11 @@ def model_name(model: str) -> str:
     return model.rstrip("/").rsplit("/", 1)[-1]
 
 
+def dataset(model: str, task: str, models: Collection[str]) -> str:
+    """The task; with the model where there are several."""
+    return f"{task_name(task)}, {model_name(model)}" if len(set(models)) > 1 else task_name(task)
+
+
 def parameters(policy: Policy, hide: Collection[str] = ()) -> dict[str, Any]:
     """What a name must say: T_pos of a tempered family, and whatever differs from the preset."""
     if policy.name not in PRESETS:

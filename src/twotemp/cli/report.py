@@ -141,8 +141,9 @@ def show_blocks(
     from twotemp.cli.console import output
     from twotemp.report import style
 
-    name = max(len(part) for one in blocks(grid[:1]) for part in (", ".join(one.names), *_labels(one)))
-    room = max(2, (output.width - name - 2 - 6 * len(costs)) // 14)
+    names = [", ".join(one.names) for one in blocks(grid[:1])]
+    names += [style.label(row.cell.policy, plain=True) for one in blocks(grid[:1]) for row in one.rows]
+    room = max(2, (output.width - max(map(len, names)) - 2 - 6 * len(costs)) // 14)
     if len(grid) > room:  # evenly spaced, the first and the last always
         grid = [grid[round(at * (len(grid) - 1) / (room - 1))] for at in range(room)]
     table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -161,30 +162,12 @@ def show_blocks(
     output.print(table)
 
 
-def _labels(block: Block) -> list[str]:
-    from twotemp.report import style
-
-    return [style.label(row.cell.policy, plain=True) for row in block.rows]
-
-
 def summary(one: Graded) -> dict[str, object]:
     from twotemp.analysis import k_grid
     from twotemp.analysis.choice import interval
-    from twotemp.policies import spell
 
-    return {
-        "model": one.model,
-        "task": one.task,
-        "policy": spell(one.policy),
-        "grader": one.grader,
-        "questions": len(one.questions),
-        "n": one.samples,
-        "ungraded": one.table.ungraded,
-        "nfe": one.cost("nfe"),
-        "forwards": one.cost("forwards"),
-        "seconds": one.cost("seconds"),
-        "pass": {str(k): interval(one.curve, k - 1) for k in k_grid([one])},
-    }
+    costs = {"forwards": one.cost("forwards"), "seconds": one.cost("seconds")}
+    return {**one.summary(), **costs, "pass": {str(k): interval(one.curve, k - 1) for k in k_grid([one])}}
 
 
 def _numbers(text: str) -> list[int]:

@@ -20,16 +20,6 @@ def grid(ks: Sequence[int]) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def require(ks: Sequence[int], n: ArrayLike) -> None:
-    """An error where k exceeds the samples of a question; for callers that must not show NaN."""
-    most, least = int(grid(ks).max()), int(np.min(n))
-    if most > least:
-        raise UserError(
-            f"pass@{most} needs {most} graded samples of every question and one has {least}; "
-            f"lower k, or draw more samples (-n {most})"
-        )
-
-
 def pass_at_k(n: ArrayLike, correct: ArrayLike, ks: Sequence[int]) -> Floats:
     """The chance that a random subset of k of a question's n samples holds a right one; [questions, ks].
 

@@ -11,6 +11,7 @@ import numpy as np
 from twotemp import metrics
 from twotemp.analysis import SELECTORS, Choice, Graded, k_grid, unique
 from twotemp.analysis.choice import entropy
+from twotemp.analysis.names import dataset
 from twotemp.metrics import NO_ANSWER
 from twotemp.report import style
 from twotemp.report.figures import BANDS, Drawn, band, cost_ticks, grid, legend, look, power_ticks, save
@@ -73,15 +74,13 @@ def best(found: Sequence[Choice]) -> Figure:
 
 def entropies(cells: Sequence[Graded]) -> Figure:
     blocks = unique((one.model, one.task) for one in cells)
-    several = len({model for model, _ in blocks}) > 1
     figure, axes = grid(1, len(blocks))
     for axis, (model, task) in zip(axes[0], blocks):
         here = [one for one in cells if (one.model, one.task) == (model, task)]
         for one in here:
             ks = k_grid([one])
             band(axis, ks, entropy(one, ks), style.line(one.policy), style.label(one.policy), scale=1)
-        name = f"{style.model_name(model)}, " if several else ""
-        axis.set_title(name + style.task_name(task))
+        axis.set_title(dataset(model, task, [one.model for one in cells]))
         axis.set_xlabel("samples k")
         power_ticks(axis, here)
     axes[0, 0].set_ylabel("answer entropy (nats)")

@@ -9,16 +9,17 @@ import numpy as np
 from twotemp import metrics
 from twotemp.analysis import SELECTORS, Choice, Graded, k_grid, unique
 from twotemp.analysis.choice import entropy
+from twotemp.analysis.names import dataset
 from twotemp.report import style
-from twotemp.report.tables import INTERVALS, Block, as_markdown, block, dataset, rows_as_csv
+from twotemp.report.tables import INTERVALS, Block, as_markdown, block, rows_as_csv
 
 
 def blocks(found: Sequence[Choice], ks: Sequence[int]) -> Iterator[Block]:
     """Best@k, one model, dataset and selector after the other."""
-    cells = [choice.cell for choice in found]
+    models = [choice.cell.model for choice in found]
     for key in unique((c.cell.model, c.cell.task, c.selector) for c in found):
         here = [c for c in found if (c.cell.model, c.cell.task, c.selector) == key]
-        names = [dataset(here[0].cell, cells), SELECTORS[here[0].selector].title]
+        names = [dataset(*key[:2], models), SELECTORS[here[0].selector].title]
         yield block(names, [(c.cell, c.estimate, c.ks) for c in here], ks)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from twotemp.analysis import Graded, k_grid, representatives, unique
+from twotemp.analysis.names import dataset
 from twotemp.errors import UserError
 from twotemp.metrics import Estimate
 from twotemp.records import Policy
@@ -119,7 +120,8 @@ def _adaptive(series: Sequence[Graded], kinds: Sequence[Axis], caption: str, acr
     if not adaptive or not _comparable(chosen):
         return None
     models, tasks = unique(s.model for s in chosen), unique(s.task for s in chosen)
-    rows = [(model, task) for model in models for task in tasks]
+    there = unique((s.model, s.task) for s in chosen)
+    rows = there if across else [(model, task) for model in models for task in tasks]
     figure, axes = grid(*((len(rows), len(kinds)) if across else (len(models) * len(kinds), len(tasks))))
     for at, (model, task) in enumerate(rows):
         here = [s for s in chosen if s.model == model and s.task == task]
@@ -131,7 +133,7 @@ def _adaptive(series: Sequence[Graded], kinds: Sequence[Axis], caption: str, acr
             axis.set_ylabel(METRICS[kind] if across or not column else "")
         name = style.model_name(model) if len(models) > 1 else None
         if across:
-            _row_label(panels[0], _cell_name(model, task, rows))
+            _row_label(panels[0], dataset(model, task, [cell[0] for cell in rows]))
         else:
             panels[0].set_title(style.task_name(task) if not block else "")
             _row_label(panels[0], name if not column else None)
@@ -158,7 +160,7 @@ def t_pos(series: Sequence[Graded]) -> Made:
         for place, one in enumerate(family):
             _curve(axis, one, "k", style.ramp(one.policy, place, len(family)), style.label(one.policy))
         power_ticks(axis, family)
-        axis.set_title(_cell_name(model, task, cells))
+        axis.set_title(dataset(model, task, [cell[0] for cell in cells]))
         axis.set_xlabel(AXES["k"])
     axes[0, 0].set_ylabel(METRICS["k"])
     legend(figure)
@@ -188,7 +190,7 @@ def t_token(series: Sequence[Graded]) -> Made:
             axis.set_visible(False)
         for axis in panels[::columns]:
             axis.set_ylabel(METRICS["k"])
-        _row_label(panels[0], _cell_name(model, task, cells))
+        _row_label(panels[0], dataset(model, task, [cell[0] for cell in cells]))
     legend(figure)
     return figure, f"Pass@k as the token temperature varies; the last panel has the largest k. {BANDS}"
 
@@ -309,12 +311,6 @@ def _row_label(axis: Axes, name: str | None) -> None:
             name, (0, 0.5), (-36, 0), xycoords="axes fraction", textcoords="offset points",
             rotation=90, ha="right", va="center", weight="bold", size=9,
         )  # fmt: skip
-
-
-def _cell_name(model: str, task: str, cells: Sequence[tuple[str, ...]]) -> str:
-    """The task; with the model where the figure has several."""
-    several = len({cell[0] for cell in cells}) > 1
-    return f"{style.model_name(model)}, {style.task_name(task)}" if several else style.task_name(task)
 
 
 def legend(figure: Figure) -> None:

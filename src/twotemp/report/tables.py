@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twotemp.analysis import Graded, unique
+from twotemp.analysis.names import dataset
 from twotemp.metrics import Estimate
 from twotemp.metrics.bootstrap import LEAST
 from twotemp.report import style
@@ -81,18 +82,12 @@ def _entry(estimate: Estimate, at: int, top: float | None, questions: int) -> En
     return Entry(mean, low, high, bool(estimate.mean[at] == top), few if few < questions else None)
 
 
-def dataset(cell: Graded, cells: Sequence[Graded]) -> str:
-    """The task; with the model where there are several."""
-    several = len({one.model for one in cells}) > 1
-    return style.task_name(cell.task) + (f", {style.model_name(cell.model)}" if several else "")
-
-
 def blocks(cells: Sequence[Graded], ks: Sequence[int]) -> Iterator[Block]:
     """pass@k, one dataset and model after the other."""
     for key in unique((one.model, one.task) for one in cells):
         here = [one for one in cells if (one.model, one.task) == key]
         curves = [(one, one.curve, range(1, one.samples + 1)) for one in here]
-        yield block([dataset(here[0], cells)], curves, ks)
+        yield block([dataset(*key, [one.model for one in cells])], curves, ks)
 
 
 def markdown(cells: Sequence[Graded], ks: Sequence[int]) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -137,14 +137,7 @@ def read(folder: Path) -> list[Evaluation]:
             seconds=one["seconds"],
             questions=tuple(one["questions"]),
             points=tuple(
-                Point(
-                    p["threshold"],
-                    p["accuracy"],
-                    *_from_json([p["low"], p["high"]]),
-                    p["nfe"],
-                    _from_json(p["passed"]),
-                    tuple(p["nfes"]),
-                )
+                Point(**{**p, **_ends(p), "passed": _from_json(p["passed"]), "nfes": tuple(p["nfes"])})
                 for p in one["points"]
             ),
         )
@@ -163,6 +156,10 @@ def add(folder: Path, evaluation: Evaluation) -> None:
     partial = folder / f".{FILE}.partial"
     partial.write_text(json.dumps(rows) + "\n", "utf-8")
     partial.replace(folder / FILE)
+
+
+def _ends(point: dict[str, Any]) -> dict[str, float]:
+    return dict(zip(("low", "high"), _from_json([point["low"], point["high"]])))
 
 
 def _from_json(values: Sequence[float | None]) -> tuple[float, ...]:
