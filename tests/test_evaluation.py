@@ -17,13 +17,13 @@ import torch
 
 from tests import toy_task
 from twotemp import sampling
+from twotemp.analysis import read
 from twotemp.engine import run as engine_run
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, Plan, Progress, TaskChoice, regrade, runner, work
 from twotemp.graders import sandbox
 from twotemp.policies import parse
 from twotemp.records import Grade, Request, Sample
-from twotemp.report import read
 from twotemp.store import Key, Store
 
 POLICIES = tuple(parse(spec) for spec in ("ar", "tlc", "tct:threshold=0.3"))
@@ -212,7 +212,7 @@ def test_ungraded_is_counted_left_out_and_tried_again(model, tmp_path, monkeypat
     monkeypatch.setattr(sampling, "draw", never)
     evaluate(model, PLAN, tmp_path / "run")
     assert rows(tmp_path / "run") == whole
-    assert all(series.ungraded == 0 for series in read([tmp_path / "run"]))
+    assert all(series.table.ungraded == 0 for series in read([tmp_path / "run"]))
 
 
 def test_killed_at_twenty_random_moments_it_ends_up_the_same(model, tmp_path, monkeypatch):

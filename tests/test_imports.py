@@ -33,7 +33,17 @@ ALLOWED = {
     "scoring": {*_DATA, "models", "policies", "rl", "sampling"},
     "plugins": {*_DATA, "graders", "policies", "tasks"},
     "rewards": {*_DATA, "asking", "models", "store", "tasks"},
-    "evaluation": {*_DATA, "asking", "graders", "models", "policies", "sampling", "store", "tasks"},
+    "evaluation": {
+        *_DATA,
+        "analysis",
+        "asking",
+        "graders",
+        "models",
+        "policies",
+        "sampling",
+        "store",
+        "tasks",
+    },
     "selection": {*_DATA, "analysis", "graders", "metrics", "policies", "rewards", "store", "tasks"},
     "analysis": {
         *_DATA,

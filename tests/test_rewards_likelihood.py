@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from twotemp.models.text import encode
 
 from tests.toy_task import micro_model
 from twotemp import rewards
@@ -26,7 +25,7 @@ LENGTHS = {"countdown-3": 12, "words-2": 32}
 
 def directly(model, problem: Problem, text: str) -> float:
     """The definition, one position at a time: the canvas of the task, a mask at k, log q of what stood there."""
-    prompt, answer = encode(model, problem.prompt), model.tokenizer(text)["input_ids"]
+    prompt, answer = model.encode(problem.prompt), model.tokenizer(text)["input_ids"]
     eos = model.eos_ids[0]
     row = prompt + answer + [eos] * (LENGTHS[problem.task] - len(answer))
     total = 0.0

@@ -7,23 +7,26 @@ import json
 import math
 import subprocess
 import sys
-from itertools import combinations, permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from twotemp import graders, metrics, tasks
+from tests.graded_cells import ballot, elected
+from twotemp import graders, tasks
+from twotemp.analysis import (
+    Graded,
+    best_at,
+    every_choice,
+    selection_findings,
+)
+from twotemp.analysis import read as read_cells
 from twotemp.cli import app
 from twotemp.errors import UserError
 from twotemp.metrics import NO_ANSWER
 from twotemp.policies import parse
 from twotemp.records import Grade, Problem, Sample, Trace
-from twotemp.report import selection as report
-from twotemp.selection import SELECTORS, best_at, best_for, choices, elect, group, named, read
-from twotemp.selection.ballots import Ballot, Ballots
-from twotemp.selection.selectors import probability
+from twotemp.report import best_figures, figures, write_selection
+from twotemp.selection import count, group, scored_by
 from twotemp.store import Config, Key, Store
 
 # --- the same answer ------------------------------------------------------------------------------------------
@@ -86,144 +89,6 @@ def test_answers_that_break_parsers_are_answers_like_any_other(name):
     assert (numbers >= 0).all()
 
 
-# --- who wins -------------------------------------------------------------------------------------------------
-
-
-def test_the_most_votes_win_and_no_answer_never_does():
-    assert elect([NO_ANSWER, NO_ANSWER, NO_ANSWER, 1, 0, 1], np.ones(6)) == 3
-    assert elect([NO_ANSWER] * 3, np.ones(3)) is None
-
-
-def test_a_tie_goes_to_the_answer_given_first():
-    assert elect([5, 2, 2, 5], np.ones(4)) == 0
-    assert elect([2, 5, 5, 2], np.ones(4)) == 0
-    assert elect([7, 1, 2], [0.1 + 0.2, 0.3, 0.0]) == 0  # rounding is no reason to win or to lose
-    assert elect([7, 1, 2], [0.3, 0.1 + 0.2, 0.0]) == 0
-
-
-def test_weights_decide_and_must_be_numbers():
-    assert elect([0, 0, 1], [0.2, 0.2, 0.5]) == 2
-    assert elect([0, 1], [-2.0, -1.0]) == 1
-    with pytest.raises(UserError, match="not finite"):
-        elect([0, 1], [np.nan, 1.0])
-    with pytest.raises(UserError, match="one answer and one weight"):
-        elect([0, 1], [1.0])
-
-
-def test_probability_is_the_logistic_function():
-    x = np.array([-800.0, -2.0, 0.0, 3.0, 800.0])
-    expected = [0.0, 1 / (1 + math.exp(2)), 0.5, 1 / (1 + math.exp(-3)), 1.0]
-    np.testing.assert_allclose(probability(x), expected, atol=1e-15)
-
-
-# --- Best@k against brute force -------------------------------------------------------------------------------
-
-
-def ballot(passed, answers, reward=(), confidence=(), question: str = "q", nfe: float = 4) -> Ballot:
-    n = len(passed)
-    return Ballot(
-        question,
-        np.arange(n),
-        np.array(passed, dtype=bool),
-        np.array(answers),
-        tuple(f"answer {i}" for i in range(max(answers, default=-1) + 1)),
-        np.full(n, nfe),
-        np.array(reward, dtype=float),
-        np.array(confidence, dtype=float),
-    )
-
-
-def ballots(*some: Ballot, spec: str = "tct", task: str = "countdown-3", scored: bool = True) -> Ballots:
-    return Ballots("tiny", task, parse(spec), "countdown 1", "rm 1" if scored else None, some, 0, 0)
-
-
-def take(one: Ballot, at) -> Ballot:
-    at = list(at)
-    return Ballot(one.question, one.index[at], one.passed[at], one.answers[at], one.spelled, one.nfe[at],
-                  one.reward[at], one.confidence[at])  # fmt: skip
-
-
-def brute_force(one: Ballot, selector: str, k: int) -> float:
-    """Elect in every subset in every order: a tie that goes to the first is then shared evenly.
-
-    That is so between answers given equally often; `questions` has no weights that could tie otherwise.
-    """
-    wins = []
-    for subset in combinations(range(len(one.passed)), k):
-        for order in permutations(subset):
-            small = take(one, order)
-            at = elect(*SELECTORS[selector].election(small))
-            wins.append(at is not None and small.passed[at])
-    return float(np.mean(wins))
-
-
-@st.composite
-def questions(draw) -> Ballot:
-    n = draw(st.integers(1, 5))
-    answers = draw(st.lists(st.integers(-1, 2), min_size=n, max_size=n))
-    right = draw(st.sets(st.integers(0, 2)))  # the grader is consistent: an answer is right or wrong
-    scores = st.lists(st.sampled_from([-1.5, -0.5, 0.0, 0.25, 2.0]), min_size=n, max_size=n)
-    sure = st.lists(st.sampled_from([0.23, 0.52, 0.91]), min_size=n, max_size=n)
-    return ballot([a in right for a in answers], answers, draw(scores), draw(sure))
-
-
-@pytest.mark.parametrize("selector", SELECTORS)
-@settings(max_examples=40, deadline=None)
-@given(one=questions())
-def test_best_at_k_is_the_mean_over_all_subsets(selector, one):
-    n = len(one.passed)
-    ks = [*range(1, n + 1), n + 1]
-    found = best_at(ballots(one), selector, ks)[0]
-    expected = [brute_force(one, selector, k) for k in ks[:-1]]
-    np.testing.assert_allclose(found, [*expected, np.nan], atol=1e-9)
-
-
-def test_with_one_sample_every_selector_is_pass_at_1_and_the_oracle_is_pass_at_k():
-    rng = np.random.default_rng(0)
-    answers = rng.integers(-1, 4, 16)
-    one = ballots(ballot(answers == 2, answers, rng.normal(size=16), rng.random(16)))
-    for name in SELECTORS:
-        assert best_at(one, name, [1])[0, 0] == pytest.approx(np.mean(answers == 2), abs=0.03)
-    expected = metrics.pass_at_k(16, int((answers == 2).sum()), [1, 4, 16])[0]
-    np.testing.assert_allclose(best_at(one, "oracle", [1, 4, 16])[0], expected)
-    for name in SELECTORS:
-        assert (best_at(one, name, [4, 16]) <= best_at(one, "oracle", [4, 16]) + 1e-9).all()
-
-
-def test_best_for_a_budget_mixes_the_two_neighbouring_sample_counts():
-    rng = np.random.default_rng(1)
-    answers = rng.integers(0, 3, 8)
-    one = ballots(ballot(answers == 0, answers, rng.normal(size=8), nfe=10))
-    curve = best_at(one, "orm", range(1, 9))
-    assert best_for(one, "orm", 40)[0] == pytest.approx(curve[0, 3])
-    assert best_for(one, "orm", 43)[0] == pytest.approx(0.7 * curve[0, 3] + 0.3 * curve[0, 4])
-    np.testing.assert_allclose(best_for(one, "orm", 43), metrics.at_budget(curve, 10, [43])[:, 0])
-    assert best_for(one, "orm", 80)[0] == pytest.approx(curve[0, 7])
-    with pytest.raises(UserError, match="do not buy one sample"):
-        best_for(one, "orm", 9)
-
-
-def test_choices_name_the_sample():
-    one = ballots(
-        ballot([0, 1, 1, 0], [1, 0, 0, NO_ANSWER], [3.0, 1.0, 1.0, 9.0]),
-        ballot([0, 0], [NO_ANSWER, NO_ANSWER], [0.0, 1.0]),
-    )
-    assert list(choices(one, "majority")) == [1, None]
-    assert list(choices(one, "orm")) == [3, 1]
-    assert list(choices(one, "weighted")) == [1, None]
-    assert list(choices(one, "oracle")) == [1, 0]
-
-
-def test_unknown_selectors_and_missing_rewards_are_errors():
-    with pytest.raises(UserError, match=r"did you mean 'majority'"):
-        named(["majorty"])
-    one = ballots(ballot([1], [0]), scored=False)
-    with pytest.raises(UserError, match="needs rewards"):
-        best_at(one, "orm", [1])
-    with pytest.raises(UserError, match="needs traces"):
-        list(choices(one, "confidence"))
-
-
 # --- from a store ---------------------------------------------------------------------------------------------
 
 
@@ -241,6 +106,10 @@ class ByText:
 
 
 PROBLEMS = tasks.get("countdown-3").problems()
+
+
+def read(run, **options) -> list[Graded]:
+    return count(read_cells([run]), **options)
 
 
 def fill(
@@ -278,7 +147,7 @@ def a_run(path, trace: bool = False, specs=("ar", "ct", "tct")):
     rng = np.random.default_rng(3)
     for spec in specs:
         samples = {}
-        for number in range(6):
+        for number in range(12):
             rows = []
             for _ in range(8):
                 answer = ["(1 + 2)", "(2 * 3)", "(4 - 1)", None][rng.integers(4)]
@@ -294,9 +163,9 @@ def test_reading_a_run_groups_answers_over_all_policies(tmp_path):
     fill(store, "ar", {0: [("1", "x", False), ("2", "y", True), ("3", None, False)]})
     fill(store, "tct", {0: [("4", "y", True), ("5", "z", False)], 2: [("6", "x", True)]})
     ar, tct = read(tmp_path / "run")
-    assert (ar.policy.name, tct.policy.name, ar.samples, ar.unread, ar.cost) == ("ar", "tct", 3, 1, 4.0)
-    assert [list(b.answers) for b in ar] == [[0, 1, NO_ANSWER]]
-    assert sorted((b.question, list(b.answers)) for b in tct) == [
+    assert (ar.policy.name, tct.policy.name, ar.samples, ar.unread, ar.cost()) == ("ar", "tct", 3, 1, 4.0)
+    assert [list(b.answers) for b in ar.ballots] == [[0, 1, NO_ANSWER]]
+    assert sorted((b.question, list(b.answers)) for b in tct.ballots) == [
         (PROBLEMS.problems[0].id, [1, 2]),
         (PROBLEMS.problems[2].id, [0]),
     ]
@@ -308,15 +177,15 @@ def test_rewards_are_computed_once_and_kept(tmp_path):
     first, again = ByText(), ByText()
     before = read(run, reward_model=first)
     after = read(run, reward_model=again)
-    assert len(first.asked) == 3 * 6 * 8
+    assert len(first.asked) == 3 * 12 * 8
     assert again.asked == []
     for one, two in zip(before, after):
-        for a, b in zip(one, two):
+        for a, b in zip(one.ballots, two.ballots):
             np.testing.assert_array_equal(a.reward, b.reward)
     rows = {(r["request"], r["index"]): r["text"] for r in Store.open(run)["countdown-3@ct"].light_rows()}
     ct = next(one for one in after if one.policy.name == "ct")
     assert ct.reward_model == "by text 1"
-    for one_ballot in ct:
+    for one_ballot in ct.ballots:
         for index, reward in zip(one_ballot.index, one_ballot.reward):
             assert float(rows[one_ballot.question, int(index)].split()[0]) == reward
 
@@ -367,6 +236,7 @@ def test_a_run_without_grades_or_of_other_data_is_refused(tmp_path):
         "x", Config("countdown-3", "0" * 64, "", "test", "tiny", "mark", policy, 12, None, 0, version="1")
     )
     with cell.writer() as writer:
+        writer.samples([Sample("q", 0, 0, policy, (1,), (1,), (5,), 4, 4, 9, 0.5, "length", "x")])
         writer.grades("countdown 1", [(Key("q", 0, 0), Grade("passed"))])
     with pytest.raises(UserError, match="drawn from other data"):
         read(tmp_path / "other")
@@ -376,37 +246,45 @@ def test_a_run_without_grades_or_of_other_data_is_refused(tmp_path):
 
 
 def curves(run, selectors=("majority", "orm", "weighted", "oracle")):
-    return report.curves(read(run, reward_model=ByText()), selectors)
+    return every_choice(read(run, reward_model=ByText()), selectors)
 
 
-def test_entropy_of_the_answers_is_the_metric_with_its_sign_in_the_sentence(tmp_path):
-    wide = ballots(ballot([0] * 4, [0, 1, 2, 3]), ballot([0] * 4, [0, 1, 2, 3], question="r"), spec="tct")
-    narrow = ballots(ballot([0] * 4, [0] * 4), ballot([0] * 4, [0] * 4, question="r"), spec="ar")
-    sentences = list(report.findings(report.curves([narrow, wide], ["majority"])))
-    (entropy,) = [s for s in sentences if "entropy" in s]
-    assert "is higher than that of Autoregressive: +1.39 nats" in entropy  # log 4
-    (other,) = [s for s in report.findings(report.curves([_as(narrow, "tct"), _as(wide, "ar")], ["majority"]))
-                if "entropy" in s]  # fmt: skip
-    assert "is lower than that of Autoregressive: -1.39 nats" in other
+def test_entropy_of_the_answers_is_the_metric_with_its_sign_in_the_sentence():
+    wide = elected(*(ballot([0] * 4, [0, 1, 2, 3], question=f"q{i}") for i in range(12)), spec="tct")
+    narrow = elected(*(ballot([0] * 4, [0] * 4, question=f"q{i}") for i in range(12)), spec="ar")
+
+    def said(*cells: Graded) -> str:
+        sentences = selection_findings(every_choice(cells, ["majority"]))
+        return next(s for s in sentences if "entropy" in s)
+
+    assert "is higher than that of Autoregressive: +1.39 nats" in said(narrow, wide)  # log 4
+    assert "is lower than that of Autoregressive: -1.39 nats" in said(_as(narrow, "tct"), _as(wide, "ar"))
+    few = said(narrow.only([0, 1]), wide.only([0, 1]))
+    assert "+1.39 nats (2 questions: too few for an interval" in few
 
 
-def _as(one: Ballots, spec: str) -> Ballots:
-    return ballots(*one.ballots, spec=spec)
+def _as(one: Graded, spec: str) -> Graded:
+    return elected(*one.ballots, spec=spec)
 
 
-def test_equal_cost_compares_what_a_budget_buys(tmp_path):
+def test_equal_cost_compares_what_a_budget_buys():
     """TCT costs a quarter: for the price of AR's two samples it may choose from eight of its ten."""
     right_once = [False] * 9 + [True]
-    tct = ballots(ballot(right_once, [0] * 9 + [1], [0.0] * 9 + [1.0], nfe=5))
-    ar = ballots(ballot([True, False], [1, 0], [0.0, 1.0], nfe=20), spec="ar")
-    sentences = list(report.findings(report.curves([ar, tct], ["orm"])))
-    assert "Choosing by orm for equal NFE (40 a question)" in sentences[0]
+    names = [f"q{i}" for i in range(12)]
+    tct = elected(
+        *(ballot(right_once, [0] * 9 + [1], [0.0] * 9 + [1.0], question=name) for name in names), nfe=5
+    )
+    ar = elected(
+        *(ballot([True, False], [1, 0], [0.0, 1.0], question=name) for name in names), spec="ar", nfe=20
+    )
+    sentences = list(selection_findings(every_choice([ar, tct], ["orm"])))
+    assert "Choosing by orm for equal NFE (40 per question)" in sentences[0]
     assert "TCT (t_pos=0.1) solves 80.0 points more than Autoregressive" in sentences[0]
 
 
 def test_files_of_the_report_say_what_the_curves_say(tmp_path):
     found = curves(a_run(tmp_path / "run"))
-    made = report.write(found, tmp_path / "out")
+    made = write_selection(found, tmp_path / "out")
     assert {one.name for one in made.figures} == {"best-countdown-3", "entropy", "answers-countdown-3"}
     for one in made.figures:
         assert one.path.stat().st_size > 5000
@@ -414,26 +292,26 @@ def test_files_of_the_report_say_what_the_curves_say(tmp_path):
     rows = list(csv.DictReader((tmp_path / "out" / "selection.csv").open()))
     assert len(rows) == 3 * 4 * 4  # policies, selectors, k = 1, 2, 4, 8
     row = next(r for r in rows if (r["policy"], r["selector"], r["k"]) == ("ct", "orm", "4"))
-    curve = next(c for c in found if (c.ballots.policy.name, c.selector) == ("ct", "orm"))
+    curve = next(c for c in found if (c.cell.policy.name, c.selector) == ("ct", "orm"))
     assert float(row["best"]) == pytest.approx(curve.values[:, 2].mean(), abs=1e-5)
     assert float(row["nfe"]) == 16.0
     chosen = [json.loads(line) for line in (tmp_path / "out" / "selected.jsonl").read_text().splitlines()]
-    assert len(chosen) == 3 * 4 * 6
+    assert len(chosen) == 3 * 4 * 12
     for selector in ("majority", "orm"):  # choosing from all samples is Best@n, up to how ties are broken
         mine = [c["passed"] for c in chosen if (c["policy"], c["selector"]) == ("tct", selector)]
-        curve = next(c for c in found if (c.ballots.policy.name, c.selector) == ("tct", selector))
+        curve = next(c for c in found if (c.cell.policy.name, c.selector) == ("tct", selector))
         whole = np.isin(curve.values[:, -1], (0.0, 1.0))
         np.testing.assert_array_equal(np.array(mine)[whole], curve.values[whole, -1])
     page = made.path.read_text()
     assert "Self-consistency" in page
     assert "by text 1 on countdown-3" in page
-    assert f"{sum(c.ballots.unread for c in found[::4])} of 144" in page
+    assert f"{sum(c.cell.unread for c in found[::4])} of 288" in page
 
 
 def test_shown_questions_are_ranked_by_entropy_not_by_hand():
     some = [ballot([0] * 4, [0] * (4 - i) + list(range(1, i + 1)), question=f"q{i}") for i in (3, 0, 2, 1)]
-    assert report.shown_questions([ballots(*some)]) == ["q1", "q2", "q3"]
-    assert report.shown_questions([ballots(some[0])]) == ["q3"]
+    assert best_figures.shown_questions([elected(*some)]) == ["q1", "q2", "q3"]
+    assert best_figures.shown_questions([elected(some[0])]) == ["q3"]
 
 
 def test_the_command_writes_one_line_a_curve(tmp_path, monkeypatch):
@@ -442,7 +320,7 @@ def test_the_command_writes_one_line_a_curve(tmp_path, monkeypatch):
     from twotemp import rewards
 
     monkeypatch.setattr(rewards, "load", lambda *a, **k: ByText())
-    monkeypatch.setattr(report, "draw", lambda *a: [])  # tested above, and slow
+    monkeypatch.setattr(figures, "available", lambda: False)  # tested above, and slow
     run = a_run(tmp_path / "run")
     done = CliRunner().invoke(app, ["select", str(run), "--by", "majority,orm,weighted,oracle", "--json"])
     assert done.exit_code == 0, done.output
@@ -456,27 +334,39 @@ def test_the_command_writes_one_line_a_curve(tmp_path, monkeypatch):
     assert (run / "selection" / "selection.md").exists()
 
 
+def test_a_report_has_the_selection_page_too_with_the_scores_the_run_holds(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    monkeypatch.setattr(figures, "available", lambda: False)
+    run = a_run(tmp_path / "run")
+    assert scored_by(read_cells([run])) is None
+    assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
+    page = run / "report" / "selection.md"
+    assert "Self-consistency" in page.read_text()
+    assert "ORM" not in page.read_text()
+    read(run, reward_model=ByText())
+    assert scored_by(read_cells([run])) == "by text 1"
+    assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
+    assert "ORM-weighted vote" in page.read_text()
+    once = fill(Store.create(tmp_path / "once"), "ar", {i: [("1", "x", True)] for i in range(3)})
+    assert CliRunner().invoke(app, ["report", str(once.path.parent)]).exit_code == 0
+    assert not (tmp_path / "once" / "report" / "selection.md").exists()
+
+
 def test_voting_alone_needs_no_reward_model(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     from twotemp import rewards
 
     monkeypatch.setattr(rewards, "load", lambda *a, **k: pytest.fail("no reward model was asked for"))
-    monkeypatch.setattr(report, "draw", lambda *a: [])
+    monkeypatch.setattr(figures, "available", lambda: False)
     done = CliRunner().invoke(app, ["select", str(a_run(tmp_path / "run")), "--by", "majority,oracle"])
     assert done.exit_code == 0, done.output
     assert "Self-consistency" in done.output
 
 
-def test_selection_does_not_load_torch(tmp_path):
-    code = "import sys, twotemp.selection, twotemp.rewards; print('torch' in sys.modules)"
+def test_selection_loads_neither_torch_nor_matplotlib():
+    names = "twotemp.analysis, twotemp.selection, twotemp.rewards"
+    code = f"import sys, {names}; print({{'torch', 'matplotlib'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
-def test_auc_is_the_share_of_pairs_in_the_right_order():
-    rng = np.random.default_rng(0)
-    passed, scores = rng.random(40) < 0.4, rng.integers(0, 6, 40)
-    pairs = [(a > b) + 0.5 * (a == b) for a in scores[passed] for b in scores[~passed]]
-    assert metrics.auc(passed, scores) == pytest.approx(np.mean(pairs))
-    assert math.isnan(metrics.auc([1, 1], [0.1, 0.2]))
+    assert done.stdout.strip() == "set()"

@@ -27,7 +27,6 @@ def demo(
     from twotemp.cli.report import write_report
     from twotemp.evaluation import Plan, TaskChoice
     from twotemp.policies import parse
-    from twotemp.report import read
 
     total = sum(TASKS.values()) * len(POLICIES) * SAMPLES
     say(
@@ -40,4 +39,4 @@ def demo(
         n=SAMPLES,
     )
     run_plan(plan, out / "run", "tiny", LoadingOptions())
-    write_report(read([out / "run"]), out)
+    write_report([out / "run"], out)

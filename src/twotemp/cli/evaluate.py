@@ -65,9 +65,9 @@ def evaluate(
       twotemp eval --model GSAI-ML/LLaDA-8B-Instruct --tasks gsm8k,humaneval \\
         --policies "ar,lc,random,tlc:t_pos=1,ct:threshold=0.6,tct:t_pos=0.1,threshold=0.6" --out runs/llada
     """
+    from twotemp.analysis import read
     from twotemp.cli.console import say
     from twotemp.evaluation import Plan
-    from twotemp.report import read
 
     plan = Plan(
         tasks=asked.choices(),
@@ -168,7 +168,6 @@ def run(
       twotemp run experiments/tlc.yaml --questions 20 -n 16 --out runs/tlc
     """
     from twotemp.evaluation import experiments
-    from twotemp.report import read
     from twotemp.report.style import model_name
 
     chosen = experiments.read(experiment)
@@ -179,7 +178,7 @@ def run(
     for one in model or chosen.models:
         runs.append(folder / model_name(one))
         run_plan(plan, runs[-1], one, loading, batch_size=batch_size, profile=profile)
-    write_report(read(runs), folder / "report")
+    write_report(runs, folder / "report")
 
 
 def run_plan(

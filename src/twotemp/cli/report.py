@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from twotemp.errors import UserError
 
 if TYPE_CHECKING:
-    from twotemp.report import Series
+    from twotemp.analysis import Graded
+    from twotemp.report import Page
+    from twotemp.report.tables import Block
+
+INCOMPLETE = 3  # exit code: the report is written, and the run it is of is not whole
 
 
 def report(
@@ -22,15 +27,19 @@ def report(
 ) -> None:
     """Write tables (Markdown, CSV, LaTeX) and the paper's figures, as far as the runs have data for them.
 
-    Runs of `twotemp grpo` get the paper's three panels and a table of what each did with its budget.
+    With several samples per question also what choosing one answer gives: see `twotemp select`. Runs of
+    `twotemp grpo` get the paper's three panels and a table of what each did with its budget.
+
+    What is missing or damaged is listed first, and the exit code is then 3.
     """
     ks = _numbers(k) if k else None
-    from twotemp.report import grpo, read
+    from twotemp.folders import expect
 
-    if any(grpo.is_run(run) for run in runs):
-        _training_report(runs, out or runs[0] / "report")
-    else:
-        write_report(read(runs, grader), out or runs[0] / "report", ks)
+    folder = out or runs[0] / "report"
+    if {expect(run, "evaluation", "grpo") for run in runs} == {"grpo"}:
+        _training_report(runs, folder)
+    elif not write_report(runs, folder, ks, grader):
+        raise typer.Exit(INCOMPLETE)
 
 
 def export(
@@ -44,91 +53,121 @@ def export(
     people.print(f"{write(run, out)} rows in {out}", highlight=False)
 
 
-def write_report(series: Sequence[Series], folder: Path, ks: Sequence[int] | None = None) -> None:
-    """Write the report; the table, the findings and the names of the files go to the terminal."""
-    from twotemp.cli.console import output, people
-    from twotemp.report import write
+def write_report(
+    runs: Sequence[Path], folder: Path, ks: Sequence[int] | None = None, grader: str | None = None
+) -> bool:
+    """Write the report; the table, the findings and the names of the files go to the terminal. False: incomplete."""
+    from twotemp.analysis import every_choice, survey
+    from twotemp.cli.console import people
+    from twotemp.report import write, write_selection
+    from twotemp.selection import count, scored_by
 
-    made = write(series, folder, ks)
-    show_table(series, ks)
-    for finding in made.findings:
-        output.print(f"• {finding.sentence}", highlight=False)
-    people.print(f"report: {made.path}", highlight=False)
-    for figure in made.figures:
-        people.print(f"figure: {figure.path}", highlight=False)
+    found = survey(runs, grader)
+    page = write(found.cells, folder, ks, found.gaps)
+    show_gaps(found.gaps)
+    show_table(found.cells, ks)
+    show_page(page)
+    several = [one for one in found.cells if one.samples > 1]
+    if several:
+        model = scored_by(several)
+        selectors = ("majority", "orm", "weighted", "oracle") if model else ("majority", "oracle")
+        try:
+            counted = count(several, hub=False, reward_model=model)
+        except UserError as error:
+            people.print(f"without what choosing one answer gives ({error})", highlight=False)
+        else:
+            show_page(write_selection(every_choice(counted, selectors), folder, found.gaps))
+    return not found.gaps
+
+
+def show_gaps(gaps: Sequence[str]) -> None:
+    """What is missing or damaged, before anything else."""
+    from twotemp.cli.console import people
+
+    for gap in gaps:
+        people.print(f"[red]incomplete:[/red] {escape(gap)}", highlight=False)
+
+
+def show_page(page: Page) -> None:
+    """The sentences, and where everything is."""
+    from twotemp.cli.console import output, people
+    from twotemp.report import NO_FIGURES
+    from twotemp.report.figures import available
+
+    for sentence in page.sentences:
+        output.print(f"• {sentence}", highlight=False, markup=False)
+    people.print(f"report: {page.path}", highlight=False, markup=False)
+    for figure in page.figures:
+        people.print(f"figure: {figure.path}", highlight=False, markup=False)
+    if not available():
+        people.print(NO_FIGURES, highlight=False, markup=False)
 
 
 def _training_report(runs: Sequence[Path], folder: Path) -> None:
     from twotemp.cli.console import output, people
-    from twotemp.report import grpo
+    from twotemp.report import NO_FIGURES, grpo
 
     page, figure = grpo.write(runs, folder)
     output.print(page.read_text("utf-8"), markup=False, highlight=False, soft_wrap=True)
     people.print(f"report: {page}", highlight=False)
-    people.print(f"figure: {figure.path}", highlight=False)
+    people.print(f"figure: {figure.path}" if figure else NO_FIGURES, highlight=False, markup=False)
 
 
-def show_table(series: Sequence[Series], ks: Sequence[int] | None = None) -> None:
-    """pass@k with 95 % intervals and both NFE accountings, in as many columns as the terminal has room for."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
+def show_table(cells: Sequence[Graded], ks: Sequence[int] | None = None) -> None:
+    """pass@k with 95 % intervals and both NFE accountings."""
+    from twotemp.analysis import k_grid
     from twotemp.cli.console import output
-    from twotemp.report import style, tables
-    from twotemp.report.series import k_grid
+    from twotemp.report import tables
 
-    grid = list(ks) if ks else k_grid(series)
-    room = max(2, (output.width - 31) // 12)
-    if len(grid) > room:  # evenly spaced, the first and the last always
-        grid = [grid[round(at * (len(grid) - 1) / (room - 1))] for at in range(room)]
-    several = len({s.model for s in series}) > 1
-    title = "pass@k in %, mean ±half-width of the 95 % interval; fwd: forward passes run"
-    table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    for name in ("NFE", "fwd", *(f"k = {k}" for k in grid)):
-        table.add_column(name, justify="right", no_wrap=True)
-    for block in tables.blocks(series, grid):
-        first = block[0].series
-        where = style.task_name(first.task) + (f", {style.model_name(first.model)}" if several else "")
-        table.add_row(f"[bold]{where}[/bold]", *[""] * (len(grid) + 2))
-        for row in block:
-            cells = ["–" if cell is None else f"{cell.mean:.1f} ±{cell.half:.1f}" for cell in row.cells]
-            table.add_row(
-                style.label(row.series.policy, plain=True),
-                f"{row.nfe:.1f}",
-                f"{row.forwards:.1f}",
-                *(
-                    f"[bold]{text}[/bold]" if cell and cell.best else text
-                    for cell, text in zip(row.cells, cells)
-                ),
-                end_section=row is block[-1],
-            )
-    output.print(table)
-    lost = sum(s.ungraded for s in series)
+    costs = {"NFE": lambda one: one.cost("nfe"), "fwd": lambda one: one.cost("forwards")}
+    grid = list(ks) if ks else k_grid(cells)
+    title = "pass@k in % (95 % interval); fwd: forward passes run"
+    show_blocks(title, costs, lambda ks: tables.blocks(cells, ks), grid)
+    lost = sum(one.table.ungraded for one in cells)
     if lost:
         output.print(f"{lost} samples could not be graded and are left out", highlight=False)
 
 
-def summary(one: Series) -> dict[str, object]:
-    from twotemp.policies import spell
-    from twotemp.report.series import k_grid
+def show_blocks(
+    title: str,
+    costs: Mapping[str, Callable[[Graded], float]],
+    blocks: Callable[[Sequence[int]], Iterable[Block]],
+    grid: Sequence[int],
+) -> None:
+    """Policies against k, in as many columns as the terminal has room for."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
 
-    return {
-        "model": one.model,
-        "task": one.task,
-        "policy": spell(one.policy),
-        "grader": one.grader,
-        "questions": len(one.questions),
-        "n": one.samples,
-        "ungraded": one.ungraded,
-        "nfe": one.cost("nfe"),
-        "forwards": one.cost("forwards"),
-        "seconds": one.cost("seconds"),
-        "pass": {
-            str(k): {name: float(getattr(one.curve, name)[k - 1]) for name in ("mean", "low", "high")}
-            for k in k_grid([one])
-        },
-    }
+    from twotemp.cli.console import output
+    from twotemp.report import style
+
+    names = [", ".join(one.names) for one in blocks(grid[:1])]
+    names += [style.label(row.cell.policy, plain=True) for one in blocks(grid[:1]) for row in one.rows]
+    room = max(2, (output.width - max(map(len, names)) - 2 - 6 * len(costs)) // 14)
+    if len(grid) > room:  # evenly spaced, the first and the last always
+        grid = [grid[round(at * (len(grid) - 1) / (room - 1))] for at in range(room)]
+    table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for head in (*costs, *(f"k = {k}" for k in grid)):
+        table.add_column(head, justify="right", no_wrap=True)
+    for one in blocks(grid):
+        table.add_row(f"[bold]{', '.join(one.names)}[/bold]")
+        for row in one.rows:
+            texts = ["–" if e is None else e.text(0) for e in row.entries]
+            bold = [e is not None and e.best for e in row.entries]
+            entries = [f"[bold]{text}[/bold]" if best else text for text, best in zip(texts, bold)]
+            numbers = [f"{cost(row.cell):.1f}" for cost in costs.values()]
+            label = style.label(row.cell.policy, plain=True)
+            table.add_row(label, *numbers, *entries, end_section=row is one.rows[-1])
+    output.print(table)
+
+
+def summary(one: Graded) -> dict[str, object]:
+    from twotemp.analysis import k_grid
+    from twotemp.analysis.choice import interval
+
+    costs = {"forwards": one.cost("forwards"), "seconds": one.cost("seconds")}
+    return {**one.summary(), **costs, "pass": {str(k): interval(one.curve, k - 1) for k in k_grid([one])}}
 
 
 def _numbers(text: str) -> list[int]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from twotemp.cli.options import Altered, task_files
+from twotemp.cli.report import INCOMPLETE, show_blocks, show_gaps, show_page
 from twotemp.plain import json_text
 
 
@@ -30,12 +32,13 @@ def select(
     batch_size: Annotated[int, typer.Option(min=1, help="Answers scored together.")] = 32,
     device: Annotated[str | None, typer.Option(help="Of the reward model (default: CUDA if any).")] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a task, policy and selector.")
+        bool, typer.Option("--json", help="One JSON object for each task, policy and selector.")
     ] = False,
 ) -> None:
     """Choose one answer from k samples: Best@k and Best@NFE of every policy, under every selector.
 
-    Nothing is drawn again; rewards are computed once and kept in the run.
+    Nothing is drawn again; rewards are computed once and kept in the run. Where the run is not whole, what is
+    missing is listed and the exit code is 3.
 
     [bold]Examples[/bold]
 
@@ -43,69 +46,40 @@ def select(
 
       twotemp select runs/llada --by majority,orm --rm nvidia/AceMath-7B-RM --device cuda
     """
-    from twotemp.selection import SELECTORS, named, read
+    from twotemp.analysis import SELECTORS, every_choice, k_grid, named, survey
+    from twotemp.selection import count
 
     selectors = named([name.strip() for name in by.split(",") if name.strip()])
     needs = {SELECTORS[name].needs for name in selectors}
+    surveyed = survey([run], grader)
     model = None
     if "rewards" in needs:
         from twotemp import rewards
 
         model = rewards.load(rm, system=rm_system, device=device, batch_size=batch_size)
     with _scoring() as watch:
-        ballots = read(
-            run,
-            grader=grader,
+        cells = count(
+            surveyed.cells,
             data=task_files(data),
             allow_altered=altered,
             reward_model=model,
             confidence="traces" in needs,
             watch=watch,
         )
-    from twotemp.cli.console import output, people
-    from twotemp.report import selection
+    from twotemp.report import best_tables, write_selection
 
-    found = selection.curves(ballots, selectors)
-    made = selection.write(found, out or run / "selection")
+    found = every_choice(cells, selectors)
+    page = write_selection(found, out or run / "selection", surveyed.gaps)
+    show_gaps(surveyed.gaps)
     if as_json:
-        for curve in found:
-            typer.echo(json_text(curve.summary()))
+        for choice in found:
+            typer.echo(json_text(choice.summary()))
     else:
-        _show(found)
-        for sentence in made.sentences:
-            output.print(f"• {sentence}", highlight=False)
-    people.print(f"report: {made.path}", highlight=False)
-    for figure in made.figures:
-        people.print(f"figure: {figure.path}", highlight=False)
-
-
-def _show(found: list[Any]) -> None:
-    """Best@k at a few k, with 95 % intervals."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from twotemp.cli.console import output
-    from twotemp.report import style
-    from twotemp.report.series import k_grid, unique
-    from twotemp.selection import SELECTORS
-
-    ks = k_grid([curve.ballots for curve in found])
-    ks = ks if len(ks) <= 3 else [ks[0], ks[len(ks) // 2], ks[-1]]
-    title = "Best@k in %, mean ± half-width of the 95 % interval"
-    table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    for name in ("NFE", *(f"k = {k}" for k in ks)):
-        table.add_column(name, justify="right", no_wrap=True)
-    for task, selector in unique((c.ballots.task, c.selector) for c in found):
-        table.add_row(f"[bold]{style.task_name(task)}, {SELECTORS[selector].title}[/bold]")
-        block = [c for c in found if (c.ballots.task, c.selector) == (task, selector)]
-        for curve in block:
-            at = {k: place for place, k in enumerate(curve.ks)}
-            mean, half = curve.estimate.mean, curve.estimate.half_width
-            cells = [f"{100 * mean[at[k]]:.1f} ± {100 * half[at[k]]:.1f}" if k in at else "–" for k in ks]
-            name = style.label(curve.ballots.policy, plain=True)
-            table.add_row(name, f"{curve.ballots.cost:.1f}", *cells, end_section=curve is block[-1])
-    output.print(table)
+        title, grid = "Best@k in % (95 % interval)", k_grid(cells)
+        show_blocks(title, {"NFE": lambda one: one.cost()}, lambda ks: best_tables.blocks(found, ks), grid)
+    show_page(replace(page, sentences=()) if as_json else page)
+    if surveyed.gaps:
+        raise typer.Exit(INCOMPLETE)
 
 
 @contextmanager

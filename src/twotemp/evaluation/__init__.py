@@ -8,7 +8,7 @@ from twotemp.evaluation.drawing import Drawer, InProcess
 from twotemp.evaluation.plan import Plan, TaskChoice
 from twotemp.evaluation.progress import Progress
 from twotemp.evaluation.runner import Evaluation
-from twotemp.evaluation.stored import grader_of, problems_of, regrade
+from twotemp.evaluation.stored import regrade
 
 __all__ = [
     "Drawer",
@@ -17,7 +17,5 @@ __all__ = [
     "Plan",
     "Progress",
     "TaskChoice",
-    "grader_of",
-    "problems_of",
     "regrade",
 ]

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from twotemp import graders, tasks
+from twotemp.analysis import remember_data
 from twotemp.asking import Ask, requests
 from twotemp.errors import UserError
 from twotemp.evaluation.drawing import Drawer, InProcess
@@ -48,6 +49,9 @@ class Evaluation:
                 LoadedTask.of(choice, self._grader(choice), plan.questions, shard) for choice in plan.tasks
             ]
             self.store = Store.create(out)
+            remember_data(
+                self.store.path, {c.name: (c.data, c.allow_altered) for c in plan.tasks if c.data is not None}
+            )
         except BaseException:
             self.close()
             raise

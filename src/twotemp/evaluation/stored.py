@@ -1,4 +1,4 @@
-"""Stored samples, looked at again: which problems they answer, whose grades they have, and grading them anew."""
+"""Stored samples, graded anew."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from twotemp import graders, tasks
-from twotemp.errors import UserError
+from twotemp.analysis import problems_of
 from twotemp.evaluation.plan import TaskChoice
 from twotemp.evaluation.work import CHUNK_SAMPLES, CellWork, LoadedTask, parts
-from twotemp.store import Cell, Store
-from twotemp.tasks import ProblemSet
+from twotemp.store import Store
 
 
 def regrade(
@@ -46,41 +45,3 @@ def regrade(
         finally:
             judge.close()
     return judged
-
-
-def problems_of(
-    cell: Cell, data: Mapping[str, Path] | None = None, allow_altered: bool = False
-) -> ProblemSet:
-    """The problems a cell was drawn from; an error where today's data are others."""
-    config = cell.config
-    file = (data or {}).get(config.task)
-    found = TaskChoice(
-        config.task,
-        file,
-        config.prompt or None,
-        config.subset,
-        allow_altered=allow_altered and file is not None,
-    ).problems()
-    if found.digest != config.data:
-        raise UserError(
-            f"{cell.path} was drawn from other data than {found.source} ({config.data[:12]}…, not "
-            f"{found.digest[:12]}…); give the file it was drawn from: --data {config.task}=FILE"
-        )
-    return found
-
-
-def grader_of(cell: Cell, wanted: str | None = None) -> str | None:
-    """Whose grades of a cell to use, as the store names them: those wanted (with or without the version), else
-    the task's own, else the only ones there are. None: the cell has no grades."""
-    there = cell.graders()
-    if not there:
-        return None
-    name = wanted or tasks.get(cell.config.task).grader
-    fitting = [grader for grader in there if grader == name or grader.split()[0] == name]
-    if not fitting and wanted is None:
-        fitting = there
-    if len(fitting) != 1:
-        raise UserError(
-            f"{cell.path} was graded by {', '.join(map(repr, there))}; say which grades to report with --grader"
-        )
-    return fitting[0]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -78,7 +79,8 @@ def best_by_vote(passed: ArrayLike, answers: ArrayLike, ks: Sequence[int]) -> Fl
                 share[g] * math.comb(int(votes[g]), v) * (ways @ (1 / np.arange(1, ways.shape[1] + 1)))
             )
     subsets = np.array([float(math.comb(n, int(k))) if k <= n else np.nan for k in sizes])
-    return wins[sizes] / subsets
+    chance: Floats = wins[sizes] / subsets
+    return chance
 
 
 def _ways(sizes: list[int], mute: int, v: int, degree: int) -> Floats:
@@ -145,19 +147,20 @@ def _elect(total: Floats, present: NDArray[np.bool_], share: Floats) -> Floats:
     # Equal sums added in another order may differ in the last digits; they are ties all the same.
     scale = np.maximum(1.0, np.abs(np.where(np.isfinite(best), best, 0.0)))
     tied = present & (total >= best - 1e-12 * scale)
-    return (tied @ share) / np.maximum(tied.sum(axis=1), 1)
+    right: Floats = (tied @ share) / np.maximum(tied.sum(axis=1), 1)
+    return right
 
 
-def _samples(passed: ArrayLike, other: ArrayLike) -> tuple[Floats, NDArray]:
+def _samples(passed: ArrayLike, other: ArrayLike) -> tuple[Floats, NDArray[Any]]:
     right, values = np.asarray(passed, dtype=np.float64), np.asarray(other)
     if right.ndim != 1 or right.shape != values.shape or not len(right):
         raise UserError(
-            f"one verdict and one value a sample are needed, not {right.shape} and {values.shape}"
+            f"one verdict and one value per sample are needed, not {right.shape} and {values.shape}"
         )
     return right, values
 
 
-def _groups(right: Floats, group: NDArray) -> tuple[NDArray, NDArray[np.int64], Floats]:
+def _groups(right: Floats, group: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64], Floats]:
     """The answers (without NO_ANSWER), how many samples gave each, and the share of those that passed."""
     answered = group != NO_ANSWER
     labels, place, size = np.unique(group[answered], return_inverse=True, return_counts=True)

@@ -1,9 +1,10 @@
-"""Intervals by resampling questions: the questions are the sample, their answers are given."""
+"""Intervals over questions: the questions are the sample, their answers are given."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,63 +12,84 @@ from numpy.typing import ArrayLike, NDArray
 from twotemp.errors import UserError
 from twotemp.metrics.passk import Floats
 
+Method = Literal["bayesian", "percentile"]
 RESAMPLES = 10_000
-_CHUNK = 500  # resamples drawn at once: 500 x 1,319 counts are 5 MB
+LEAST = 10  # questions for an interval: below, no method covers what it promises
+_CHUNK = 500  # resamples drawn at once: 500 x 1,319 weights are 5 MB
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Means over questions with a percentile interval; one entry a column of the values given."""
+    """Means over questions with an interval; one entry for each column of the values given."""
 
     mean: Floats
-    low: Floats
+    low: Floats  # NaN: too few questions for an interval
     high: Floats
     questions: NDArray[np.int64]  # how many had a value (n >= k); the others are left out of the mean
 
-    @property
-    def half_width(self) -> Floats:
-        """The +- of the paper's tables."""
-        return (self.high - self.low) / 2
-
 
 def bootstrap(
-    values: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, level: float = 0.95
+    values: ArrayLike,
+    *,
+    method: Method = "bayesian",
+    bounds: tuple[ArrayLike, ArrayLike] = (0.0, 1.0),
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    level: float = 0.95,
 ) -> Estimate:
-    """Mean over questions of `values` [questions, columns] and its bootstrap interval.
+    """Mean over questions of `values` [questions, columns] and its interval; NaN: the question has no value there.
 
-    A resample draws as many questions as there are, with replacement: counts are multinomial, and all means
-    of a resample are one matrix product, (counts @ values) / (counts @ present). A NaN says that the question
-    has no value in that column (k > n); `Estimate.questions` says how many had one. A column in which no
-    question has a value is NaN.
+    "percentile" is the paper's: questions drawn with replacement, quantiles of the means. It collapses where all
+    questions agree (100 ± 0 after three of three).
+
+    "bayesian" is Rubin's Bayesian bootstrap with a prior. Questions get weights W_i ~ Exp(1), and a prior
+    question at either bound of the values a weight B ~ Gamma(w): quantiles of
+
+        ( sum_i W_i v_i + B_0 low + B_1 high ) / ( sum_i W_i + B_0 + B_1 ),     w = 0.2 + 0.6 r,
+
+    where r = sum_i (v_i - m)^2 / (Q (m - low)(high - m)) is the variance as a share of the largest that values with
+    this mean can have. So the prior is felt near the bounds and with few questions: for 0/1 values (r = 1) the
+    interval is that of Beta(s + 0.8, f + 0.8), between Jeffreys' 1/2 and Laplace's 1. No rule covers exactly with
+    discrete counts; this one stays between 92 and 98 % over the cases of tests/test_intervals.py. Fewer than
+    `LEAST` questions get no interval.
     """
-    table = np.asarray(values, dtype=np.float64)
-    if table.ndim == 1:
-        table = table[:, None]
-    if table.ndim != 2 or not table.shape[0]:
-        raise UserError("a bootstrap needs values of at least one question, [questions, columns]")
-    if resamples < 1 or not 0 < level < 1:
-        raise UserError(f"resamples must be >= 1 and level in (0, 1), not {resamples} and {level}")
-    present = ~np.isnan(table)
-    filled = np.where(present, table, 0.0)
-    count = present.sum(axis=0)
-    # Most tables have no hole; then every resample holds exactly as many values as there are questions.
-    holes = not present.all()
-    rng = np.random.default_rng(seed)
-    even = np.full(len(table), 1 / len(table))
-    means = np.empty((resamples, table.shape[1]))
-    for start in range(0, resamples, _CHUNK):
-        stop = min(start + _CHUNK, resamples)
-        counts = rng.multinomial(len(table), even, size=stop - start).astype(np.float64)
-        with np.errstate(invalid="ignore"):  # a resample may miss every question that has a value
-            means[start:stop] = (counts @ filled) / (counts @ present if holes else len(table))
-    tail = (1 - level) / 2
-    low, high = np.full((2, table.shape[1]), np.nan)
-    some = count > 0
-    if some.any():
-        low[some], high[some] = np.nanquantile(means[:, some], [tail, 1 - tail], axis=0)
-    with np.errstate(invalid="ignore"):
-        mean = filled.sum(axis=0) / count
-    return Estimate(mean, low, high, count)
+    table = _table(values)
+    low, high = (np.broadcast_to(np.asarray(b, dtype=np.float64), table.shape[1]) for b in bounds)
+    mean, size = _mean(table)
+    spread = np.nansum((table - mean) ** 2, axis=0)
+    most = size * (mean - low) * (high - mean)
+    share = np.divide(spread, most, out=np.ones_like(mean), where=most > 1e-12)
+    return _interval(table, method, low, high, share, resamples, seed, level)
+
+
+def paired_bootstrap(
+    first: ArrayLike,
+    second: ArrayLike,
+    *,
+    method: Method = "bayesian",
+    largest: float = 1.0,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    level: float = 0.95,
+) -> Estimate:
+    """The difference first - second of two policies on the same questions (rows in the same order: `align`).
+
+    Both sides of a resample use the same questions, so what makes a question hard cancels: this is the bootstrap of
+    the question-wise differences d. The bounds of "bayesian" are here ± the largest difference seen, or ± `largest`
+    (the largest possible) where all questions are ties, and r = sum d^2 / (max |d| sum |d|): 1 where questions differ
+    fully or not at all.
+    """
+    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    if a.shape != b.shape:
+        raise UserError(
+            f"a paired difference needs the same questions and columns, not {a.shape} and {b.shape}"
+        )
+    table = _table(a - b)
+    size = np.nan_to_num(np.abs(table))
+    seen, total = size.max(axis=0), size.sum(axis=0)
+    share = np.divide((size**2).sum(axis=0), seen * total, out=np.ones_like(seen), where=total > 0)
+    bound = np.where(seen > 0, seen, largest)
+    return _interval(table, method, -bound, bound, share, resamples, seed, level)
 
 
 def align(first: Sequence[str], second: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -80,22 +102,65 @@ def align(first: Sequence[str], second: Sequence[str]) -> tuple[NDArray[np.int64
     return rows[:, 0], rows[:, 1]
 
 
-def paired_bootstrap(
-    first: ArrayLike,
-    second: ArrayLike,
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-    level: float = 0.95,
-) -> Estimate:
-    """The difference first - second of two policies on the same questions (rows in the same order: `align`).
+def _table(values: ArrayLike) -> Floats:
+    table = np.asarray(values, dtype=np.float64)
+    table = table[:, None] if table.ndim == 1 else table
+    if table.ndim != 2 or not table.shape[0]:
+        raise UserError("a bootstrap needs values of at least one question, [questions, columns]")
+    return table
 
-    Both sides of a resample use the same questions, so what makes a question hard cancels: this is the
-    bootstrap of the question-wise differences.
-    """
-    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    if a.shape != b.shape:
-        raise UserError(
-            f"a paired difference needs the same questions and columns, not {a.shape} and {b.shape}"
+
+def _mean(table: Floats) -> tuple[Floats, NDArray[np.int64]]:
+    """Of each column, and how many values it has; NaN where it has none."""
+    size = (~np.isnan(table)).sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        return np.nansum(table, axis=0) / size, size
+
+
+def _interval(
+    table: Floats,
+    method: Method,
+    low: Floats,
+    high: Floats,
+    share: Floats,
+    resamples: int,
+    seed: int,
+    level: float,
+) -> Estimate:
+    """All means of a chunk of resamples are one matrix product, (weights @ values) / (weights @ present)."""
+    if method not in ("bayesian", "percentile"):
+        raise UserError(f"the method must be bayesian or percentile, not {method!r}")
+    if resamples < 1 or not 0 < level < 1:
+        raise UserError(f"resamples must be >= 1 and level in (0, 1), not {resamples} and {level}")
+    bayesian = method == "bayesian"
+    present = ~np.isnan(table)
+    filled = np.where(present, table, 0.0)
+    holes = not present.all()
+    rows, columns = table.shape
+    # Two streams: the percentile method draws what it drew in version 0.1.0.
+    rng, prior = np.random.default_rng(seed), np.random.default_rng([seed, 1])
+    means = np.empty((resamples, columns))
+    for start in range(0, resamples, _CHUNK):
+        part = slice(start, min(start + _CHUNK, resamples))
+        count = part.stop - start
+        weights = (
+            rng.standard_exponential((count, rows))
+            if bayesian
+            else rng.multinomial(rows, np.full(rows, 1 / rows), size=count).astype(np.float64)
         )
-    return bootstrap(a - b, resamples=resamples, seed=seed, level=level)
+        total = weights @ present if holes else weights.sum(axis=1, keepdims=True)
+        sums = weights @ filled
+        if bayesian:
+            below, above = prior.standard_gamma(0.2 + 0.6 * np.clip(share, 0, 1), (2, count, columns))
+            sums, total = sums + below * low + above * high, total + below + above
+        with np.errstate(invalid="ignore"):  # a resample may miss every question that has a value
+            means[part] = sums / total
+    mean, size = _mean(table)
+    enough = size >= (LEAST if bayesian else 1)
+    ends = np.full((2, columns), np.nan)
+    if enough.any():
+        tail = (1 - level) / 2
+        ends[:, enough] = np.nanquantile(means[:, enough], [tail, 1 - tail], axis=0)
+    if bayesian:  # where all values are at a bound, the prior must not push the interval off the mean
+        ends = np.array([np.minimum(ends[0], mean), np.maximum(ends[1], mean)])
+    return Estimate(mean, ends[0], ends[1], size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,7 +21,8 @@ def distinct_answers(answers: ArrayLike, ks: Sequence[int]) -> Floats:
     _, sizes = np.unique(group[group != NO_ANSWER], return_counts=True)
     if not len(sizes):
         return np.where(grid(ks) <= len(group), 0.0, np.nan)
-    return pass_at_k(np.full(len(sizes), len(group)), sizes, ks).sum(axis=0)
+    expected: Floats = pass_at_k(np.full(len(sizes), len(group)), sizes, ks).sum(axis=0)
+    return expected
 
 
 def answer_entropy(answers: ArrayLike, ks: Sequence[int]) -> Floats:
@@ -35,9 +37,9 @@ def answer_entropy(answers: ArrayLike, ks: Sequence[int]) -> Floats:
     group = _labels(answers)
     _, sizes = np.unique(group, return_counts=True)
     n = len(group)
-    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
+    log_factorial: Floats = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
 
-    def log_choose(total: np.ndarray | int, part: np.ndarray | int) -> np.ndarray:
+    def log_choose(total: Any, part: Any) -> Any:
         return log_factorial[total] - log_factorial[part] - log_factorial[np.subtract(total, part)]
 
     result = np.full(len(ks), np.nan)
@@ -57,7 +59,7 @@ def order_entropy(steps: ArrayLike, block: int | None = None) -> float:
 
     For each pair of positions the samples say which of the two was written first (or: in the same step). The result
     is the entropy of those three outcomes, averaged over pairs. Pairs, because step numbers of samples that took
-    a different number of steps do not compare. 0: one order for all; log 2: random, one token a step.
+    a different number of steps do not compare. 0: one order for all; log 2: random, one token per step.
 
     steps: [samples, positions], -1 (never written, after EOS) counts as last. With `block`, only pairs inside
     a decoding block count: between blocks the order is fixed and would only dilute the number.
@@ -87,5 +89,7 @@ def order_entropy(steps: ArrayLike, block: int | None = None) -> float:
 def _labels(answers: ArrayLike) -> np.ndarray:
     group = np.asarray(answers)
     if group.ndim != 1 or not len(group) or group.dtype.kind not in "iu":
-        raise UserError("answers must be one group number a sample (equal answers share one, -1: no answer)")
+        raise UserError(
+            "answers must be one group number per sample (equal answers share one, -1: no answer)"
+        )
     return group

@@ -20,16 +20,6 @@ def grid(ks: Sequence[int]) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def require(ks: Sequence[int], n: ArrayLike) -> None:
-    """An error where k exceeds the samples of a question; for callers that must not show NaN."""
-    most, least = int(grid(ks).max()), int(np.min(n))
-    if most > least:
-        raise UserError(
-            f"pass@{most} needs {most} graded samples of every question and one has {least}; "
-            f"lower k, or draw more samples (-n {most})"
-        )
-
-
 def pass_at_k(n: ArrayLike, correct: ArrayLike, ks: Sequence[int]) -> Floats:
     """The chance that a random subset of k of a question's n samples holds a right one; [questions, ks].
 
@@ -42,7 +32,9 @@ def pass_at_k(n: ArrayLike, correct: ArrayLike, ks: Sequence[int]) -> Floats:
     n_, c = np.broadcast_arrays(np.asarray(n, dtype=np.int64), np.asarray(correct, dtype=np.int64))
     n_, c = np.atleast_1d(n_), np.atleast_1d(c)
     if n_.ndim != 1 or (c < 0).any() or (c > n_).any():
-        raise UserError("pass@k needs one n and one count of right samples a question, 0 <= correct <= n")
+        raise UserError(
+            "pass@k needs one n and one count of right samples for each question, 0 <= correct <= n"
+        )
     left = n_[:, None] - np.arange(sizes.max())[None, :]  # samples not drawn yet, before draw j
     hit = np.minimum(c[:, None] / np.maximum(left, 1), 1.0)  # 1: only right samples are left
     with np.errstate(divide="ignore"):
@@ -62,7 +54,7 @@ def cost_axis(costs: Sequence[ArrayLike], ks: Sequence[int]) -> Floats:
     """The x axis of pass@NFE and pass@wall-clock: k samples cost k times the mean sample.
 
     As in the paper, "the same data, only the x axis changes": cumulative cost = k * mean cost. `costs` holds
-    one array a question: `nfe` for the paper's accounting, `forwards` for what was run, or `seconds`.
+    one array for each question: `nfe` for the paper's accounting, `forwards` for what was run, or `seconds`.
     """
     return grid(ks).astype(np.float64) * mean_cost(costs)
 
@@ -70,7 +62,7 @@ def cost_axis(costs: Sequence[ArrayLike], ks: Sequence[int]) -> Floats:
 def at_budget(values: ArrayLike, cost: float, budgets: ArrayLike) -> Floats:
     """Each question's curve at equal budgets; `values[:, i]` is the rate with i + 1 samples.
 
-    A budget buys budget / cost samples. A broken number, say 2.3, stands for 2 samples seven times in ten and 3
+    A budget buys budget / cost samples. A fraction, say 2.3, stands for 2 samples seven times in ten and 3
     otherwise, so linear interpolation between neighbouring k is exact, not a smoothing. NaN for less than one
     sample and for more than there are.
     """

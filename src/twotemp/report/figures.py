@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from twotemp import metrics
+from twotemp.analysis import Graded, k_grid, representatives, unique
+from twotemp.analysis.names import dataset
 from twotemp.errors import UserError
-from twotemp.policies import PRESETS
+from twotemp.metrics import Estimate
 from twotemp.records import Policy
 from twotemp.report import style
-from twotemp.report.series import Series, k_grid, unique
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,34 +42,40 @@ class Drawn:
     caption: str
 
 
-def draw(series: Sequence[Series], folder: Path) -> list[Drawn]:
+def available() -> bool:
+    """Whether there is anything to draw with."""
+    return find_spec("matplotlib") is not None
+
+
+def draw(series: Sequence[Graded], folder: Path) -> list[Drawn]:
     """Draw every figure there is data for."""
-    folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     with look():
         for name, figure_of in FIGURES.items():
             found = figure_of(series)
-            if found is None:
-                continue
-            figure, caption = found
-            figure.draw_without_rendering()  # lays the panels out, once for all formats
-            figure.set_layout_engine("none")
-            for kind in FORMATS:
-                figure.savefig(folder / f"{name}.{kind}")
-            drawn.append(Drawn(name, folder / f"{name}.png", caption))
+            if found is not None:
+                drawn.append(save(folder, name, *found))
     return drawn
+
+
+def save(folder: Path, name: str, figure: Figure, caption: str) -> Drawn:
+    figure.draw_without_rendering()  # lays the panels out, once for all formats
+    figure.set_layout_engine("none")
+    for kind in FORMATS:
+        figure.savefig(folder / f"{name}.{kind}")
+    return Drawn(name, folder / f"{name}.png", caption)
 
 
 Made: TypeAlias = "tuple[Figure, str] | None"
 
 
-def pass_at_k(series: Sequence[Series]) -> Made:
-    """Fixed-budget policies: a row a model, a column a task (the paper's TLC figure)."""
-    chosen = [s for s in _plain(series) if s.policy.rule == "budget"]
+def pass_at_k(series: Sequence[Graded]) -> Made:
+    """Fixed-budget policies: a row for each model, a column for each task (the paper's TLC figure)."""
+    chosen = [s for s in representatives(series) if s.policy.rule == "budget"]
     if not _comparable(chosen):
         return None
     models, tasks = unique(s.model for s in chosen), unique(s.task for s in chosen)
-    figure, axes = _grid(len(models), len(tasks))
+    figure, axes = grid(len(models), len(tasks))
     for row, model in enumerate(models):
         for column, task in enumerate(tasks):
             here = [s for s in chosen if s.model == model and s.task == task]
@@ -79,42 +86,43 @@ def pass_at_k(series: Sequence[Series]) -> Made:
         _row_label(axes[row, 0], style.model_name(model) if len(models) > 1 else None)
     for axis in axes[-1]:
         axis.set_xlabel(AXES["k"])
-    _legend(figure)
-    return figure, f"Pass@k of policies that commit K tokens a step. {_BANDS}"
+    legend(figure)
+    return figure, f"Pass@k of policies that commit K tokens per step. {BANDS}"
 
 
-def pass_at_nfe(series: Sequence[Series]) -> Made:
-    """Adaptive policies beside AR: pass@k above pass@NFE, a column a task (the paper's TCT figure)."""
+def pass_at_nfe(series: Sequence[Graded]) -> Made:
+    """Adaptive policies beside AR: pass@k above pass@NFE, a column for each task (the paper's TCT figure)."""
     return _adaptive(
         series,
         ("k", "nfe"),
         "Pass@k (top) and pass@NFE (bottom): the same data, only the x axis changes. AR's NFE counts tokens before "
-        f"EOS, the others' the steps until every position is written. {_BANDS}",
+        f"EOS, the others' the steps until every position is written. {BANDS}",
     )
 
 
-def wall_clock(series: Sequence[Series]) -> Made:
+def wall_clock(series: Sequence[Graded]) -> Made:
     """Pass@k, pass@NFE and pass@wall-clock of adaptive policies beside AR."""
     return _adaptive(
         series,
         ("k", "nfe", "seconds"),
         "Pass@k, pass@NFE and pass@wall-clock. Seconds are those a row spent in its batch, so they compare "
-        f"policies of one run on one machine. {_BANDS}",
+        f"policies of one run on one machine. {BANDS}",
         across=True,
     )
 
 
-def _adaptive(series: Sequence[Series], kinds: Sequence[Axis], caption: str, across: bool = False) -> Made:
-    """A panel a task and x axis; `across`: the axes run from left to right instead of downwards."""
-    every = _plain(series)
+def _adaptive(series: Sequence[Graded], kinds: Sequence[Axis], caption: str, across: bool = False) -> Made:
+    """A panel for each task and x axis; `across`: the axes run from left to right instead of downwards."""
+    every = representatives(series)
     adaptive = [s for s in every if s.policy.rule != "budget"]
     # The figure is about the adaptive ones; AR is the yardstick where the run has it.
     chosen = [s for s in every if s.policy.name == "ar"] + adaptive
     if not adaptive or not _comparable(chosen):
         return None
     models, tasks = unique(s.model for s in chosen), unique(s.task for s in chosen)
-    rows = [(model, task) for model in models for task in tasks]
-    figure, axes = _grid(*((len(rows), len(kinds)) if across else (len(models) * len(kinds), len(tasks))))
+    there = unique((s.model, s.task) for s in chosen)
+    rows = there if across else [(model, task) for model in models for task in tasks]
+    figure, axes = grid(*((len(rows), len(kinds)) if across else (len(models) * len(kinds), len(tasks))))
     for at, (model, task) in enumerate(rows):
         here = [s for s in chosen if s.model == model and s.task == task]
         block, column = divmod(at, len(tasks))
@@ -125,24 +133,24 @@ def _adaptive(series: Sequence[Series], kinds: Sequence[Axis], caption: str, acr
             axis.set_ylabel(METRICS[kind] if across or not column else "")
         name = style.model_name(model) if len(models) > 1 else None
         if across:
-            _row_label(panels[0], _cell_name(model, task, rows))
+            _row_label(panels[0], dataset(model, task, [cell[0] for cell in rows]))
         else:
             panels[0].set_title(style.task_name(task) if not block else "")
             _row_label(panels[0], name if not column else None)
-    _legend(figure)
+    legend(figure)
     return figure, caption
 
 
 _ENDS = {"budget": ("ar", "lc", "random"), "threshold": ("ar", "ct")}  # what a sweep of T_pos lies between
 
 
-def t_pos(series: Sequence[Series]) -> Made:
-    """A tempered family at several T_pos, with its two ends and AR; a column a task."""
+def t_pos(series: Sequence[Graded]) -> Made:
+    """A tempered family at several T_pos, with its two ends and AR; a column for each task."""
     varied = _varied(series, "t_pos")
     if not varied:
         return None
     cells = unique((s.model, s.task, s.policy.name) for s in varied)
-    figure, axes = _grid(1, len(cells))
+    figure, axes = grid(1, len(cells))
     for axis, (model, task, name) in zip(axes[0], cells):
         here = [s for s in series if s.model == model and s.task == task]
         family = sorted((s for s in here if s.policy.name == name), key=lambda s: s.policy.t_pos)
@@ -151,16 +159,16 @@ def t_pos(series: Sequence[Series]) -> Made:
             _curve(axis, one, "k", style.line(one.policy), style.label(one.policy))
         for place, one in enumerate(family):
             _curve(axis, one, "k", style.ramp(one.policy, place, len(family)), style.label(one.policy))
-        _finish_k(axis, family)
-        axis.set_title(_cell_name(model, task, cells))
+        power_ticks(axis, family)
+        axis.set_title(dataset(model, task, [cell[0] for cell in cells]))
         axis.set_xlabel(AXES["k"])
     axes[0, 0].set_ylabel(METRICS["k"])
-    _legend(figure)
-    return figure, f"Pass@k as the position temperature varies. {_BANDS}"
+    legend(figure)
+    return figure, f"Pass@k as the position temperature varies. {BANDS}"
 
 
-def t_token(series: Sequence[Series]) -> Made:
-    """A panel a token temperature with every policy in it; the last has the largest k against the temperature."""
+def t_token(series: Sequence[Graded]) -> Made:
+    """A panel for each token temperature with every policy; the last has the largest k against the temperature."""
     varied = _varied(series, "t_token")
     if not varied:
         return None
@@ -169,7 +177,7 @@ def t_token(series: Sequence[Series]) -> Made:
     columns = len(temperatures) + 1 if len(temperatures) < 4 else 3  # more would not be readable on a page
     lines = -(-(len(temperatures) + 1) // columns)
     most = min(s.samples for s in varied)
-    figure, axes = _grid(len(cells) * lines, columns, share_y="row")
+    figure, axes = grid(len(cells) * lines, columns, share_y="row")
     for at, (model, task) in enumerate(cells):
         here = [s for s in varied if s.model == model and s.task == task]
         panels = axes[at * lines : (at + 1) * lines].ravel()
@@ -182,35 +190,32 @@ def t_token(series: Sequence[Series]) -> Made:
             axis.set_visible(False)
         for axis in panels[::columns]:
             axis.set_ylabel(METRICS["k"])
-        _row_label(panels[0], _cell_name(model, task, cells))
-    _legend(figure)
-    return figure, f"Pass@k as the token temperature varies; the last panel has the largest k. {_BANDS}"
+        _row_label(panels[0], dataset(model, task, [cell[0] for cell in cells]))
+    legend(figure)
+    return figure, f"Pass@k as the token temperature varies; the last panel has the largest k. {BANDS}"
 
 
-def _against_t_token(axis: Axes, series: Sequence[Series], k: int) -> None:
-    families: dict[Policy, list[Series]] = {}
+def _against_t_token(axis: Axes, series: Sequence[Graded], k: int) -> None:
+    families: dict[Policy, list[Graded]] = {}
     for one in sorted(series, key=lambda s: s.policy.t_token):
         families.setdefault(replace(one.policy, t_token=0.0), []).append(one)
     for policy, family in families.items():
         look, x = style.line(policy), [s.policy.t_token for s in family]
-        mean, low, high = (
-            [100 * getattr(s.curve, field)[k - 1] for s in family] for field in ("mean", "low", "high")
-        )
-        axis.plot(x, mean, **look)
-        axis.fill_between(x, low, high, color=look["color"], alpha=BAND, linewidth=0)
+        at_k = {f.name: np.array([getattr(s.curve, f.name)[k - 1] for s in family]) for f in fields(Estimate)}
+        band(axis, x, Estimate(**at_k), look, "")
     axis.set_xticks(sorted({s.policy.t_token for s in series}))
     axis.set_xlabel(r"$T_\mathrm{token}$")
     axis.set_title(f"pass@{k}")
 
 
-def models(series: Sequence[Series]) -> Made:
-    """The same policies on several models: a column a model, a row a task (amounts of diffusion training)."""
-    chosen = [s for s in _plain(series) if s.policy.rule == "budget"]
+def models(series: Sequence[Graded]) -> Made:
+    """The same policies on several models: a column for each model, a row for each task."""
+    chosen = [s for s in representatives(series) if s.policy.rule == "budget"]
     names = unique(s.model for s in chosen)
     tasks = [t for t in unique(s.task for s in chosen) if len({s.model for s in chosen if s.task == t}) > 1]
     if len(names) < 2 or not tasks:
         return None
-    figure, axes = _grid(len(tasks), len(names), share_y="row")
+    figure, axes = grid(len(tasks), len(names), share_y="row")
     for row, task in enumerate(tasks):
         for column, model in enumerate(names):
             _panel(axes[row, column], [s for s in chosen if s.model == model and s.task == task], "k")
@@ -220,11 +225,11 @@ def models(series: Sequence[Series]) -> Made:
         _row_label(axes[row, 0], style.task_name(task))
     for axis in axes[-1]:
         axis.set_xlabel(AXES["k"])
-    _legend(figure)
-    return figure, f"Pass@k of the same policies on different models. {_BANDS}"
+    legend(figure)
+    return figure, f"Pass@k of the same policies on different models. {BANDS}"
 
 
-FIGURES: dict[str, Callable[[Sequence[Series]], Any]] = {
+FIGURES: dict[str, Callable[[Sequence[Graded]], Any]] = {
     "pass_at_k": pass_at_k,
     "pass_at_nfe": pass_at_nfe,
     "wall_clock": wall_clock,
@@ -232,21 +237,10 @@ FIGURES: dict[str, Callable[[Sequence[Series]], Any]] = {
     "t_token": t_token,
     "models": models,
 }
-_BANDS = "Bands: 95 % bootstrap intervals over questions."
+BANDS = "Bands: 95 % intervals over questions."
 
 
-def _plain(series: Sequence[Series]) -> list[Series]:
-    """One series a policy name and cell: in a sweep the one nearest to the preset stands for its family."""
-    chosen: dict[tuple[str, str, str], Series] = {}
-    for one in series:
-        key = (one.model, one.task, one.policy.name)
-        preset = PRESETS[one.policy.name].policy
-        if key not in chosen or one.policy == preset:
-            chosen[key] = one
-    return list(chosen.values())
-
-
-def _varied(series: Sequence[Series], key: str) -> list[Series]:
+def _varied(series: Sequence[Graded], key: str) -> list[Graded]:
     """Series of policies that the run has at two or more values of one number."""
     values: dict[tuple[str, str, str], set[float]] = {}
     for one in series:
@@ -254,38 +248,55 @@ def _varied(series: Sequence[Series], key: str) -> list[Series]:
     return [s for s in series if len(values[s.model, s.task, s.policy.name]) > 1]
 
 
-def _comparable(series: Sequence[Series]) -> bool:
+def _comparable(series: Sequence[Graded]) -> bool:
     return len({s.policy.name for s in series}) > 1
 
 
-def _panel(axis: Axes, series: Sequence[Series], kind: Axis, hide: Sequence[str] = ()) -> None:
+def _panel(axis: Axes, series: Sequence[Graded], kind: Axis, hide: Sequence[str] = ()) -> None:
+    if not series:  # a run need not have every task of every model
+        axis.set_visible(False)
+        return
     for one in series:
         _curve(axis, one, kind, style.line(one.policy), style.label(one.policy, hide=hide))
-    if kind == "k":
-        _finish_k(axis, series)
-    else:
-        axis.set_xscale("log")
+    (power_ticks if kind == "k" else cost_ticks)(axis, series)
 
 
-def _curve(axis: Axes, one: Series, kind: Axis, look: dict[str, Any], label: str) -> None:
+def _curve(axis: Axes, one: Graded, kind: Axis, look: dict[str, Any], label: str) -> None:
     """Mean and band at every k; markers at the powers of two only, where the tables have numbers."""
-    estimate, ks = one.curve, range(1, one.samples + 1)
-    x = np.asarray(ks, dtype=float) if kind == "k" else metrics.cost_axis(getattr(one, kind), ks)
-    marked = [k - 1 for k in k_grid([one])]
-    axis.plot(x, 100 * estimate.mean, label=label, markevery=marked, **look)
-    axis.fill_between(
-        x, 100 * estimate.low, 100 * estimate.high, color=look["color"], alpha=BAND, linewidth=0, zorder=2
-    )
+    ks = range(1, one.samples + 1)
+    x = ks if kind == "k" else one.costs(kind, ks)
+    band(axis, x, one.curve, {**look, "markevery": [k - 1 for k in k_grid([one])]}, label)
 
 
-def _finish_k(axis: Axes, series: Sequence[Series]) -> None:
+def band(
+    axis: Axes, x: Any, estimate: Estimate, look: dict[str, Any], label: str, scale: float = 100
+) -> None:
+    """A mean with its interval, in percent."""
+    axis.plot(x, scale * estimate.mean, label=label, **look)
+    low, high = scale * estimate.low, scale * estimate.high
+    axis.fill_between(x, low, high, color=look["color"], alpha=BAND, linewidth=0, zorder=2)
+
+
+def power_ticks(axis: Axes, series: Sequence[Graded]) -> None:
     ticks = k_grid(series)
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [str(k) for k in ticks])
     axis.minorticks_off()
 
 
-def _grid(rows: int, columns: int, share_y: Any = False) -> tuple[Figure, Any]:
+def cost_ticks(axis: Axes, _: Sequence[Graded] = ()) -> None:
+    """A logarithmic axis with plain numbers, few enough to stand side by side."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_xscale("log")
+    low, high = axis.get_xlim()
+    # Within one and a half decades the powers of ten alone are too few.
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 32 * low else (1,), numticks=9))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+
+
+def grid(rows: int, columns: int, share_y: Any = False) -> tuple[Figure, Any]:
     from matplotlib.figure import Figure
 
     # A single panel has the width of a journal's column, three that of its page.
@@ -302,13 +313,7 @@ def _row_label(axis: Axes, name: str | None) -> None:
         )  # fmt: skip
 
 
-def _cell_name(model: str, task: str, cells: Sequence[tuple[str, ...]]) -> str:
-    """The task; with the model where the figure has several."""
-    several = len({cell[0] for cell in cells}) > 1
-    return f"{style.model_name(model)}, {style.task_name(task)}" if several else style.task_name(task)
-
-
-def _legend(figure: Figure) -> None:
+def legend(figure: Figure) -> None:
     """One legend above the panels: colours mean the same in all of them."""
     entries: dict[str, Any] = {}
     for axis in figure.axes:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twotemp.analysis import unique
 from twotemp.errors import UserError
+from twotemp.folders import disk_errors
 from twotemp.records import Policy
 from twotemp.report import style
-from twotemp.report.figures import FORMATS, Drawn, look
-from twotemp.report.series import unique
+from twotemp.report.figures import FORMATS, Drawn, available, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +32,7 @@ DONE = (
     "steps",
     "minutes",
     "NFE of all rollouts",
-    "NFE a rollout",
+    "NFE per rollout",
     "reward, first → last tenth",
     "std in a group",
     "groups without signal",
@@ -40,7 +41,7 @@ DONE = (
 CAPTION = (
     "Left: training reward, right of it its standard deviation within a group, both as running means over 5 % "
     "of the steps; dashed lines mark the steps completed within the budget. Right: accuracy on held-out problems "
-    "under greedy confidence thresholding, one point for each lambda, with 95 % bootstrap intervals; before "
+    "under greedy confidence thresholding, one point for each lambda, with 95 % intervals; before "
     "training as the first run of each model measured it."
 )
 
@@ -85,14 +86,17 @@ def read(folder: Path) -> TrainingRun:
     )
 
 
-def write(folders: Sequence[Path], out: Path) -> tuple[Path, Drawn]:
-    """Write grpo.md and the figure into a folder; returns the page and the figure."""
+def write(folders: Sequence[Path], out: Path) -> tuple[Path, Drawn | None]:
+    """Write grpo.md and the figure into a folder; returns the page and the figure (None without matplotlib)."""
     runs = [read(folder) for folder in folders]
-    out.mkdir(parents=True, exist_ok=True)
-    drawn = draw(runs, out)
-    page = out / "grpo.md"
-    parts = ["# GRPO with different rollouts\n", table(runs), f"![{drawn.name}]({drawn.path.name})\n"]
-    page.write_text("\n".join([*parts, drawn.caption + "\n"]), "utf-8")
+    page, drawn = out / "grpo.md", None
+    parts = ["# GRPO with different rollouts\n", table(runs)]
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        if available():
+            drawn = draw(runs, out)
+            parts += [f"![{drawn.name}]({drawn.path.name})\n", drawn.caption + "\n"]
+        page.write_text("\n".join(parts), "utf-8")
     return page, drawn
 
 
@@ -137,7 +141,7 @@ def _frontier(axis: Axes, runs: Sequence[TrainingRun]) -> None:
     for run, said, line in zip(runs, names(runs), _lines(runs)):
         if run.evaluations and run.evaluations[-1].step:
             _points(axis, run.evaluations[-1], said, line)
-    axis.set(xlabel="NFE a sample", ylabel="greedy accuracy (%)")
+    axis.set(xlabel="NFE per sample", ylabel="greedy accuracy (%)")
 
 
 def _points(axis: Axes, one: Checkup, label: str, line: dict[str, Any]) -> None:
@@ -171,7 +175,7 @@ def _lines(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:
 def running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """The mean of the last few values up to each step (fewer at the start)."""
     width = max(1, round(WINDOW * len(values)))
-    sums = np.concatenate([[0.0], values.cumsum()])
+    sums: NDArray[np.float64] = np.concatenate([[0.0], values.cumsum()])
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - width)
     return (sums[ends] - sums[starts]) / (ends - starts)

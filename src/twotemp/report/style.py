@@ -5,24 +5,17 @@ Colours are Okabe and Ito's, which stay apart for colour-blind readers; markers 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection
 from typing import Any
 
+from twotemp.analysis.names import NAMES, label, model_name, task_name
 from twotemp.policies import PRESETS
 from twotemp.records import Policy
+
+__all__ = ["NAMES", "RC", "TEMPERED", "label", "line", "model_name", "ramp", "task_name"]
 
 INK = "#262626"
 GRID = "#e4e4e4"
 
-NAMES = {
-    "ar": "Autoregressive",
-    "lc": "Low confidence",
-    "random": "Random",
-    "tlc": "TLC",
-    "ct": "Fast-dLLM (CT)",
-    "tct": "TCT",
-}
 _MARKS = {  # colour, marker
     "ar": ("#0072B2", "o"),
     "lc": ("#E69F00", "s"),
@@ -33,52 +26,9 @@ _MARKS = {  # colour, marker
 }
 # For the field's other heuristics: dashed. With 8 colours and 7 markers no two look the same.
 _OTHER = ("#56B4E9", "#332288", "#882255", "#117733", "#AA4499", "#999933", "#44AA99", "#661100")
-TASKS = {"gsm8k": "GSM8K", "math500": "MATH-500", "humaneval": "HumanEval", "mbpp": "MBPP"}
 
 # What the two families of the paper are about: drawn last and heavier, with the tempered parameter in the name.
 TEMPERED = ("tlc", "tct")
-_SYMBOLS = {"t_pos": r"T_\mathrm{pos}", "t_token": r"T_\mathrm{token}", "threshold": r"\lambda", "k": "K"}
-
-
-def task_name(task: str) -> str:
-    return TASKS.get(task, task)
-
-
-def model_name(model: str) -> str:
-    """`GSAI-ML/LLaDA-8B-Instruct` -> `LLaDA-8B-Instruct`; a folder by its own name."""
-    return model.rstrip("/").rsplit("/", 1)[-1]
-
-
-def parameters(policy: Policy, hide: Collection[str] = ()) -> dict[str, Any]:
-    """What a name must say: T_pos of a tempered family, and whatever differs from the preset."""
-    preset = PRESETS[policy.name]
-    return {
-        key: getattr(policy, key)
-        for key in preset.settable
-        if key not in hide
-        and (getattr(policy, key) != getattr(preset.policy, key) or (key == "t_pos" and policy.t_pos))
-    }
-
-
-def label(policy: Policy, *, plain: bool = False, hide: Collection[str] = ()) -> str:
-    """`TCT ($T_pos=0.1$)` for figures and LaTeX; plain: `TCT (t_pos=0.1)`, for terminals and Markdown."""
-    name = NAMES.get(policy.name, policy.name)
-    said = parameters(policy, hide)
-    if not said:
-        return name
-    write = _plain if plain else _mathematical
-    return f"{name} ({', '.join(write(key, value) for key, value in said.items())})"
-
-
-def _plain(key: str, value: Any) -> str:
-    return f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
-
-
-def _mathematical(key: str, value: Any) -> str:
-    if key not in _SYMBOLS:
-        return _plain(key, value).replace("_", " ")
-    number = r"\infty" if math.isinf(value) else f"{value:g}"
-    return f"${_SYMBOLS[key]}={number}$"
 
 
 def line(policy: Policy) -> dict[str, Any]:
@@ -87,7 +37,9 @@ def line(policy: Policy) -> dict[str, Any]:
         colour, marker = _MARKS[policy.name]
         dashes = "-"
     else:
-        place = [name for name in PRESETS if name not in _MARKS].index(policy.name)
+        others = [name for name in PRESETS if name not in _MARKS]
+        # A policy from outside has no place of its own: its name gives it one.
+        place = others.index(policy.name) if policy.name in others else sum(policy.name.encode())
         colour, marker, dashes = _OTHER[place % len(_OTHER)], "vPX*<>p"[place % 7], "--"
     heavy = policy.name in TEMPERED
     return {

@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from twotemp.analysis import Graded, unique
+from twotemp.analysis.names import dataset
+from twotemp.metrics import Estimate
+from twotemp.metrics.bootstrap import LEAST
 from twotemp.report import style
-from twotemp.report.series import Series, unique
 
-HEAD = ("Dataset", "Method", "NFE", "forwards", "n")
+Cells = Callable[[Graded], list[str]]  # what a row says between the policy's name and its numbers
+INTERVALS = (
+    "In parentheses the 95 % interval over questions (Bayesian bootstrap, 10,000 resamples); fewer than "
+    f"{LEAST} questions get none."
+)
 
 
 @dataclass(frozen=True)
-class Cell:
-    """pass@k in percent: mean ± half-width of the 95 % interval."""
+class Entry:
+    """A rate in percent with its 95 % interval."""
 
     mean: float
-    half: float
-    best: bool  # the highest mean of its column within a dataset
-    questions: int | None  # how many questions it rests on, where not all have k samples
+    low: float  # NaN: too few questions for an interval
+    high: float
+    best: bool  # the highest mean of its column, where all are over the same questions
+    questions: int | None  # how many questions it rests on, where it is not all of its block
+
+    def text(self, digits: int = 1) -> str:
+        """`95.0 (77.1–99.6)`; the mean alone where there is no interval."""
+        span = "" if np.isnan(self.low) else f" ({self.low:.{digits}f}–{self.high:.{digits}f})"
+        return f"{self.mean:.1f}{span}{self.note}"
 
     @property
     def note(self) -> str:
@@ -31,85 +44,90 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    series: Series
-    nfe: float
-    forwards: float
-    cells: tuple[Cell | None, ...]  # None: fewer than k samples
+    cell: Graded
+    entries: tuple[Entry | None, ...]  # None: fewer than k samples
 
 
-def blocks(series: Sequence[Series], ks: Sequence[int]) -> Iterator[list[Row]]:
-    """The rows of one dataset and model after the other, best values marked."""
-    for model, task in unique((s.model, s.task) for s in series):
-        here = [s for s in series if s.model == model and s.task == task]
-        best = [
-            np.nanmax([s.curve.mean[k - 1] if k <= s.samples else np.nan for s in here] + [-1.0]) for k in ks
-        ]
-        yield [
-            Row(
-                one,
-                one.cost("nfe"),
-                one.cost("forwards"),
-                tuple(_cell(one, k, top) for k, top in zip(ks, best)),
-            )
-            for one in here
-        ]
+@dataclass(frozen=True)
+class Block:
+    """Policies that are compared with each other."""
+
+    names: tuple[str, ...]  # the dataset, and what else the rows share
+    rows: tuple[Row, ...]
 
 
-def _cell(one: Series, k: int, best: float) -> Cell | None:
-    if k > one.samples:
-        return None
-    curve, at = one.curve, k - 1
-    few = int(curve.questions[at])
-    return Cell(
-        mean=100 * float(curve.mean[at]),
-        half=100 * float(curve.half_width[at]),
-        best=bool(curve.mean[at] == best),
-        questions=few if few < len(one.questions) else None,
+def block(
+    names: Sequence[str], curves: Sequence[tuple[Graded, Estimate, Sequence[int]]], ks: Sequence[int]
+) -> Block:
+    """curves: for each policy an estimate whose columns are these ks."""
+    every = {question for cell, _, _ in curves for question in cell.questions}
+    columns = []
+    for k in ks:
+        at = [list(own).index(k) if k in own else None for _, _, own in curves]
+        reach = [(cell, estimate.mean[i]) for (cell, estimate, _), i in zip(curves, at) if i is not None]
+        # Means over different questions are not comparable: then none is the best.
+        same = len({cell.questions_at(k) for cell, _ in reach}) == 1
+        top = max(mean for _, mean in reach) if same else None
+        columns.append(
+            [None if i is None else _entry(e, i, top, len(every)) for (_, e, _), i in zip(curves, at)]
+        )
+    return Block(
+        tuple(names), tuple(Row(cell, entries) for (cell, _, _), entries in zip(curves, zip(*columns)))
     )
 
 
-def markdown(series: Sequence[Series], ks: Sequence[int]) -> str:
+def _entry(estimate: Estimate, at: int, top: float | None, questions: int) -> Entry:
+    mean, low, high = (100 * float(x[at]) for x in (estimate.mean, estimate.low, estimate.high))
+    few = int(estimate.questions[at])
+    return Entry(mean, low, high, bool(estimate.mean[at] == top), few if few < questions else None)
+
+
+def blocks(cells: Sequence[Graded], ks: Sequence[int]) -> Iterator[Block]:
+    """pass@k, one dataset and model after the other."""
+    for key in unique((one.model, one.task) for one in cells):
+        here = [one for one in cells if (one.model, one.task) == key]
+        curves = [(one, one.curve, range(1, one.samples + 1)) for one in here]
+        yield block([dataset(*key, [one.model for one in cells])], curves, ks)
+
+
+def markdown(cells: Sequence[Graded], ks: Sequence[int]) -> str:
     """One table; datasets in blocks, the best of each column in bold."""
-    lines = [
-        "| " + " | ".join([*HEAD, *(f"k = {k}" for k in ks)]) + " |",
-        "|" + "---|" * 2 + "---:|" * (len(HEAD) - 2 + len(ks)),
-    ]
-    several = len({s.model for s in series}) > 1
-    for block in blocks(series, ks):
-        for row in block:
-            one = row.series
-            name = style.task_name(one.task) + (f", {style.model_name(one.model)}" if several else "")
-            cells = [
-                "–" if c is None else _strong(c, f"{c.mean:.1f} ± {c.half:.1f}{c.note}") for c in row.cells
-            ]
-            lines.append(
-                "| "
-                + " | ".join(
-                    [
-                        name if row is block[0] else "",
-                        style.label(one.policy, plain=True),
-                        f"{row.nfe:.1f}",
-                        f"{row.forwards:.1f}",
-                        count(one),
-                        *cells,
-                    ]
-                )
-                + " |"
-            )
-    return "\n".join(lines) + "\n"
+
+    def about(one: Graded) -> list[str]:
+        # Ungraded samples are said, since they are left out.
+        failed = f" ({one.table.ungraded} ungraded)" if one.table.ungraded else ""
+        return [f"{one.cost('nfe'):.1f}", f"{one.cost('forwards'):.1f}", f"{one.samples}{failed}"]
+
+    return as_markdown(["Dataset"], ["NFE", "forwards", "n"], about, blocks(cells, ks), ks)
 
 
-def _strong(cell: Cell, text: str) -> str:
-    return f"**{text}**" if cell.best else text
+def as_markdown(
+    names: Sequence[str], numbers: Sequence[str], about: Cells, shown: Iterable[Block], ks: Sequence[int]
+) -> str:
+    lines = [[*names, "Method", *numbers, *(f"k = {k}" for k in ks)]]
+    lines.append(["---"] * (len(names) + 1) + ["---:"] * (len(numbers) + len(ks)))
+    for one in shown:
+        for row in one.rows:
+            head = one.names if row is one.rows[0] else [""] * len(names)
+            cells = ["–" if e is None else f"**{e.text()}**" if e.best else e.text() for e in row.entries]
+            lines.append([*head, style.label(row.cell.policy, plain=True), *about(row.cell), *cells])
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def count(one: Series) -> str:
-    """Samples a question; ungraded ones are said, since they are left out."""
-    return f"{one.samples}" + (f" ({one.ungraded} ungraded)" if one.ungraded else "")
+def rows_as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Numbers in six digits; empty where there is none."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow(
+            ("" if np.isnan(cell) else f"{cell:.6g}") if isinstance(cell, float) else cell for cell in row
+        )
+    return out.getvalue()
 
 
-def latex(series: Sequence[Series], ks: Sequence[int]) -> str:
-    r"""The paper's layout: booktabs, \multirow datasets, small ±; a heading row a model."""
+def latex(series: Sequence[Graded], ks: Sequence[int]) -> str:
+    r"""The paper's layout: booktabs, \multirow datasets, small intervals; a heading row for each model."""
     width = 4 + len(ks)
     lines = [
         "% needs the packages booktabs, multirow and graphicx",
@@ -125,8 +143,8 @@ def latex(series: Sequence[Series], ks: Sequence[int]) -> str:
         r"\midrule",
     ]
     said = None
-    for block in blocks(series, ks):
-        model = block[0].series.model
+    for one in blocks(series, ks):
+        model = one.rows[0].cell.model
         if model != said:
             if said is not None:
                 lines.append(r"\midrule")
@@ -137,69 +155,72 @@ def latex(series: Sequence[Series], ks: Sequence[int]) -> str:
             said = model
         elif lines[-1].endswith(r"\\"):
             lines.append(rf"\cmidrule(lr){{1-{width}}}")
-        for row in block:
-            first = rf"\multirow{{{len(block)}}}{{*}}{{{_tex(style.task_name(row.series.task))}}}"
-            name = style.label(row.series.policy)
-            if row.series.policy.name in style.TEMPERED:
+        for row in one.rows:
+            cell = row.cell
+            first = rf"\multirow{{{len(one.rows)}}}{{*}}{{{_tex(style.task_name(cell.task))}}}"
+            name = style.label(cell.policy)
+            if cell.policy.name in style.TEMPERED:
                 method, _, rest = name.partition(" ")
                 name = rf"\textbf{{{method}}} {rest}"
-            parts = [first if row is block[0] else "", name, f"{row.nfe:.0f}", f"{row.forwards:.0f}"]
-            lines.append(" & ".join(parts + [_latex_cell(c) for c in row.cells]) + r" \\")
+            costs = [f"{cell.cost('nfe'):.0f}", f"{cell.cost('forwards'):.0f}"]
+            parts = [first if row is one.rows[0] else "", name, *costs, *map(_latex_cell, row.entries)]
+            lines.append(" & ".join(parts) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}}", r"\end{table}"]
     return "\n".join(lines) + "\n"
 
 
-def _latex_cell(cell: Cell | None) -> str:
+def _latex_cell(cell: Entry | None) -> str:
     if cell is None:
         return "--"
     mean = rf"\textbf{{{cell.mean:.1f}}}" if cell.best else f"{cell.mean:.1f}"
-    return mean + r"{\scriptsize$\,\pm\,$" + f"{cell.half:.1f}{cell.note}" + "}"
+    below, above = cell.mean - cell.low, cell.high - cell.mean
+    span = "" if np.isnan(below) else f"$_{{-{below:.1f}}}^{{+{above:.1f}}}$"
+    return mean + span + (rf"{{\scriptsize{cell.note}}}" if cell.note else "")
 
 
 def _tex(text: str) -> str:
     return text.replace("_", r"\_").replace("%", r"\%").replace("&", r"\&")
 
 
-def caption(series: Sequence[Series]) -> str:
+def caption(series: Sequence[Graded]) -> str:
     """What the numbers are, in the words of the paper's captions; LaTeX."""
     sizes = ", ".join(
-        f"{style.task_name(task)} {next(len(s.questions) for s in series if s.task == task)} questions"
+        f"{style.task_name(task)} {max(len(s.questions) for s in series if s.task == task)} questions"
         for task in unique(s.task for s in series)
     )
     graders = ", ".join(unique(s.grader for s in series))
     samples = "--".join(map(str, sorted({min(s.samples for s in series), max(s.samples for s in series)})))
-    ungraded = sum(s.ungraded for s in series)
+    ungraded = sum(s.table.ungraded for s in series)
     return (
-        r"Pass@$k$ (\%) with bootstrapped 95\% confidence intervals (10{,}000 resamples over questions, "
-        f"{samples} samples per question). Values are mean $\\pm$ half-width of the 95\\% CI; best value per "
-        f"column within each dataset block in bold. Evaluation sets: {_tex(sizes)}. NFE is the mean number of "
-        "function evaluations per sample (autoregressive: tokens before EOS; others: steps until all positions "
-        f"are unmasked), Forwards the passes actually run. Grader: {_tex(graders)}; "
+        r"Pass@$k$ (\%) with 95\% intervals (Bayesian bootstrap over questions, 10{,}000 resamples, "
+        f"{samples} samples per question). Values are means with the distances to both ends of the interval; "
+        f"best value per column within each dataset block in bold. Evaluation sets: {_tex(sizes)}. NFE is the mean "
+        "number of function evaluations per sample (autoregressive: tokens before EOS; others: steps until all "
+        f"positions are unmasked), Forwards the passes actually run. Grader: {_tex(graders)}; "
         f"{ungraded} samples ungraded and left out."
     )
 
 
 COLUMNS = (
     "model", "task", "policy", "label", "t_token", "t_pos", "threshold", "length", "block", "grader", "questions",
-    "n", "ungraded", "nfe", "forwards", "seconds", "tokens_per_forward", "k", "pass", "low", "high", "half_width",
+    "n", "ungraded", "nfe", "forwards", "seconds", "tokens_per_forward", "k", "pass", "low", "high",
     "questions_at_k",
 )  # fmt: skip
 
 
-def as_csv(series: Sequence[Series], ks: Sequence[int]) -> str:
-    """One line a series and k, with everything the other tables leave out; rates are in [0, 1]."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for one in series:
-        p, curve = one.policy, one.curve
-        same = [one.model, one.task, p.name, style.label(p, plain=True), p.t_token, p.t_pos, p.threshold,
-                one.length, one.block, one.grader, len(one.questions), one.samples, one.ungraded,
-                *(f"{one.cost(kind):.6g}" for kind in ("nfe", "forwards", "seconds")),
-                f"{one.tokens_per_forward:.6g}"]  # fmt: skip
-        for k in ks:
-            if k > one.samples:
-                continue
-            rates = (curve.mean, curve.low, curve.high, curve.half_width)
-            writer.writerow([*same, k, *(f"{r[k - 1]:.6g}" for r in rates), int(curve.questions[k - 1])])
-    return out.getvalue()
+def as_csv(series: Sequence[Graded], ks: Sequence[int]) -> str:
+    """One line for each series and k, with everything the other tables leave out; rates are in [0, 1]."""
+
+    def rows() -> Iterator[list[object]]:
+        for one in series:
+            p, c, curve = one.policy, one.config, one.curve
+            same = [one.model, one.task, p.name, style.label(p, plain=True), str(p.t_token), str(p.t_pos),
+                    str(p.threshold), c.length, c.block, one.grader, len(one.questions), one.samples,
+                    one.table.ungraded, one.cost("nfe"), one.cost("forwards"), one.cost("seconds"),
+                    one.tokens_per_forward]  # fmt: skip
+            for k in ks:
+                if k <= one.samples:
+                    rates = (float(r[k - 1]) for r in (curve.mean, curve.low, curve.high))
+                    yield [*same, k, *rates, int(curve.questions[k - 1])]
+
+    return rows_as_csv(COLUMNS, rows())

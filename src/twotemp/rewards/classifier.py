@@ -98,7 +98,8 @@ class SequenceClassifier:
         width = max(map(len, rows))
         ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=module.device)
         real = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=module.device)
-        return module(input_ids=ids, attention_mask=real).logits[:, 0].float().cpu()
+        logits: Tensor = module(input_ids=ids, attention_mask=real).logits
+        return logits[:, 0].float().cpu()
 
     @cached_property
     def _own_padding(self) -> bool:

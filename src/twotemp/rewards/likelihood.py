@@ -8,9 +8,7 @@ import torch
 
 from twotemp import tasks
 from twotemp.errors import UserError
-from twotemp.models.base import Denoiser
-from twotemp.models.checkpoint import fingerprint
-from twotemp.models.text import encode
+from twotemp.models.base import LanguageModel
 from twotemp.records import Problem
 
 
@@ -22,7 +20,7 @@ class PseudoLikelihood:
     over the answer's tokens and the EOS that ends it. The rest of the canvas is EOS, as in a sample of the task.
     """
 
-    def __init__(self, model: Denoiser, batch_size: int = 32) -> None:
+    def __init__(self, model: LanguageModel, batch_size: int = 32) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size must be >= 1, not {batch_size}")
         if not model.eos_ids:
@@ -31,7 +29,7 @@ class PseudoLikelihood:
             )
         self.model = model
         self.batch_size = batch_size
-        self.name = f"pll {model.name} {fingerprint(model)[:8]}"
+        self.name = f"pll {model.name} {model.fingerprint[:8]}"
 
     def score(self, items: Sequence[tuple[Problem, str]]) -> list[float]:
         distinct = list(dict.fromkeys((problem.task, problem.prompt, text) for problem, text in items))
@@ -50,8 +48,8 @@ class PseudoLikelihood:
 
     def _canvas(self, task: str, prompt: str, text: str) -> tuple[list[int], range]:
         """The row of a finished sample, and the positions that count."""
-        first = len(encode(self.model, prompt))
-        written = encode(self.model, prompt, prefill=text)
+        first = len(self.model.encode(prompt))
+        written = self.model.encode(prompt, prefill=text)
         longest = first + tasks.get(task).length
         ids = written + [self.model.eos_ids[0]] * (longest - len(written))
         return ids, range(first, min(len(written) + 1, len(ids)))

@@ -29,7 +29,7 @@ THRESHOLDS = (0.6, 0.8, 1.0)
 
 @dataclass(frozen=True)
 class Point:
-    """One threshold: accuracy with its 95 % bootstrap interval over questions, and the mean NFE."""
+    """One threshold: accuracy with its 95 % interval over questions (NaN: too few), and the mean NFE."""
 
     threshold: float
     accuracy: float
@@ -109,13 +109,19 @@ def compare(before: Checkup, after: Checkup) -> list[list[str]]:
     return [
         [
             f"{old.threshold:g}",
-            f"{100 * old.accuracy:.1f} [{100 * old.low:.1f}, {100 * old.high:.1f}]",
-            f"{100 * new.accuracy:.1f} [{100 * new.low:.1f}, {100 * new.high:.1f}]",
-            f"{100 * gain.mean[i]:+.1f} [{100 * gain.low[i]:+.1f}, {100 * gain.high[i]:+.1f}]",
+            _spelled(old.accuracy, old.low, old.high, ""),
+            _spelled(new.accuracy, new.low, new.high, ""),
+            _spelled(gain.mean[i], gain.low[i], gain.high[i], "+"),
             f"{old.nfe:.2f} → {new.nfe:.2f}",
         ]
         for i, (old, new) in enumerate(zip(before.points, after.points))
     ]
+
+
+def _spelled(mean: float, low: float, high: float, sign: str) -> str:
+    """In percent; without an interval where there are too few questions for one."""
+    span = "" if np.isnan(low) else f" [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
+    return f"{100 * mean:{sign}.1f}{span}"
 
 
 def read(folder: Path) -> list[Checkup]:
@@ -128,7 +134,14 @@ def read(folder: Path) -> list[Checkup]:
             seconds=one["seconds"],
             questions=tuple(one["questions"]),
             points=tuple(
-                Point(**{**p, "passed": tuple(map(from_json, p["passed"])), "nfes": tuple(p["nfes"])})
+                Point(
+                    **{
+                        **p,
+                        **{end: from_json(p[end]) for end in ("low", "high")},
+                        "passed": tuple(map(from_json, p["passed"])),
+                        "nfes": tuple(p["nfes"]),
+                    }
+                )
                 for p in one["points"]
             ),
         )

@@ -1,18 +1,7 @@
-"""Test-time compute: one answer from many samples, by their answers, a reward model, or both (section 4.2)."""
+"""Test-time compute (section 4.2): what choosing needs beyond the grades, that is, whose answer equals whose by the
+grader's own equivalence, and the rewards of a model. How to choose is `analysis.selectors`."""
 
-from twotemp.selection.answers import elect, group
-from twotemp.selection.ballots import Ballots, read
-from twotemp.selection.selectors import SELECTORS, Selector, best_at, best_for, choices, named
+from twotemp.selection.answers import group
+from twotemp.selection.votes import count, scored_by
 
-__all__ = [
-    "SELECTORS",
-    "Ballots",
-    "Selector",
-    "best_at",
-    "best_for",
-    "choices",
-    "elect",
-    "group",
-    "named",
-    "read",
-]
+__all__ = ["count", "group", "scored_by"]

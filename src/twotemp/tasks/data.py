@@ -137,7 +137,8 @@ def _read(path: Path) -> list[Row]:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
         if text.lstrip().startswith("["):
-            return json.loads(text)
+            rows: list[Row] = json.loads(text)
+            return rows
         # Not splitlines: it also breaks at characters that may stand inside a JSON string.
         return [json.loads(line) for line in text.split("\n") if line.strip()]
     except (OSError, EOFError, ValueError) as error:
@@ -155,7 +156,8 @@ def _read_parquet(path: Path) -> list[Row]:
         raise UserError(
             "reading parquet needs pyarrow: pip install 'twotemp[analysis]', or give a .jsonl file with --data"
         ) from error
-    return parquet.read_table(path).to_pylist()
+    rows: list[Row] = parquet.read_table(path).to_pylist()
+    return rows
 
 
 def _check_fields(published: Published, path: Path, rows: list[Row]) -> None:

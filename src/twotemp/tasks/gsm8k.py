@@ -46,7 +46,7 @@ def d1_seed42(_: int) -> Sequence[int]:
     """The 300 questions d1's loader draws with its seed; numpy's legacy stream never changes."""
     import numpy as np
 
-    return np.random.RandomState(42).choice(TEST.rows, 300, replace=False).tolist()
+    return [int(row) for row in np.random.RandomState(42).choice(TEST.rows, 300, replace=False)]
 
 
 # Which rows, given how many there are.

@@ -62,7 +62,8 @@ def function(program: str) -> Callable[[Any], Value]:
     """The function a program of ours defines. Never called with what a model wrote: that is the sandbox's."""
     names: dict[str, Any] = {}
     exec(program, names)
-    return names["f"]
+    found: Callable[[Any], Value] = names["f"]
+    return found
 
 
 def draw(rng: Random, statements: int) -> Example:

@@ -62,4 +62,4 @@ def _same_so_far(recipe: Recipe, before: dict[str, Any], changed: Set[str], step
     switched = step > min(recipe.next_token_steps, before["next_token_steps"])
     if switched and recipe.next_token_steps != before["next_token_steps"]:
         return False
-    return step <= min(recipe.steps - recipe.decay, before["steps"] - before["decay"])
+    return step <= min(recipe.steps - recipe.decay, int(before["steps"]) - int(before["decay"]))

@@ -61,7 +61,7 @@ def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
                         largest_weight=recipe.largest_weight,
                     )
                 optimizer.zero_grad()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 torch.nn.utils.clip_grad_norm_(network.parameters(), CLIP)
                 for group in optimizer.param_groups:
                     group["lr"] = recipe.rate(step)
@@ -120,7 +120,8 @@ def forward(network: Any, causal: bool, compiled: bool) -> Logits:
     network.config.is_causal = causal
 
     def hidden(ids: Tensor) -> Tensor:
-        return network.model(input_ids=ids, use_cache=False).last_hidden_state
+        found: Tensor = network.model(input_ids=ids, use_cache=False).last_hidden_state
+        return found
 
     if compiled:
         torch._dynamo.reset()  # the attention kind is baked into what was compiled before

@@ -81,7 +81,7 @@ class Muon(torch.optim.Optimizer):
 def orthogonal(wide: Tensor) -> Tensor:
     """[..., m, n] with m <= n: the nearest matrices with orthonormal rows, roughly (singular values 0.7 to 1.2)."""
     a, b, c = NEWTON_SCHULZ
-    x = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x: Tensor = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(ITERATIONS):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x

@@ -30,7 +30,7 @@ def build() -> PreTrainedTokenizerFast:
     vocabulary = dict.fromkeys((*SPECIAL, *countdown.VOCABULARY, *words.VOCABULARY, *programs.VOCABULARY))
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         bos_token=BOS,
         eos_token=EOS,

@@ -215,7 +215,7 @@ def start(recipe: VerifierRecipe) -> tuple[Any, Any]:
     config.is_causal = False  # as the denoiser: it has learnt to judge a token by both of its sides
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        module = Qwen2ForSequenceClassification(config)
+        module = Qwen2ForSequenceClassification(config)  # type: ignore[no-untyped-call]
     weights = {k: v for k, v in denoiser.module.state_dict().items() if not k.startswith("lm_head")}
     report = module.load_state_dict(weights, strict=False)
     assert not report.unexpected_keys
@@ -271,7 +271,7 @@ def fit(module: Any, tokenizer: Any, rows: Sequence[Judged], recipe: VerifierRec
         pairs = [by_task[task][place] for place in drawn.tolist()]
         loss = pair_loss(module, [pick(q.right) for q in pairs], [pick(q.wrong) for q in pairs])
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(step)

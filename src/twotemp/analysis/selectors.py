@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from twotemp import metrics
+from twotemp.analysis.cells import Ballot, Graded
 from twotemp.errors import UserError, unknown
+from twotemp.metrics import NO_ANSWER
 from twotemp.metrics.passk import Floats
-from twotemp.selection.answers import elect
-from twotemp.selection.ballots import Ballot, Ballots
 
 Election = tuple[NDArray[Any], NDArray[Any]]  # who is voted for by each sample, and with which weight
-DRAWS = 1000  # subsets a question where there is no closed form: an error of at most 0.016, averaged over questions
+DRAWS = 1000  # subsets per question where there is no closed form: an error of at most 0.016, averaged over questions
+TIE = 1e-12  # relative: equal sums added in another order may differ in the last digits
 
 
 @dataclass(frozen=True)
@@ -71,31 +72,53 @@ SELECTORS: dict[str, Selector] = {
 }
 
 
-def best_at(ballots: Ballots, selector: str, ks: Sequence[int]) -> Floats:
+def elect(answers: ArrayLike, weights: ArrayLike) -> int | None:
+    """The sample that speaks for the answer with the largest sum of weights; None where no sample has an answer.
+
+    Of answers that tie, the one given first wins, and its first sample speaks for it.
+    """
+    groups, weight = np.asarray(answers), np.asarray(weights, dtype=np.float64)
+    if groups.shape != weight.shape or groups.ndim != 1:
+        raise UserError(
+            f"one answer and one weight per sample are needed, not {groups.shape} and {weight.shape}"
+        )
+    if not np.isfinite(weight).all():
+        raise UserError("a weight is not finite; check the scores that the vote is weighted by")
+    at = np.flatnonzero(groups != NO_ANSWER)
+    if not len(at):
+        return None
+    _, first, place = np.unique(groups[at], return_index=True, return_inverse=True)
+    total = np.bincount(place, weights=weight[at])
+    tied = total >= total.max() - TIE * max(1.0, abs(total.max()))
+    return int(at[first[tied].min()])
+
+
+def best_at(cell: Graded, selector: str, ks: Sequence[int]) -> Floats:
     """Best@k of every question, [questions, ks]; NaN where a question has fewer than k samples."""
-    best = _usable(ballots, selector).best
-    return np.stack([best(ballot, ks) for ballot in ballots])
+    best = _usable(cell, selector).best
+    return np.stack([best(ballot, ks) for ballot in cell.ballots])
 
 
-def best_for(ballots: Ballots, selector: str, nfe: float) -> Floats:
+def best_for(cell: Graded, selector: str, nfe: float) -> Floats:
     """Best@NFE of every question: chosen from as many samples as so many function evaluations buy on average.
 
-    A broken number of samples is a mixture of its two neighbours, as in `metrics.at_budget`.
+    A fraction of a sample is a mixture of its two neighbours, as in `metrics.at_budget`.
     """
-    bought = nfe / ballots.cost
+    bought = nfe / cell.cost()
     few = int(bought + 1e-9)
     if few < 1:
-        raise UserError(f"{nfe:g} NFE do not buy one sample, which costs {ballots.cost:g}")
+        raise UserError(f"{nfe:g} NFE do not buy one sample, which costs {cell.cost():g}")
     part = max(0.0, bought - few)
     many = few + 1 if part > 1e-9 else few
-    values = best_at(ballots, selector, [few, many])
-    return values[:, 0] + part * (values[:, 1] - values[:, 0])
+    values = best_at(cell, selector, [few, many])
+    mixed: Floats = values[:, 0] + part * (values[:, 1] - values[:, 0])
+    return mixed
 
 
-def choices(ballots: Ballots, selector: str) -> Iterator[int | None]:
+def choices(cell: Graded, selector: str) -> Iterator[int | None]:
     """For every question the position of the sample chosen from all of them; None where none has an answer."""
-    election = _usable(ballots, selector).election
-    return (elect(*election(ballot)) for ballot in ballots)
+    election = _usable(cell, selector).election
+    return (elect(*election(ballot)) for ballot in cell.ballots)
 
 
 def named(names: Sequence[str]) -> tuple[str, ...]:
@@ -106,12 +129,17 @@ def named(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _usable(ballots: Ballots, name: str) -> Selector:
+def _usable(cell: Graded, name: str) -> Selector:
     (name,) = named([name])
     selector = SELECTORS[name]
-    there = {"nothing": True, "rewards": ballots.scored, "traces": ballots.traced}[selector.needs]
-    if not there:
+    there = {
+        "nothing": bool(cell.ballots),
+        "rewards": cell.reward_model is not None,
+        "traces": bool(cell.ballots) and len(cell.ballots[0].confidence) > 0,
+    }
+    if not there[selector.needs]:
+        needs = "answers" if selector.needs == "nothing" else selector.needs
         raise UserError(
-            f"choosing by {name} needs {selector.needs}, and these samples were read without; see selection.read"
+            f"choosing by {name} needs {needs}, and these samples were read without; see selection.count"
         )
     return selector

@@ -1,0 +1,161 @@
+"""Graded cells with what selectors look at: whose answer equals whose, rewards, confidence."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from twotemp import graders
+from twotemp.analysis import Ballot, Graded, problems_of
+from twotemp.errors import UserError
+from twotemp.graders.base import Grader
+from twotemp.metrics.passk import Floats
+from twotemp.records import Problem
+from twotemp.rewards import RewardModel, scores
+from twotemp.selection.answers import group
+from twotemp.store import Cell, Key, Store
+
+Watch = Callable[[str, int, int], None]  # cell, samples scored, samples to score
+
+
+def count(
+    cells: Sequence[Graded],
+    *,
+    data: Mapping[str, Path] | None = None,
+    allow_altered: bool = False,
+    hub: bool = True,
+    reward_model: RewardModel | str | None = None,
+    confidence: bool = False,
+    watch: Watch | None = None,
+) -> list[Graded]:
+    """The same cells with their `ballots`. Answers have the same numbers in all policies of a task.
+
+    data, allow_altered, hub: where the questions come from, as for `analysis.problems_of`. reward_model: scores what
+    the store has no scores of; a name instead of a model: the store has them all (`scored_by`). confidence: read the
+    traces, too.
+    """
+    stored = {one: Store.open(one.path.parent)[one.path.name] for one in cells}
+    together: dict[tuple[str, str, str, str], list[Graded]] = defaultdict(list)
+    for one in cells:
+        together[one.model, one.task, one.config.data, one.grader].append(one)
+    found: dict[Graded, Graded] = {}
+    for some in together.values():
+        problems = {p.id: p for p in problems_of(stored[some[0]], data, allow_altered, hub=hub).problems}
+        numbers = _number(some, problems)
+        for one in some:
+            rewards = sure = None
+            if isinstance(reward_model, str):
+                rewards = _column(one, stored[one].scores(reward_model))
+            elif reward_model is not None:
+                rewards = _column(one, scores(stored[one], problems, reward_model, watch))
+            if confidence:
+                sure = _column(one, _confidence(stored[one]))
+            name = reward_model if isinstance(reward_model, str | None) else reward_model.name
+            found[one] = replace(one, ballots=_ballots(one, numbers, rewards, sure), reward_model=name)
+    return [found[one] for one in cells]
+
+
+def scored_by(cells: Sequence[Graded]) -> str | None:
+    """The reward model that has scored every judged sample; None where there is none, or more than one."""
+    stored = [(one, Store.open(one.path.parent)[one.path.name]) for one in cells]
+    common = set.intersection(*({*cell.scorers()} for _, cell in stored))
+    complete = [
+        name for name in sorted(common) if all({*cell.scores(name)} >= {*_keys(one)} for one, cell in stored)
+    ]
+    return complete[0] if len(complete) == 1 else None
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """The answers to one question by all policies together."""
+
+    of: Mapping[str | None, int]
+    spelled: tuple[str, ...]
+
+
+def _number(cells: Sequence[Graded], problems: Mapping[str, Problem]) -> dict[str, _Numbers]:
+    answers: dict[str, list[str | None]] = defaultdict(list)
+    for one in cells:
+        for question, given in zip(one.questions, one.table.answers):
+            answers[question] += given
+    grader = graders.get(cells[0].grader.split()[0])
+    try:
+        # Threads, since a grader may wait for its worker processes.
+        with ThreadPoolExecutor() as pool:
+            grouped = pool.map(lambda q: _group(problems[q], answers[q], grader), answers)
+            return dict(zip(answers, grouped))
+    finally:
+        grader.close()
+
+
+def _group(problem: Problem, answers: Sequence[str | None], grader: Grader) -> _Numbers:
+    def same(a: str, b: str) -> bool:
+        try:
+            return grader.same(problem, a, b)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"the grader {grader.name!r} cannot compare two answers to {problem.id}, {a[:60]!r} and {b[:60]!r} "
+                f"({type(error).__name__}: {error}); choose another one with --grader, or mend it and regrade"
+            ) from error
+
+    numbers = group(answers, same)
+    of = {answer: int(number) for answer, number in zip(answers, numbers)}
+    first: dict[int, str] = {}
+    for answer, number in of.items():
+        if answer is not None:
+            first.setdefault(number, answer)
+    return _Numbers(of, tuple(first.values()))
+
+
+def _ballots(
+    one: Graded,
+    numbers: Mapping[str, _Numbers],
+    rewards: Sequence[Floats] | None,
+    sure: Sequence[Floats] | None,
+) -> tuple[Ballot, ...]:
+    table, none = one.table, np.empty(0)
+    return tuple(
+        Ballot(
+            question,
+            table.index[row],
+            table.passed[row],
+            np.array([numbers[question].of[answer] for answer in table.answers[row]], dtype=np.int64),
+            numbers[question].spelled,
+            none if rewards is None else rewards[row],
+            none if sure is None else sure[row],
+        )
+        for row, question in enumerate(table.questions)
+    )
+
+
+def _keys(one: Graded) -> list[Key]:
+    """Of every judged sample, question by question."""
+    pairs = zip(one.questions, one.table.index)
+    return [Key(question, int(i), one.config.seed) for question, index in pairs for i in index]
+
+
+def _column(one: Graded, values: Mapping[Key, float]) -> list[Floats]:
+    """The value of every judged sample, question by question."""
+    flat = np.array([values[key] for key in _keys(one)], dtype=np.float64)
+    return np.split(flat, np.cumsum(one.table.n)[:-1])
+
+
+def _confidence(cell: Cell) -> dict[Key, float]:
+    """Mean confidence of the tokens a sample wrote, from its trace."""
+    found = {}
+    for sample in cell.samples():
+        if sample.trace is None:
+            raise UserError(
+                f"{cell.path} was drawn without traces, so there is no confidence to weigh votes by; draw it again "
+                "with `twotemp eval --trace` into another folder, or leave `confidence` out of --by"
+            )
+        written = [c for c, step in zip(sample.trace.confidence, sample.trace.steps) if step >= 0]
+        found[Key(sample.request, sample.index, sample.seed)] = float(np.mean(written)) if written else 0.0
+    return found

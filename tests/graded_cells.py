@@ -1,0 +1,104 @@
+"""Graded cells made by hand, and stores with such cells, for tests of analysis, report and selection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from twotemp.analysis import Ballot, Graded
+from twotemp.policies import parse
+from twotemp.records import Grade, Sample
+from twotemp.store import Config, Key, Store, Table
+
+COSTS = {"ar": 30, "lc": 32, "random": 32, "tlc": 32, "ct": 8, "tct": 7}
+
+
+def config(spec: str, task: str = "countdown-3", model: str = "tiny", data: str = "digest") -> Config:
+    return Config(task, data, "", None, model, "mark", parse(spec), 12, None, 0, version="1")
+
+
+def graded(
+    spec: str,
+    correct,
+    n=8,
+    model: str = "tiny",
+    task: str = "countdown-3",
+    cost: int | None = None,
+    questions=None,
+    ungraded: int = 0,
+    pending: int = 0,
+) -> Graded:
+    """Questions with these numbers of right samples out of n (or of their own n)."""
+    sizes = np.broadcast_to(n, len(correct))
+    cost = cost or COSTS.get(parse(spec).name, 16)
+    costs = tuple(np.full(size, cost) for size in sizes)
+    table = Table(
+        questions=tuple(questions or (f"{task}/{i}" for i in range(len(correct)))),
+        index=tuple(np.arange(size) for size in sizes),
+        passed=tuple(np.arange(size) < right for size, right in zip(sizes, correct)),
+        answers=tuple((None,) * size for size in sizes),
+        nfe=costs,
+        forwards=costs,
+        seconds=tuple(c / 100 for c in costs),
+        tokens=tuple(np.full(size, 12) for size in sizes),
+        ungraded=ungraded,
+        pending=pending,
+    )
+    return Graded(Path("run") / f"{task}@{spec}", config(spec, task, model), "countdown 1", table)
+
+
+def spread(specs, tasks=("countdown-3",), models=("tiny",), questions: int = 12) -> list[Graded]:
+    """A little of everything: numbers that differ from one cell to the next."""
+    rng = np.random.default_rng(0)
+    return [
+        graded(spec, rng.integers(0, 9, questions), model=model, task=task)
+        for model in models
+        for task in tasks
+        for spec in specs
+    ]
+
+
+def ballot(passed, answers, reward=(), confidence=(), question: str = "q") -> Ballot:
+    return Ballot(
+        question,
+        np.arange(len(passed)),
+        np.array(passed, dtype=bool),
+        np.array(answers),
+        tuple(f"answer {i}" for i in range(max(answers, default=-1) + 1)),
+        np.array(reward, dtype=float),
+        np.array(confidence, dtype=float),
+    )
+
+
+def elected(*some: Ballot, spec: str = "tct", nfe: int = 4, scored: bool = True) -> Graded:
+    """A cell with these ballots."""
+    one = graded(
+        spec,
+        [int(b.passed.sum()) for b in some],
+        [len(b.passed) for b in some],
+        cost=nfe,
+        questions=[b.question for b in some],
+    )
+    return Graded(one.path, one.config, one.grader, one.table, some, "rm 1" if scored else None)
+
+
+def store_cell(store: Store, spec: str, verdicts: dict[str, str], task: str = "countdown-3"):
+    """A cell whose questions have one sample for each letter: p(assed), f(ailed), u(ngraded), w(aiting)."""
+    policy = parse(spec)
+    cell = store.cell(f"{task}@{spec}", config(spec, task))
+    outcomes = {"p": "passed", "f": "failed", "u": "ungraded"}
+    with cell.writer() as writer:
+        for question, letters in verdicts.items():
+            samples = [
+                Sample(question, i, 0, policy, (1,), (1, 2), (5, 6), 3 + i, 4 + i, 9, 0.5, "length", "x")
+                for i in range(len(letters))
+            ]
+            writer.samples(samples)
+            judged = [
+                (Key(s.request, s.index, s.seed), Grade(outcomes[v]))  # type: ignore[arg-type]
+                for s, v in zip(samples, letters)
+                if v in outcomes
+            ]
+            writer.grades("countdown 1", judged)
+    return cell

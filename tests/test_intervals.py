@@ -1,0 +1,154 @@
+"""A 95 % interval covers the truth 92 to 98 times in a hundred, near 0 and 100 % and with few questions, too."""
+
+from __future__ import annotations
+
+from math import comb
+
+import numpy as np
+import pytest
+
+from twotemp import metrics
+
+STUDIES = 1000
+TRUTHS = (0.09, 0.4, 0.75, 0.985)
+QUESTIONS = (20, 50, 100)
+
+
+def solved_or_not(rng, truth, shape):
+    """pass@n: a question is solved or not."""
+    return (rng.random(shape) < truth).astype(float)
+
+
+def rates(concentration: float, n: int, k: int):
+    """pass@k from n samples of questions whose rates are Beta with this concentration; its mean is the truth."""
+
+    def draw(rng, truth, shape):
+        low, high = 0.0, 1.0  # of the Beta's mean: E[(1 - p)^k] = prod_j ((1 - m) s + j) / (s + j)
+        for _ in range(60):
+            m = (low + high) / 2
+            miss = np.prod([((1 - m) * concentration + j) / (concentration + j) for j in range(k)])
+            low, high = (m, high) if 1 - miss < truth else (low, m)
+        right = rng.binomial(n, rng.beta(m * concentration, (1 - m) * concentration, shape))
+        value = np.array([1 - comb(n - c, k) / comb(n, k) for c in range(n + 1)])
+        return value[right]
+
+    return draw
+
+
+FAMILIES = {
+    "solved or not": solved_or_not,
+    "mostly 0 or 1": rates(0.5, 16, 1),
+    "spread out": rates(2, 16, 1),
+    "alike": rates(10, 64, 1),
+    "all the same": rates(1e6, 16, 1),
+    "pass@4": rates(1, 16, 4),
+    "pass@16": rates(2, 64, 16),
+}
+
+
+def covered(draw, truth: float, questions: int, method: str = "bayesian") -> float:
+    """Columns are studies: one call estimates them all."""
+    rng = np.random.default_rng([questions, round(1000 * truth)])
+    found = metrics.bootstrap(
+        draw(rng, truth, (questions, STUDIES)), method=method, resamples=2000, seed=questions
+    )
+    return float(np.mean((found.low <= truth) & (truth <= found.high)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("questions", QUESTIONS)
+@pytest.mark.parametrize("truth", TRUTHS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_interval_covers_the_truth(family, truth, questions):
+    assert 0.92 <= covered(FAMILIES[family], truth, questions) <= 0.98
+
+
+def test_near_the_bounds_it_covers_where_the_percentile_method_does_not():
+    """The quick version: 20 questions, of which three in four studies solve all."""
+    assert 0.92 <= covered(solved_or_not, 0.985, 20) <= 0.98
+    assert covered(solved_or_not, 0.985, 20, "percentile") < 0.4
+
+
+def gain_or_loss(gain: float, loss: float):
+    def draw(rng, shape):
+        u = rng.random(shape)
+        return (u < gain).astype(float) - (u > 1 - loss), gain - loss
+
+    return draw
+
+
+def same_questions(first: float, second: float, concentration: float, n: int):
+    """pass@1 of two policies that find the same questions hard: the second's rate follows from the first's."""
+
+    def draw(rng, shape):
+        p = rng.beta(first * concentration, (1 - first) * concentration, shape)
+        return rng.binomial(n, p) / n - rng.binomial(n, p * second / first) / n, first - second
+
+    return draw
+
+
+PAIRS = {
+    "one in fifty": gain_or_loss(0.02, 0),
+    "one in ten": gain_or_loss(0.1, 0),
+    "both ways": gain_or_loss(0.1, 0.02),
+    "no difference": gain_or_loss(0.05, 0.05),
+    "alike": same_questions(0.4, 0.4, 2, 16),
+    "a little better": same_questions(0.4, 0.35, 2, 64),
+    "near 100 %": same_questions(0.98, 0.9, 2, 16),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("questions", QUESTIONS)
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_interval_of_a_difference_covers_it(pair, questions):
+    """From below only: where nearly all questions are ties no rule can miss as often as one time in twenty."""
+    difference, truth = PAIRS[pair](np.random.default_rng(questions), (questions, STUDIES))
+    found = metrics.paired_bootstrap(difference, np.zeros_like(difference), resamples=2000)
+    assert np.mean((found.low <= truth) & (truth <= found.high)) >= 0.92
+
+
+# --- single values --------------------------------------------------------------------------------------------
+
+
+def test_solved_or_not_is_a_beta_posterior():
+    from scipy import stats
+
+    for solved, questions in [(20, 20), (19, 20), (0, 50), (3, 50), (40, 100)]:
+        found = metrics.bootstrap([1.0] * solved + [0.0] * (questions - solved))
+        low, high = stats.beta.ppf([0.025, 0.975], solved + 0.8, questions - solved + 0.8)
+        low, high = min(low, solved / questions), max(high, solved / questions)
+        assert [found.low[0], found.high[0]] == pytest.approx([low, high], abs=0.008)
+
+
+def test_where_all_questions_agree_nothing_is_certain():
+    found = metrics.bootstrap(np.ones(20))
+    assert (found.mean[0], found.high[0]) == (1, 1)
+    assert 0.8 < found.low[0] < 0.92
+    ties = metrics.paired_bootstrap(np.ones(20), np.ones(20))
+    assert ties.mean[0] == 0
+    assert -0.2 < ties.low[0] < -0.05
+    assert 0.05 < ties.high[0] < 0.2
+
+
+def test_below_the_least_number_of_questions_there_is_no_interval():
+    few, enough = metrics.bootstrap(np.ones(9)), metrics.bootstrap(np.ones(10))
+    assert few.mean[0] == 1
+    assert np.isnan([few.low[0], few.high[0]]).all()
+    assert np.isfinite(enough.low[0])
+
+
+def test_the_papers_method_is_there_by_name():
+    """The numbers of version 0.1.0, to the last digit."""
+    values = np.random.default_rng(0).random((30, 2)) ** 3
+    found = metrics.bootstrap(values, method="percentile", resamples=700, seed=1)
+    assert found.low == pytest.approx([0.18565718086857433, 0.13742705893428322], rel=1e-12)
+    one = metrics.bootstrap([0.5], method="percentile")
+    assert one.low[0] == one.high[0] == 0.5
+
+
+def test_bounds_may_be_others_than_0_and_1():
+    unit = np.random.default_rng(1).random(40)
+    found, stretched = metrics.bootstrap(unit), metrics.bootstrap(3 * unit - 1, bounds=(-1.0, 2.0))
+    assert stretched.low == pytest.approx(3 * found.low - 1)
+    assert stretched.high == pytest.approx(3 * found.high - 1)
