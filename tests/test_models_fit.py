@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from tests.tiny_checkpoints import CONFIGS, MASK, random_model
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import INDEX, fingerprint, save
-from twotemp.models.load import FAMILIES, load
+from twotemp.models.families import FAMILIES
+from twotemp.models.load import load
 from twotemp.models.quantizing import change
 
 # The published layouts, scaled down.

@@ -26,8 +26,9 @@ from tests.tiny_checkpoints import (
 )
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import INDEX, SINGLE, fingerprint, save
+from twotemp.models.families import FAMILIES
 from twotemp.models.llada import new
-from twotemp.models.load import FAMILIES, load
+from twotemp.models.load import load
 from twotemp.models.special import Facts, Given, Published, resolve
 from twotemp.models.transformer import Transformer
 

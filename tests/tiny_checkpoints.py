@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from twotemp.models.load import FAMILIES
+from twotemp.models.families import FAMILIES
 from twotemp.models.special import Given, resolve
 from twotemp.models.transformer import Transformer
 

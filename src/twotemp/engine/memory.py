@@ -24,7 +24,7 @@ _MEMINFO, _OWN_CGROUP, _CGROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup
 
 def fit_batch(model: Denoiser, requests: Sequence[Request], cache: str | None) -> tuple[int, str]:
     """How many of these rows to decode together, by the memory that is free now; and why so many."""
-    fitting = max(1, int(_SHARE * _free_bytes(model.device) / max(1, row_bytes(model, requests, cache))))
+    fitting = max(1, int(_SHARE * free_bytes(model.device) / max(1, row_bytes(model, requests, cache))))
     if len(requests) <= min(fitting, MOST_ROWS):
         return len(requests), "all there are"
     if fitting >= MOST_ROWS:
@@ -54,7 +54,7 @@ def _kept_bytes(module: Any) -> int:
     return 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * module.dtype.itemsize
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min([_available_bytes(), *_cgroup_rooms()])
