@@ -236,6 +236,10 @@ SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: change_weights(f, lambda w: w.update({HEAD: w[HEAD][:-1].clone()})),
         r"has shape \(39, 32\), not \(40, 32\)",
     ),
+    "quantized by others": (
+        lambda f: change_weights(f, lambda w: w.update({HEAD: w[HEAD].to(torch.int8)})),
+        "is stored as I8; take the checkpoint in 16 or 32 bits",
+    ),
     "config of another size": (lambda f: change_config(f, n_layers=3), "missing .*blocks.2"),
     "another activation": (lambda f: change_config(f, activation_type="swiglu"), "activation_type='swiglu'"),
     "another block": (lambda f: change_config(f, block_type="sequential"), "block_type"),

@@ -56,6 +56,8 @@ def load(
     check_device_map(device_map, device, quantize)
     where = usable_device(device)
     check_quantize(quantize, where)
+    if quantize == "int4":
+        dtype = torch.bfloat16  # what its kernel takes
     storage = Storage(where, usable_dtype(dtype, where), quantize, device_map)
     folder = locate(source, revision)
     config = read_json(folder / "config.json")
