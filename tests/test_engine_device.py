@@ -11,6 +11,7 @@ import torch
 
 from tests.test_engine import by_key, same
 from tests.test_models_forward import MODELS
+from tests.tiny_checkpoints import MIXTURES
 from twotemp.engine import Ledger, Observer, run
 from twotemp.engine.batch import Batch
 from twotemp.engine.rows import Rows, compact, widths
@@ -54,11 +55,11 @@ def test_a_step_waits_for_the_device_only_when_it_looks(monkeypatch, name):
     step(batch_of(blind(LLADA), wanted))
 
 
-@pytest.mark.parametrize("family", [family for family in MODELS if family != "llada2_moe"])
+@pytest.mark.parametrize("family", [family for family in MODELS if family not in MIXTURES])
 @pytest.mark.parametrize("lengths", [(18, 18), (18, 20)])
 @pytest.mark.parametrize("cache", [None, "prefix", "dual"])
 def test_so_do_other_families_and_caches(monkeypatch, family, lengths, cache):
-    """LLaDA-2 waits in its own layers: how many tokens an expert gets depends on the data."""
+    """A mixture waits in its own layers: how many tokens an expert gets depends on the data."""
     model = blind(MODELS[family])
     if cache and model.block_size:
         pytest.skip("block-causal models have their own, exact cache")

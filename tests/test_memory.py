@@ -25,7 +25,7 @@ def requests_of(count: int = 1, *, name: str = "lc", length: int = 8, block: int
 @pytest.fixture
 def free(monkeypatch):
     """free(bytes): so much memory is free."""
-    return lambda amount: monkeypatch.setattr(memory, "_free_bytes", lambda device: amount)
+    return lambda amount: monkeypatch.setattr(memory, "free_bytes", lambda device: amount)
 
 
 def test_the_batch_is_no_larger_than_the_run_and_says_why(free, caplog):
@@ -84,7 +84,7 @@ def machine(tmp_path, monkeypatch):
 
 
 def free_megabytes() -> float:
-    return memory._free_bytes(torch.device("cpu")) / MEGABYTE
+    return memory.free_bytes(torch.device("cpu")) / MEGABYTE
 
 
 def test_what_is_available_is_free(machine):

@@ -26,8 +26,9 @@ from tests.tiny_checkpoints import (
 )
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import INDEX, SINGLE, fingerprint, save
+from twotemp.models.families import FAMILIES
 from twotemp.models.llada import new
-from twotemp.models.load import FAMILIES, load
+from twotemp.models.load import load
 from twotemp.models.special import Facts, Given, Published, resolve
 from twotemp.models.transformer import Transformer
 
@@ -234,6 +235,10 @@ SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
     "wrong shape": (
         lambda f: change_weights(f, lambda w: w.update({HEAD: w[HEAD][:-1].clone()})),
         r"has shape \(39, 32\), not \(40, 32\)",
+    ),
+    "quantized by others": (
+        lambda f: change_weights(f, lambda w: w.update({HEAD: w[HEAD].to(torch.int8)})),
+        "is stored as I8; take the checkpoint in 16 or 32 bits",
     ),
     "config of another size": (lambda f: change_config(f, n_layers=3), "missing .*blocks.2"),
     "another activation": (lambda f: change_config(f, activation_type="swiglu"), "activation_type='swiglu'"),

@@ -154,6 +154,8 @@ def test_pickles_missing_ids_and_unsuitable_classes(tmp_path: Path) -> None:
         load(folder)
     with pytest.raises(UserError, match="eos_ids="):
         load(folder, mask_id=MASK)
+    with pytest.raises(UserError, match="leave quantize and device_map out"):
+        load(folder, mask_id=MASK, eos_ids=(), device_map="auto")
     (folder / SINGLE).rename(folder / "pytorch_model.bin")
     with pytest.raises(UserError, match="pickle"):
         load(folder)

@@ -82,6 +82,21 @@ def test_greedy_tokens_match_the_official_sampler(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_samples_do_not_depend_on_the_batch(name: str) -> None:
+    """Alone, and where a finished row makes room for another; with the cache of its kind."""
+    about = reference(name)
+    model = open_as(FIXTURES / name, about)
+    block, cache = (None, None) if model.block_size else (4, "dual")
+    wanted = [
+        Request(str(i), tuple(range(1, 4 + i)), policy("tct", t_token=0.8), length, block, seed=i)
+        for i, length in enumerate((4, 9, 7))
+    ]
+    alone = {request.id: next(iter(run(model, [request], cache=cache))).tokens for request in wanted}
+    found = run(model, wanted, batch_size=2, cache=cache)
+    assert {sample.request: sample.tokens for sample in found} == alone
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_saved_copy_has_the_published_layout(name: str, tmp_path: Path) -> None:
     about = reference(name)
     folder = save(open_as(FIXTURES / name, about), tmp_path / "copy")

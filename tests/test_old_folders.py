@@ -66,10 +66,16 @@ def test_a_grpo_run_goes_on(old: Path):
     """Its run.json has a number that JSON does not have, and no kind."""
     from accelerate.state import AcceleratorState, PartialState
 
-    from tests.rl_toys import go
+    from tests.rl_toys import TASK, ManyNumbers, go
     from twotemp.rl import evaluation, telemetry
+    from twotemp.rl.rollouts import Dataset
 
     run = old / "grpo"
+    # The generated tasks have other held-out problems than in 0.1.0, which would rightly be refused.
+    described = json.loads((run / "run.json").read_text())
+    dataset = Dataset(TASK, ManyNumbers(), held_out=TASK.problems().problems[:10])
+    described["held_out"] = dataset.to_dict()["held_out"]
+    (run / "run.json").write_text(json.dumps(described))
     same = {
         "policy": policy("random", t_token=1.0),
         "lora_rank": 1,

@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from twotemp.models.load import FAMILIES
+from twotemp.models.families import FAMILIES
 from twotemp.models.special import Given, resolve
 from twotemp.models.transformer import Transformer
 
@@ -94,9 +94,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "rnd1": {"model_type": "rnd1", **_qwen, **_experts, "rope_scaling": False, "mask_token_id": MASK},
 }
-# On these native classes another family stands for the same code: one of each is enough for what is expensive.
 BIDIRECTIONAL = ("llada", "Dream", "LLaDAMoEModelLM", "a2d-qwen3", "rnd1")
 BLOCK_CAUSAL = ("sdar", "llada2_moe", "sdar_moe", "Fast_dLLM_Qwen", "StableDiffcoderForCausalLM")
+MIXTURES = ("llada2_moe", "sdar_moe", "LLaDAMoEModelLM", "rnd1")
 SHIFTED = ("Dream", "Fast_dLLM_Qwen", "rnd1")
 BLOCK = 4
 

@@ -1,10 +1,12 @@
-"""`twotemp doctor`: what works on this machine, and how to mend what does not."""
+"""`twotemp doctor`: what works on this machine, what a model would take, and how to mend what does not work."""
 
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module, metadata
 from typing import Annotated
 
@@ -14,52 +16,118 @@ EXTRAS = {
     "math_verify": ("eval", "grading MATH-500 (plain numbers work without it)"),
     "matplotlib": ("plots", "figures"),
     "pyarrow": ("analysis", "export to Parquet"),
-    "accelerate": ("train", "GRPO post-training"),
+    "accelerate": ("train", "GRPO post-training, models over several GPUs"),
     "peft": ("train", "LoRA adapters"),
+    "torchao": ("quantize", "int8 and int4 weights"),
 }
+Check = tuple[str, str, str]  # what, ok | missing | broken, detail
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a check.")] = False) -> None:
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", help="Say what this model is and whether it fits; no weights are fetched."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per check.")] = False,
+) -> None:
     """Say what works here (torch, device, sandbox, extras) and how to mend what does not."""
-    checks = [_python(), *_torch(), _transformers(), *_extras(), _sandbox(), _embedded()]
-    for name, state, detail in checks:
+    broken = False
+    for name, state, detail in _machine() if model is None else _model(model):
+        broken = broken or state == "broken"
         if as_json:
             typer.echo(json.dumps({"check": name, "state": state, "detail": detail}))
         else:
             colour = {"ok": "green", "missing": "yellow", "broken": "red"}[state]
             typer.echo(typer.style(f"{state:8}", fg=colour) + f"{name:14}{detail}")
-    if any(state == "broken" for _, state, _ in checks):
+    if broken:
         raise typer.Exit(1)
 
 
-Check = tuple[str, str, str]
+def _machine() -> Iterator[Check]:
+    """One after the other: importing torch and starting sandboxes takes seconds."""
+    yield "python", "ok", ".".join(map(str, sys.version_info[:3]))
+    yield from _torch()
+    yield _transformers()
+    yield from _extras()
+    yield _sandbox()
+    yield _embedded()
 
 
-def _python() -> Check:
-    return "python", "ok", ".".join(map(str, sys.version_info[:3]))
+def _model(source: str) -> Iterator[Check]:
+    import torch
+
+    from twotemp.engine.memory import free_bytes
+    from twotemp.errors import UserError
+    from twotemp.models import catalogue
+    from twotemp.models.load import usable_device, usable_dtype
+    from twotemp.models.survey import survey
+
+    try:
+        found = survey(source)
+    except UserError as error:
+        yield "model", "broken", str(error)
+        return
+    millions = found.parameters / 1e6
+    size = f"{millions / 1000:.2f} billion" if millions >= 1000 else f"{millions:.2f} million"
+    yield "model", "ok", f"{found.family}, {size} parameters"
+    yield "tokens", "ok" if found.complete else "missing", found.about
+    known = catalogue.find(source)
+    if known is not None:
+        seen = f"; own files seen: {known.files}" if known.files else ""
+        yield "compared", "ok", f"with the family's published code: {catalogue.CHECKED[known.family]}{seen}"
+    if found.missing:
+        yield (
+            "download",
+            "missing",
+            f"{_gigabytes(found.missing)} of {_gigabytes(found.weights)} are not here yet",
+        )
+    else:
+        yield "download", "ok", f"{_gigabytes(found.weights)}, all here"
+    device = usable_device(None)
+    dtype = usable_dtype(None, device) or found.dtype
+    free = free_bytes(device)
+    ways = {str(dtype).removeprefix("torch."): found.parameters * dtype.itemsize}
+    ways.setdefault("bfloat16", found.parameters * torch.bfloat16.itemsize)
+    if found.int8 is not None:
+        ways["int8 (quantize)"] = found.int8
+    fits = [way for way, size in ways.items() if size < 0.9 * free]
+    sizes = ", ".join(f"{_gigabytes(size)} in {way}" for way, size in ways.items())
+    if not fits:
+        verdict = "does not fit"
+    else:
+        verdict = "fits" if next(iter(ways)) in fits else f"fits in {fits[0]} only"
+    yield (
+        "memory",
+        "ok" if fits else "missing",
+        f"{verdict}: {_gigabytes(free)} free on {device}; weights take {sizes}",
+    )
 
 
-def _torch() -> list[Check]:
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def _torch() -> Iterator[Check]:
     try:
         import torch
     except ImportError as error:
-        return [("torch", "broken", f"{error}; pip install -c constraints.txt torch")]
+        yield "torch", "broken", f"{error}; pip install -c constraints.txt torch"
+        return
     if torch.cuda.is_available():
         device = f"cuda: {torch.cuda.get_device_name(0)}"
     else:
         device = f"cpu, {torch.get_num_threads()} threads"
+    yield "torch", "ok", f"{torch.__version__} on {device}"
     # In a process of its own: where the CPU advertises what it may not run, this dies by a signal.
     probe = "import torch; a = torch.ones(256, 256, dtype=torch.bfloat16); print(float((a @ a).sum()))"
     ran = subprocess.run([sys.executable, "-c", probe], capture_output=True)
     if ran.returncode == 0:
-        bf16 = ("bfloat16", "ok", "matrix products run")
+        yield "bfloat16", "ok", "matrix products run"
     else:
-        bf16 = (
-            "bfloat16",
-            "missing",
-            "matrix products crash on this CPU; stay with float32 (the default here)",
-        )
-    return [("torch", "ok", f"{torch.__version__} on {device}"), bf16]
+        detail = "matrix products crash on this CPU; stay with float32 (the default here)"
+        yield "bfloat16", "missing", detail
 
 
 def _transformers() -> Check:
@@ -70,15 +138,17 @@ def _transformers() -> Check:
     return "transformers", "ok", version
 
 
-def _extras() -> list[Check]:
-    checks = []
-    for module, (extra, purpose) in EXTRAS.items():
-        try:
-            import_module(module)
-            checks.append((module, "ok", f"{metadata.version(module.replace('_', '-'))}: {purpose}"))
-        except ImportError:
-            checks.append((module, "missing", f"needed for {purpose}: pip install 'twotemp[{extra}]'"))
-    return checks
+def _extras() -> Iterator[Check]:
+    logging.disable(logging.WARNING)  # what they say when imported is not for here
+    try:
+        for module, (extra, purpose) in EXTRAS.items():
+            try:
+                import_module(module)
+                yield module, "ok", f"{metadata.version(module.replace('_', '-'))}: {purpose}"
+            except ImportError:
+                yield module, "missing", f"needed for {purpose}: pip install 'twotemp[{extra}]'"
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _sandbox() -> Check:

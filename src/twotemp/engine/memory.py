@@ -25,7 +25,7 @@ _MEMINFO, _OWN_CGROUP, _CGROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup
 
 def fit_batch(model: Denoiser, requests: Sequence[Request], cache: str | None) -> tuple[int, str]:
     """How many of these rows to decode together, by the memory that is free now; and why so many."""
-    fitting = max(1, int(_SHARE * _free_bytes(model.device) / max(1, row_bytes(model, requests, cache))))
+    fitting = max(1, int(_SHARE * free_bytes(model.device) / max(1, row_bytes(model, requests, cache))))
     if len(requests) <= min(fitting, MOST_ROWS):
         return len(requests), "all there are"
     if fitting >= MOST_ROWS:
@@ -44,7 +44,7 @@ def row_bytes(model: Denoiser, requests: Sequence[Request], cache: str | None) -
     return _FLOAT * (columns * model.layer_units * _ACTIVATIONS + logits) + columns * kept
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min([_available_bytes(), *_cgroup_rooms()])

@@ -83,7 +83,13 @@ def read_headers(files: Sequence[Path]) -> dict[str, tuple[tuple[int, ...], torc
         with _opened(file) as tensors:
             for key in tensors.keys():  # noqa: SIM118
                 part = tensors.get_slice(key)
-                found[key] = (tuple(part.get_shape()), DTYPES[part.get_dtype()])
+                kind = part.get_dtype()
+                if kind not in DTYPES:
+                    raise UserError(
+                        f"{file}: {key} is stored as {kind}; take the checkpoint in 16 or 32 bits (and load it with "
+                        "quantize where it does not fit)"
+                    )
+                found[key] = (tuple(part.get_shape()), DTYPES[kind])
     return found
 
 

@@ -11,54 +11,18 @@ from typing import Any
 import torch
 
 from twotemp.errors import UserError, unknown
-from twotemp.models import masked_lm
-from twotemp.models.a2d import A2DLlama, A2DQwen2, A2DQwen3
+from twotemp.models import catalogue
 from twotemp.models.base import LanguageModel
 from twotemp.models.checkpoint import read_json
-from twotemp.models.dream import Dream
-from twotemp.models.efficient_dlm import EfficientDLM
-from twotemp.models.fast_dllm import FastDLLM
+from twotemp.models.families import family
 from twotemp.models.filling import Storage
-from twotemp.models.llada import LLaDA
-from twotemp.models.llada2 import LLaDA2
-from twotemp.models.llada_moe import LLaDAMoE
 from twotemp.models.masked_lm import MaskedLM
 from twotemp.models.quantizing import check_quantize
-from twotemp.models.rnd1 import RND1
-from twotemp.models.sdar import SDAR, SDARMoE
 from twotemp.models.special import Given
 from twotemp.models.spreading import check_device_map
-from twotemp.models.stable_diffcoder import StableDiffCoder
 from twotemp.models.transformer import Transformer
 
 EMBEDDED = ("tiny", "tiny-ar")
-# By what config.json names: one of its `architectures` where that is here, else its `model_type`.
-FAMILIES: dict[str, type[Transformer]] = {
-    "llada": LLaDA,
-    "LLaDAMoEModel": LLaDAMoE,
-    "LLaDAMoEModelLM": LLaDAMoE,
-    "lladamoe": LLaDAMoE,
-    "Dream": Dream,
-    "sdar": SDAR,
-    "sdar_moe": SDARMoE,
-    "llada2_moe": LLaDA2,
-    "Fast_dLLM_Qwen": FastDLLM,
-    "StableDiffcoderForCausalLM": StableDiffCoder,
-    "a2d-qwen3": A2DQwen3,
-    "a2d-qwen2": A2DQwen2,
-    "a2d-llama": A2DLlama,
-    "rnd1": RND1,
-    "EfficientDLM": EfficientDLM,
-}
-_CAUSAL = (
-    "its positions see only what lies before them, and drafts are verified: it is not sampled by unmasking"
-)
-# What looks like a masked diffusion LM and is sampled by another process.
-REFUSED = {
-    "diffusion_gemma": "DiffusionGemma's noise is uniform (tokens are replaced by others): there is no mask to fill",
-    "wedlm": f"WeDLM: {_CAUSAL}",
-    "idlm": f"I-DLM: {_CAUSAL}",
-}
 # Neither part begins with a dot: `./name` and `../name` are paths.
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 # No Python files: a checkpoint is data.
@@ -96,9 +60,14 @@ def load(
     check_device_map(device_map, device, quantize)
     where = usable_device(device)
     check_quantize(quantize, where)
+    if quantize == "int4":
+        dtype = torch.bfloat16  # what its kernel takes
     storage = Storage(where, usable_dtype(dtype, where), quantize, device_map)
     folder = locate(source, revision)
     config = read_json(folder / "config.json")
+    known = catalogue.find(str(source))
+    if block_size is None and known is not None:
+        block_size = known.block_size
     given = Given(mask_id, eos_ids, block_size)
     model = family(config).from_folder(folder, config, name=str(source), given=given, storage=storage)
     if compile:
@@ -127,11 +96,12 @@ def locate(
     *,
     embedded: Sequence[str] = EMBEDDED,
     check: Callable[[Mapping[str, Any]], object] | None = None,
+    weights: bool = True,
 ) -> Path:
     """The folder of a checkpoint; a hub id is downloaded (data files only) or found in the hub's cache.
 
     check: raises for a config.json that is of no use (default: no family can represent it), before gigabytes
-    are fetched for nothing.
+    are fetched for nothing. weights: False stops there.
     """
     name = str(source)
     if name in embedded:
@@ -141,7 +111,7 @@ def locate(
     elif Path(source).is_dir():
         folder = Path(source)
     elif isinstance(source, str) and HUB_ID.fullmatch(name):
-        return _download(name, revision, check or _check)
+        return _download(name, revision, check or _check, weights)
     else:
         raise UserError(
             f"no model {name!r}: not a folder, not an embedded model ({', '.join(embedded)}), and not a hub "
@@ -152,13 +122,17 @@ def locate(
     return folder
 
 
-def _download(name: str, revision: str | None, check: Callable[[Mapping[str, Any]], object]) -> Path:
+def _download(
+    name: str, revision: str | None, check: Callable[[Mapping[str, Any]], object], weights: bool
+) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
         check(read_json(folder / "config.json"))
+        if not weights:
+            return folder
         return Path(
             snapshot_download(name, revision=revision, allow_patterns=[*SMALL_FILES, "*.safetensors"])
         )
@@ -173,20 +147,6 @@ def _check(config: Mapping[str, Any]) -> None:
     kind = family(config)
     if issubclass(kind, Transformer):
         kind.native_config(config)
-
-
-def family(config: Mapping[str, Any]) -> type[Transformer] | type[MaskedLM]:
-    """The class that loads a checkpoint with this config.json; a UserError where there is none."""
-    model_type = str(config.get("model_type"))
-    for name in (*(config.get("architectures") or ()), model_type):
-        if name in FAMILIES:
-            return FAMILIES[name]
-        for other, reason in REFUSED.items():
-            if name.lower().replace("_", "").startswith(other.replace("_", "")):
-                raise UserError(f"{name} cannot be loaded: {reason}")
-    if model_type in masked_lm.TYPES:
-        return MaskedLM
-    raise unknown("model family (model_type in config.json)", model_type, [*FAMILIES, *masked_lm.TYPES])
 
 
 def usable_device(device: str | torch.device | None) -> torch.device:

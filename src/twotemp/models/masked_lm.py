@@ -66,9 +66,11 @@ class MaskedLM(LanguageModel):
         given: Given,
         storage: Storage,
     ) -> MaskedLM:
+        if storage.quantize or storage.device_map:
+            raise UserError(
+                f"{name!r} is a masked LM of the BERT kind and small; leave quantize and device_map out"
+            )
         module = read_native(AutoModelForMaskedLM, folder, "a masked LM", storage.dtype, OTHER_HEADS.match)
-        if storage.quantize:
-            raise UserError("masked LMs of the BERT kind are small and are not quantized; leave quantize out")
         tokenizer = read_tokenizer(folder)
         special = resolve(
             Facts(str(config["model_type"]), end_tokens=("[SEP]", "</s>")),

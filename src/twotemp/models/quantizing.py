@@ -53,8 +53,7 @@ def quantize(layer: nn.Linear, kind: str, device: torch.device) -> None:
     layer.to(device)
     if kind == "int8":
         quantize_(layer, Int8WeightOnlyConfig())
-    else:  # its kernel takes bfloat16 only
-        layer.to(torch.bfloat16)
+    else:
         quantize_(layer, Int4WeightOnlyConfig(group_size=128, int4_packing_format="tile_packed_to_4d"))
 
 
