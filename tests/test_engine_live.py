@@ -50,17 +50,6 @@ def test_nor_with_real_layouts_and_caches(family, name):
         assert all(same(together[key], apart[key]) for key in together)
 
 
-def test_memory_grows_without_inventing_a_past():
-    """An infill whose first mask is at position 0: a fresh position must not look like one seen before."""
-    model = ToyModel()
-    m = model.mask_id
-    wanted = [Request("old", (2, 3), policy("klass"), 4, 2)]
-    wanted += [Request("new", (m, m, m, 5, 6), policy("klass"), 0, 5, trace=True)]
-    together = by_key(run(model, wanted))
-    apart = arrivals(Live(model, 2), wanted)
-    assert all(same(together[key], apart[key]) for key in together)
-
-
 def test_requests_leave_while_they_wait_and_while_they_run():
     model = ToyModel()
     wanted = requests_of(model, policy("tct"), count=5)
