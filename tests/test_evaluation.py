@@ -397,3 +397,21 @@ def test_a_prompt_too_long_for_the_model_stores_nothing_wrong(model, tmp_path):
     with pytest.raises(UserError, match="exceed the context"):
         evaluate(model, replace(PLAN, length=128), tmp_path / "run")
     assert rows(tmp_path / "run") == {}
+
+
+def test_an_interruption_just_after_a_write_is_an_interruption(model, tmp_path, monkeypatch, whole):
+    """Ctrl-C between writing samples and noting that they are written: they are not written twice."""
+    from twotemp.store import Writer
+
+    honest = Writer.samples
+
+    def interrupted(self, samples):
+        honest(self, samples)
+        monkeypatch.setattr(Writer, "samples", honest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Writer, "samples", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(model, PLAN, tmp_path / "run")
+    assert Writer.samples is honest, "the interruption came"
+    assert rows(evaluate(model, PLAN, tmp_path / "run")) == whole

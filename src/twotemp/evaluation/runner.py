@@ -178,8 +178,8 @@ class Evaluation:
                     patience = max(HUNGRY_SECONDS, (written - now) / WRITING_SHARE)
             hand_over()
         except BaseException:  # Ctrl-C and errors, too, leave what is finished in the store
-            for _ in store():
-                pass
+            for work, samples in fresh.items():  # Ctrl-C may have come just after some were written
+                work.writer.samples(sample for sample in samples if sample.key not in work.writer)
             raise
 
 

@@ -244,6 +244,10 @@ class Writer:
             file.close()
         self._open.clear()
 
+    def __contains__(self, key: Key) -> bool:
+        """Did this writer store the sample?"""
+        return key in self._written
+
     def samples(self, samples: Iterable[Sample]) -> None:
         config = self._cell.config
         keys: set[Key] = set()
@@ -254,7 +258,7 @@ class Writer:
                 raise UserError(
                     f"{key} was drawn with another policy or seed than cell {self._cell.name} has"
                 )
-            if key in self._written or key in keys:
+            if key in self or key in keys:
                 raise UserError(f"{key} of cell {self._cell.name} was drawn twice; draw what `missing` lists")
             keys.add(key)
             rows.append(sample_row(sample))
