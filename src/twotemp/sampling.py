@@ -42,6 +42,7 @@ def sample(
     trace: bool = False,
     batch_size: int | None = None,
     cache: str | None = None,
+    columns: int | None = None,
     on_sample: Callable[[Sample], None] | None = None,
     on_step: Callable[[StepView], None] | None = None,
     observer: Observer | None = None,
@@ -59,6 +60,8 @@ def sample(
     chat: None puts text into the model's chat format where it has one, False never.
     stop: strings before which the text ends; eos_stop: end a row once everything up to its first EOS is written.
     cache: None is exact, "prefix" and "dual" are Fast-dLLM's approximations.
+    columns: with batch_size, gives every forward pass one shape, so that in bfloat16, too, a sample does not depend
+    on the batch it was drawn in; it costs the padding.
     on_sample(sample) is called as rows finish, on_step(view) after every step with a
     `StepView`: the canvas, what was committed, how surely. An `observer` sees the steps too, and may keep time.
 
@@ -79,6 +82,7 @@ def sample(
         stop=_strings(stop),
         batch_size=batch_size,
         cache=cache,
+        columns=columns,
         observer=_watching(on_step, observer),
     )
     return _in_order(model, found, templates, on_sample)
@@ -100,6 +104,7 @@ def stream(
     trace: bool = False,
     batch_size: int | None = None,
     cache: str | None = None,
+    columns: int | None = None,
     on_step: Callable[[StepView], None] | None = None,
     observer: Observer | None = None,
 ) -> Iterator[Sample]:
@@ -119,6 +124,7 @@ def stream(
         stop=_strings(stop),
         batch_size=batch_size,
         cache=cache,
+        columns=columns,
         observer=_watching(on_step, observer),
     )
 
@@ -135,6 +141,7 @@ def infill(
     trace: bool = False,
     batch_size: int | None = None,
     cache: str | None = None,
+    columns: int | None = None,
     on_sample: Callable[[Sample], None] | None = None,
     on_step: Callable[[StepView], None] | None = None,
     observer: Observer | None = None,
@@ -150,7 +157,14 @@ def infill(
     """
     templates = _templates(model, texts, policy, 0, block, seed, ids=ids, chat=False, trace=trace)
     requests = _repeated(templates, whole_number("n", n, least=1))
-    found = draw(model, requests, batch_size=batch_size, cache=cache, observer=_watching(on_step, observer))
+    found = draw(
+        model,
+        requests,
+        batch_size=batch_size,
+        cache=cache,
+        columns=columns,
+        observer=_watching(on_step, observer),
+    )
     return _in_order(model, found, templates, on_sample)
 
 
@@ -161,12 +175,13 @@ def draw(
     stop: Sequence[str] = (),
     batch_size: int | None = None,
     cache: str | None = None,
+    columns: int | None = None,
     observer: Observer | None = None,
 ) -> Iterator[Sample]:
     """Samples with their text, as rows finish. The one place where requests meet the engine."""
     text, rest = language_model(model), iter(requests)
     while some := list(islice(rest, CHUNK)):
-        found = run(model, some, batch_size=batch_size, cache=cache, observer=observer)
+        found = run(model, some, batch_size=batch_size, cache=cache, columns=columns, observer=observer)
         yield from (finish(text, one, stop) for one in found)
 
 
