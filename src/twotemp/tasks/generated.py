@@ -89,7 +89,7 @@ class Source:
         for split in HELD_OUT:
             if name == split and (seed.isdecimal() or not colon):
                 return split, int(seed) if colon else SEED
-        raise unknown(f"subset of {self.name} (with a seed of your own: test:7)", subset, HELD_OUT)
+        raise unknown(f"subset of {self.name}", subset, (*HELD_OUT, "test:7"))
 
 
 def split_of(key: str) -> Split:
