@@ -34,7 +34,7 @@ __all__ = [
     "stream",
     "wrap",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Denoiser": "twotemp.models.base",
