@@ -87,12 +87,12 @@ def beside_bare(batches: list[int], seconds: float) -> None:
                         *(f"{100 * part / whole:.1f} %" for part in ledger.seconds.values()),
                     ]
                 )
-        header = ["", "B", "bare, ms a step", "engine / bare", *ledger.seconds]
+        header = ["", "B", "bare, ms per step", "engine / bare", *ledger.seconds]
         print(table(header, rows), flush=True)
 
 
 def paired(model: LLaDA, wanted: list[Request], steps: int, seconds: float) -> list[tuple[float, float]]:
-    """CPU seconds a step of the engine, and of its forward pass alone, run by run.
+    """CPU seconds per step of the engine, and of its forward pass alone, run by run.
 
     After each of the engine's steps the same call is made once more by itself: same ids, the head on the same
     positions. Taking turns step by step, both see the same moments of the machine.

@@ -76,7 +76,7 @@ def report() -> None:
         )
     base = ", ".join(f"{name} {size:,}" for name, size in BASE.items())
     print(f"d = 128, 2 layers, block {BLOCK}, prompt {PROMPT}, LC; the others stay at {base}\n")
-    print(table(["", "ms a step (CPU)", "peak MB over the model"], rows))
+    print(table(["", "ms per step (CPU)", "peak MB over the model"], rows))
 
 
 def _point(sizes: dict[str, int]) -> dict[str, float]:

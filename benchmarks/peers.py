@@ -25,7 +25,7 @@ from twotemp.models.llada import LLaDA
 
 @dataclass(frozen=True)
 class Task:
-    """What every sampler is asked to do. threshold None: one position a step (LC, K = 1)."""
+    """What every sampler is asked to do. threshold None: one position per step (LC, K = 1)."""
 
     prompts: Tensor  # [B, P]
     length: int

@@ -65,7 +65,7 @@ def test_a_run_measures_itself(tmp_path):
         assert point.low <= point.accuracy <= point.high
         assert point.accuracy == pytest.approx(sum(point.passed) / 10)
     assert [p.threshold for p in after.points] == [0.6, 0.8, 1.0]
-    assert after.points[2].nfe == rl_toys.LENGTH  # lambda = 1 commits one position a step
+    assert after.points[2].nfe == rl_toys.LENGTH  # lambda = 1 commits one position per step
 
 
 @pytest.mark.parametrize("lora_rank", [4, 0])

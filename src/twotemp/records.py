@@ -161,7 +161,7 @@ class Request:
             raise UserError(f"request {self.id!r}: length must be >= 0 and block >= 1")
         if self.length and self.policy.k > self.length:
             raise UserError(
-                f"request {self.id!r}: k={self.policy.k} tokens a step exceed length={self.length}; lower k"
+                f"request {self.id!r}: k={self.policy.k} tokens per step exceed length={self.length}; lower k"
             )
 
     @property
@@ -173,7 +173,7 @@ class Request:
 class Trace:
     """When and how surely each generated position was committed; aligned with `Sample.positions`.
 
-    Every position is committed once, so three numbers a position are the whole history.
+    Every position is committed once, so three numbers per position are the whole history.
     """
 
     steps: tuple[int, ...]  # the step (from 0) at which the position was committed; -1: never (EOS stop)

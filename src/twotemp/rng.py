@@ -2,7 +2,7 @@
 
 A number is addressed by (seed, request, sample) -> row key, then (step, position, stream). So a sample is the
 same alone, in a batch, after its neighbours left, after a resume, on another worker; there is no generator
-state to carry and no global RNG. The mixing function is SplitMix64's finaliser, applied once a coordinate.
+state to carry and no global RNG. The mixing function is SplitMix64's finaliser, applied once per coordinate.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Once:
     """
 
     def __init__(self, ids: Tensor, want: Tensor, length: Tensor, count: Tensor, vocab_size: int) -> None:
-        """want: indices of ids.flatten(); length: tokens a row; count: wanted ones a row, on the host."""
+        """want: indices of ids.flatten(); length: tokens per row; count: wanted ones per row, on the host."""
         wanted = torch.zeros_like(ids, dtype=torch.bool).flatten().index_fill(0, want, True).view_as(ids)
         # All that a call depends on, in one matrix: ids, which of them are wanted, which are padding.
         state = ids + vocab_size * wanted

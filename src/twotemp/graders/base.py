@@ -12,7 +12,7 @@ class Grader(Protocol):
     name: str  # with its version: numbers from different graders are not comparable
 
     def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
-        """One Grade an item, in the order given. Our own failure is `ungraded`, never `failed`."""
+        """One Grade per item, in the order given. Our own failure is `ungraded`, never `failed`."""
         ...
 
     def same(self, problem: Problem, a: str, b: str) -> bool:

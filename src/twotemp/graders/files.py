@@ -1,4 +1,4 @@
-"""Grade a file of text made elsewhere: one JSON row a generation in, one verdict a row out, in the same order."""
+"""Grade a file of text made elsewhere: one JSON row per generation in, one verdict per row out, in the same order."""
 
 from __future__ import annotations
 

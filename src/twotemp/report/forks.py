@@ -38,7 +38,7 @@ def draw(studies: Sequence[Study], folder: Path) -> list[Drawn]:
 
 
 def _entropy_figure(studies: Sequence[Study]) -> tuple[Any, str]:
-    """A row a task. Left: entropy against revealed anchors; middle: slopes; right: R^2 of the per-fork lines."""
+    """One row per task. Left: entropy against revealed anchors; middle: slopes; right: R^2 of the per-fork lines."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 2.2 * len(studies) + 0.3), layout="constrained")
@@ -99,7 +99,7 @@ def _histogram(
 
 
 def _outcome_figure(studies: Sequence[Study]) -> tuple[Any, str]:
-    """A column a task: how many of the alternatives at a fork lead to different answers."""
+    """One column per task: how many of the alternatives at a fork lead to different answers."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(max(3.0, 2.3 * len(studies)), 2.2), layout="constrained")

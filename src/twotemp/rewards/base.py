@@ -12,5 +12,5 @@ class RewardModel(Protocol):
     name: str  # with a fingerprint of its weights: scores of different weights never mix in a store
 
     def score(self, items: Sequence[tuple[Problem, str]]) -> list[float]:
-        """One finite number an item, in the order given; an error where the model gives anything else."""
+        """One finite number per item, in the order given; an error where the model gives anything else."""
         ...

@@ -144,7 +144,7 @@ class Decisions(Questions):
 
 
 def d1(rows: Completions, mask_id: int, draw: int = 0, draws: int = 1) -> Questions:
-    """The completion fully masked, prompt tokens masked with p = 0.15 (Zhao et al. 2025): 1 pass a row.
+    """The completion fully masked, prompt tokens masked with p = 0.15 (Zhao et al. 2025): 1 pass per row.
 
     log p(x) ~ sum_k log q(x^k | masked prompt, all masks). Biased: tokens count as independent of each other.
     More than one draw averages over prompt masks.
@@ -345,7 +345,7 @@ def _ask(rows: Completions, row: Tensor, hidden: Tensor, want: Tensor, mask_id: 
 def _whole_rows(
     rows: Completions, hidden: Tensor, want: Tensor, mask_id: int, weight: float | Tensor
 ) -> Questions:
-    """One question a row."""
+    """One question per row."""
     asked = _ask(rows, torch.arange(len(rows.ids), device=rows.ids.device), hidden, want, mask_id)
     return replace(asked, weight=asked.weight * weight)
 

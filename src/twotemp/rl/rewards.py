@@ -1,6 +1,6 @@
 """Rewards with TRL's signature: `reward(completions=..., **columns) -> list[float | None]`.
 
-Columns are lists with an entry a completion: `prompts`, `completion_ids`, the fields of the problem's reference
+Columns are lists with an entry per completion: `prompts`, `completion_ids`, the fields of the problem's reference
 (so that a function written for TRL finds its `answer`), and `grade`, the task grader's verdict. None means that
 a completion could not be judged: it is left out, never taken for wrong.
 """

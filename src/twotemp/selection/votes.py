@@ -148,7 +148,7 @@ def _column(one: Graded, values: Mapping[Key, float]) -> list[Floats]:
 
 
 def _confidence(cell: Cell) -> dict[Key, float]:
-    """Mean confidence of the tokens a sample wrote, from its trace."""
+    """Mean confidence of the tokens that a sample wrote, from its trace."""
     found = {}
     for sample in cell.samples():
         if sample.trace is None:

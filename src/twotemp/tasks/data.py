@@ -166,7 +166,7 @@ def _check_fields(published: Published, path: Path, rows: list[Row]) -> None:
     seen: dict[Any, int] = {}
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
-            raise UserError(f"{path}, row {number}: not a JSON object; {published.hub} has one a question")
+            raise UserError(f"{path}, row {number}: not a JSON object; {published.hub} has one per question")
         if missing := [name for name in published.fields if name not in row]:
             raise UserError(
                 f"{path}, row {number}: no field {', '.join(missing)} (there are {', '.join(row)}); "
