@@ -250,5 +250,5 @@ def test_plain_text_can_be_asked_for_and_never_mixes_with_chat(model, tmp_path):
     evaluate(model, replace(PLAN, chat=False), tmp_path / "run")
     prompts = {s.prompt for cell in Store.open(tmp_path / "run").cells() for s in cell.samples()}
     assert tuple(model.tokens("0 + 1 =")) in prompts
-    with pytest.raises(UserError, match="another configuration"):
+    with pytest.raises(UserError, match="with other settings"):
         evaluate(model, PLAN, tmp_path / "run")
