@@ -34,6 +34,7 @@ ALLOWED = {
     "plugins": {*_DATA, "graders", "policies", "tasks"},
     "rewards": {*_DATA, "asking", "models", "store", "tasks"},
     "evaluation": {*_DATA, "asking", "graders", "models", "policies", "sampling", "store", "tasks"},
+    "executors": {*_DATA, "engine", "evaluation", "models", "plugins"},
     "selection": {*_DATA, "analysis", "graders", "metrics", "policies", "rewards", "store", "tasks"},
     "analysis": {
         *_DATA,

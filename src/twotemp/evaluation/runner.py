@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -19,7 +19,7 @@ from twotemp.evaluation.progress import Counter, Watch
 from twotemp.evaluation.work import CellWork, LoadedTask, chunks
 from twotemp.graders.base import Grader
 from twotemp.policies import spell
-from twotemp.records import Policy, Sample
+from twotemp.records import Policy, Request, Sample
 from twotemp.store import Cell, Config, Store
 
 if TYPE_CHECKING:
@@ -101,9 +101,7 @@ class Evaluation:
             ]
             counter = _counter(works, self.plan.n, watch)
             with Grading(works, counter.graded) as grading:
-                for loaded, asks in chunks(works):
-                    mine = {work.policy: work for work in works if work.loaded is loaded}
-                    self._draw(drawer, loaded, asks, mine, counter, grading)
+                self._draw(drawer, works, counter, grading)
         return self.store
 
     def _cell(self, model: str, mark: str, loaded: LoadedTask, policy: Policy) -> Cell:
@@ -129,33 +127,17 @@ class Evaluation:
         )
         return self.store.cell(f"{task.name}@{spell(policy)}", config)
 
-    def _draw(
-        self,
-        drawer: Drawer,
-        loaded: LoadedTask,
-        asks: Iterable[Ask],
-        works: Mapping[Policy, CellWork],
-        counter: Counter,
-        grading: Grading,
-    ) -> None:
-        """Draw a chunk; every sample is in the store when this returns, or as soon as something stops it."""
-        plan = self.plan
-        wanted = requests(
-            drawer,
-            asks,
-            length=plan.length or loaded.task.length,
-            block=plan.block,
-            seed=plan.seed,
-            trace=plan.trace,
-            chat=plan.chat,
-        )
+    def _draw(self, drawer: Drawer, works: Sequence[CellWork], counter: Counter, grading: Grading) -> None:
+        """Draw what is missing; every sample is in the store when this returns, or as soon as something stops it."""
+        work_of = {(work.loaded, work.policy): work for work in works}
+        wanted = ((loaded, self._requests(drawer, loaded, asks)) for loaded, asks in chunks(works))
         fresh: dict[CellWork, list[Sample]] = defaultdict(list)
 
         def store() -> Iterator[tuple[CellWork, list[Sample]]]:
             for work in list(fresh):
                 work.writer.samples(fresh[work])
                 samples = fresh.pop(work)  # written: not again, should the next one fail
-                counter.drawn((loaded.task.name, sample.request) for sample in samples)
+                counter.drawn((work.loaded.task.name, sample.request) for sample in samples)
                 yield work, samples
 
         def hand_over() -> None:
@@ -164,8 +146,8 @@ class Evaluation:
 
         count, written, patience = 0, perf_counter(), HUNGRY_SECONDS
         try:
-            for sample in drawer.draw(wanted):
-                fresh[works[sample.policy]].append(sample)
+            for loaded, sample in drawer.draw(wanted):
+                fresh[work_of[loaded, sample.policy]].append(sample)
                 now, count = perf_counter(), count + 1
                 late = now - written > (patience if grading.hungry else WRITE_SECONDS)
                 if late or count >= WRITE_SAMPLES or grading.failed:
@@ -177,6 +159,18 @@ class Evaluation:
             for _ in store():
                 pass
             raise
+
+    def _requests(self, drawer: Drawer, loaded: LoadedTask, asks: Iterable[Ask]) -> Iterator[Request]:
+        plan = self.plan
+        return requests(
+            drawer,
+            asks,
+            length=plan.length or loaded.task.length,
+            block=plan.block,
+            seed=plan.seed,
+            trace=plan.trace,
+            chat=plan.chat,
+        )
 
 
 def _counter(works: Sequence[CellWork], n: int, watch: Watch | None) -> Counter:
