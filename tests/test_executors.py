@@ -15,13 +15,14 @@ import pytest
 import torch
 
 from tests import toy_task
-from tests.executor_makes import Stumbling
+from tests.executor_makes import Free, Stumbling, free, free_sample, micro, slow
 from tests.test_evaluation import rows
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, InProcess, Plan, TaskChoice
 from twotemp.executors import Processes, Supervisor
 from twotemp.executors.messages import cut
 from twotemp.executors.processes import environment
+from twotemp.folders.frames import read_batches
 from twotemp.policies import parse
 from twotemp.records import Request
 
@@ -38,11 +39,6 @@ def _toy(monkeypatch):
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
-def model():
-    return toy_task.micro_model()
-
-
 @pytest.fixture
 def marks(tmp_path) -> Path:
     (folder := tmp_path / "marks").mkdir()
@@ -56,50 +52,37 @@ class SameCuts(InProcess):
         return super().draw((unit.tag, unit.requests) for unit in cut(chunks, UNIT))
 
 
-@pytest.fixture(scope="module")
-def expected(model, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        toy_task.install(patch)
-        with Evaluation(PLAN, tmp_path_factory.mktemp("whole") / "run") as prepared:
-            return rows(prepared.run_with(SameCuts(model)))
-
-
 def crew(make, count: int = 2, **options) -> Supervisor:
-    return Supervisor(Processes(make), count, unit=UNIT, **options)
+    return Supervisor(Processes(make), count, **{"unit": UNIT, **options})
 
 
-def stored(out: Path) -> int:
-    """Rows on the disk, doubles included."""
-    from twotemp.folders.frames import read_batches
-
-    return sum(len(batch) for file in out.glob("*/samples-*") for batch in read_batches(file))
-
-
-@pytest.mark.parametrize(
-    ("how", "count"), [("never", 1), ("never", 2), ("kill", 2), ("hang", 2), ("stop", 2), ("crash", 1)]
-)
-def test_whatever_happens_to_a_worker_the_run_is_the_same_to_the_last_bit(
-    tmp_path, marks, expected, how, count
-):
-    with (
-        Evaluation(PLAN, tmp_path / "run") as prepared,
-        crew(Stumbling(marks, how), count, patience=3.0) as drawer,
-    ):
+def run(drawer, out: Path):
+    """PLAN's rows, each on the disk once."""
+    with Evaluation(PLAN, out) as prepared:
         found = rows(prepared.run_with(drawer))
-    hit = len(list(marks.iterdir()))
-    assert (hit, drawer.resent > 0) == ((0, False) if how == "never" else (1, True))
-    assert WANTED == len(found) == stored(tmp_path / "run")
-    assert found == expected
+    written = (batch for file in out.glob("*/samples-*") for batch in read_batches(file))
+    assert len(found) == WANTED == sum(map(len, written)), "wanted, distinct, stored"
+    return found
 
 
-def test_other_cuts_give_the_same_tokens_and_nearly_the_same_trace(tmp_path, marks, expected):
-    with (
-        Evaluation(PLAN, tmp_path / "run") as prepared,
-        Supervisor(Processes(Stumbling(marks)), 2, unit=5) as drawer,
-    ):
-        found = rows(prepared.run_with(drawer))
-    assert found.keys() == expected.keys()
-    for name, (sample, grade) in found.items():
+@pytest.mark.parametrize("how", ["kill", "hang", "stop", "crash"])
+def test_whatever_happens_to_a_worker_nothing_is_lost_and_nothing_comes_twice(tmp_path, marks, how):
+    with crew(Stumbling(marks, how), patience=2.0) as drawer:
+        found = run(drawer, tmp_path / "run")
+    assert len(list(marks.iterdir())) == 1, "it happened"
+    assert drawer.resent > 0
+    assert found == run(Free(), tmp_path / "here")
+
+
+def test_a_killed_worker_leaves_no_mark_on_any_bit_and_other_cuts_only_on_the_last_of_traces(tmp_path, marks):
+    """With a real engine in the workers."""
+    model = toy_task.micro_model()
+    expected = run(SameCuts(model), tmp_path / "here")
+    with crew(Stumbling(marks, "kill", make=micro)) as drawer:
+        assert run(drawer, tmp_path / "run") == expected
+    assert len(list(marks.iterdir())) == 1
+    assert drawer.resent > 0
+    for name, (sample, grade) in run(InProcess(model, batch_size=5), tmp_path / "other").items():
         other, same = expected[name]
         assert (replace(sample, trace=None), grade) == (replace(other, trace=None), same)
         assert sample.trace is not None
@@ -109,13 +92,12 @@ def test_other_cuts_give_the_same_tokens_and_nearly_the_same_trace(tmp_path, mar
         assert sample.trace.entropy == pytest.approx(other.trace.entropy, abs=1e-5)
 
 
-def requests(model, count: int, policy: str = "ar") -> list[Request]:
-    ids = tuple(model.encode("1 + 2 ="))
-    return [Request("q", ids, parse(policy), length=8, index=index) for index in range(count)]
+def requests(count: int, policy: str = "ar") -> list[Request]:
+    return [Request("q", (1, 2), parse(policy), length=8, index=index) for index in range(count)]
 
 
-def test_a_unit_that_costs_three_workers_is_given_up_with_its_name(model, marks):
-    wanted = requests(model, 3)
+def test_a_unit_that_costs_three_workers_is_given_up_with_its_name(marks):
+    wanted = requests(3)
     make = Stumbling(marks, "kill", times=9, after=1, everywhere=True)
     with (
         crew(make) as drawer,
@@ -128,62 +110,62 @@ def test_a_unit_that_costs_three_workers_is_given_up_with_its_name(model, marks)
 
 def test_workers_that_cannot_even_load_the_model_are_given_up(marks):
     with (
-        crew(Stumbling(marks, "kill while loading", times=9), 1) as drawer,
+        crew(Stumbling(marks, "kill", times=9, after=0), 1) as drawer,
         pytest.raises(UserError, match="3 workers in turn were lost while they loaded the model"),
     ):
         drawer.name  # noqa: B018
     assert len(list(marks.iterdir())) == 3
 
 
-def test_a_mistake_of_the_users_is_raised_at_once(model, marks):
+def test_a_mistake_of_the_users_is_raised_at_once(marks):
     with (
         crew(Stumbling(marks, "mistake", times=9, after=1, everywhere=True), 1) as drawer,
         pytest.raises(UserError, match="write English"),
     ):
-        list(drawer.draw([(None, requests(model, 3))]))
+        list(drawer.draw([(None, requests(3))]))
     assert len(list(marks.iterdir())) == 1
     assert drawer.resent == 0
 
 
-def test_a_worker_answers_for_the_model_also_while_it_draws(model, marks):
-    with crew(Stumbling(marks), 1) as drawer:
-        assert (drawer.name, drawer.fingerprint) == (model.name, model.fingerprint)
-        drawn = drawer.draw([(None, requests(model, 40))])
+def test_a_worker_answers_for_the_model_also_while_it_draws():
+    with crew(slow, 1) as drawer:
+        assert (drawer.name, drawer.fingerprint) == ("free", "f1nger")
+        drawn = drawer.draw([(None, requests(16))])
         next(drawn)
-        ids = drawer.encode("3 + 4 =", prefill=" 7")
-        assert ids == model.encode("3 + 4 =", prefill=" 7")
-        assert len(list(drawn)) == 39
-        with pytest.raises(UserError, match="no token for 'unheard-of'"):
-            drawer.encode("unheard-of")
+        assert drawer.encode("3 +", prefill=" 7") == Free().encode("3 +", prefill=" 7")
+        assert drawer._hands[0].units, "it was drawing all the while"
+        assert [sample for _, sample in drawn] == [free_sample(request) for request in requests(16)[1:]]
+        with pytest.raises(UserError, match="write English"):
+            drawer.encode("Latin")
 
 
-def test_what_was_left_early_does_not_turn_up_later(model, marks):
-    with crew(Stumbling(marks), 1) as drawer:
-        for _ in drawer.draw([("old", requests(model, 40))]):
+def test_what_was_left_early_does_not_turn_up_later():
+    with crew(free, 1) as drawer:
+        for _ in drawer.draw([("old", requests(40))]):
             break
-        found = list(drawer.draw([("new", requests(model, 20, "tlc"))]))
+        found = list(drawer.draw([("new", requests(20, "tlc"))]))
     assert [tag for tag, _ in found] == ["new"] * 20
     assert {sample.policy.name for _, sample in found} == {"tlc"}
 
 
-def test_the_next_chunk_is_asked_for_before_the_last_one_ends(model, marks):
+def test_the_next_chunk_is_asked_for_before_the_last_one_ends():
     """Of 4 chunks, each smaller than a unit, two workers have two at any time."""
     asked: list[int] = []
 
     def chunks():
         for number in range(4):
             asked.append(number)
-            yield number, requests(model, 4)
+            yield number, requests(4)
 
-    with crew(Stumbling(marks), 2) as drawer:
+    with crew(free, 2) as drawer:
         drawn = drawer.draw(chunks())
         next(drawn)
         assert len(asked) >= 2
         assert len(list(drawn)) == 15
 
 
-def test_units_share_a_structure_are_of_equal_size_and_depend_on_requests_alone(model):
-    wanted = [request for policy in ("ar", "tct", "lc") for request in requests(model, 20, policy)]
+def test_units_share_a_structure_are_of_equal_size_and_depend_on_requests_alone():
+    wanted = [request for policy in ("ar", "tct", "lc") for request in requests(20, policy)]
     units = list(cut([("a", wanted), ("b", wanted[:3])], 16))
     assert [(u.tag, len(u.requests)) for u in units[:-1]] == [("a", 10)] * 6
     assert (units[-1].tag, len(units[-1].requests)) == ("b", 3)
@@ -205,14 +187,14 @@ def test_a_worker_gets_nothing_of_the_environment_but_what_it_needs(monkeypatch)
 DRIVER = """
 import sys
 from pathlib import Path
-from tests.executor_makes import Stumbling
-from tests.test_executors import requests
-from tests import toy_task
+from tests.executor_makes import Free, Stumbling, free, free_sample, micro, slow
 from twotemp.executors import Processes, Supervisor
-model = toy_task.micro_model()
+from twotemp.policies import parse
+from twotemp.records import Request
+wanted = [Request("q", (1, 2), parse("ar"), length=8, index=index) for index in range(10**4)]
 with Supervisor(Processes(Stumbling(Path(sys.argv[1]), "hang", everywhere=True, times=9)), 2) as drawer:
     print(*(hand.worker.pid for hand in drawer._hands), flush=True)
-    for _ in drawer.draw([(None, requests(model, 10**4))]):
+    for _ in drawer.draw([(None, wanted)]):
         pass
 """
 

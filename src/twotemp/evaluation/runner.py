@@ -16,7 +16,7 @@ from twotemp.evaluation.drawing import Drawer, InProcess
 from twotemp.evaluation.grading import Grading
 from twotemp.evaluation.plan import Plan, TaskChoice
 from twotemp.evaluation.progress import Counter, Watch
-from twotemp.evaluation.work import CellWork, LoadedTask, chunks
+from twotemp.evaluation.work import CellWork, LoadedTask, chunks, unbroken
 from twotemp.graders.base import Grader
 from twotemp.policies import spell
 from twotemp.records import Policy, Request, Sample
@@ -61,6 +61,11 @@ class Evaluation:
     def close(self) -> None:
         for grader in self._graders.values():
             grader.close()
+
+    @property
+    def samples(self) -> int:
+        """How many the run will hold of these tasks, those of earlier runs included."""
+        return self.plan.n * len(self.plan.policies) * sum(len(loaded.problems) for loaded in self._tasks)
 
     def _grader(self, choice: TaskChoice) -> Grader:
         name = choice.grader or tasks.get(choice.name).grader
@@ -135,8 +140,9 @@ class Evaluation:
 
         def store() -> Iterator[tuple[CellWork, list[Sample]]]:
             for work in list(fresh):
-                work.writer.samples(fresh[work])
-                samples = fresh.pop(work)  # written: not again, should the next one fail
+                with unbroken():
+                    work.writer.samples(fresh[work])
+                    samples = fresh.pop(work)  # written: not again, should the next one fail
                 counter.drawn((work.loaded.task.name, sample.request) for sample in samples)
                 yield work, samples
 

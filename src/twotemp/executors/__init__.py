@@ -2,5 +2,6 @@
 
 from twotemp.executors.processes import Processes
 from twotemp.executors.supervisor import Supervisor
+from twotemp.executors.worker import Loading
 
-__all__ = ["Processes", "Supervisor"]
+__all__ = ["Loading", "Processes", "Supervisor"]

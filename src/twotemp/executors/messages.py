@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from twotemp.models.base import Message
 
 T = TypeVar("T")
-UNIT = 256  # requests of a unit: four of the engine's batches, so that slots that fall free are filled
+# Requests of a unit: four of the engine's batches of up to 64, so that slots that fall free are filled.
+UNIT, UNIT_BATCHES = 256, 4
 
 
 # To a worker.

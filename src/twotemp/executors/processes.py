@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Of the environment, workers get what they need to find programs, libraries and checkpoints, and to compute: no
 # tokens, passwords or addresses that happen to be there.
 NEEDED = set(
-    "PATH HOME USER TMPDIR LANG LD_LIBRARY_PATH LD_PRELOAD XDG_CACHE_HOME HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE "
+    "PATH HOME USER TMPDIR LANG LD_LIBRARY_PATH LD_PRELOAD XDG_CACHE_HOME HF_HOME HF_HUB_CACHE "
     "TOKENIZERS_PARALLELISM".split()
 )
 NEEDED_PREFIXES = tuple("LC_ CUDA_ NVIDIA_ HIP_ ROCR_ TORCH PYTORCH_ TRITON_ OMP_ GOMP_ KMP_ MKL_".split())
@@ -37,10 +37,12 @@ _CODE = "from twotemp.executors.worker import main; main({})"
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Of a worker with so many threads; it finds the modules that this process finds."""
+    """Of a worker with so many threads. It finds the modules that this process finds, and fetches nothing: a
+    checkpoint of the hub is in the cache when workers start."""
     kept = {k: v for k, v in os.environ.items() if k in NEEDED or k.startswith(NEEDED_PREFIXES)}
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    own = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    return {**kept, **own, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 class Process:

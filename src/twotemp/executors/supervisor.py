@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from twotemp.errors import UserError
 from twotemp.executors.messages import (
     UNIT,
+    UNIT_BATCHES,
     Done,
     Draw,
     Drawn,
@@ -101,12 +102,14 @@ class Supervisor:
         crew: Crew[Any],
         count: int,
         *,
-        unit: int = UNIT,
+        batch_size: int | None = None,
+        unit: int | None = None,
         patience: float = PATIENCE,
         loading_patience: float = LOADING_PATIENCE,
     ) -> None:
+        """batch_size: the workers'. unit: requests of a unit; None: enough for several batches."""
         self.resent = 0  # samples that were owed by workers that were lost
-        self._crew, self._unit = crew, unit
+        self._crew, self._unit = crew, unit or max(UNIT, UNIT_BATCHES * (batch_size or 0))
         self._patience, self._loading_patience = patience, loading_patience
         self._card: Ready | None = None
         self._waiting: deque[Unit[Any]] = deque()

@@ -11,14 +11,13 @@ from threading import Thread
 from time import monotonic
 from typing import Any
 
-from twotemp.engine import Observer, StepView
 from twotemp.errors import UserError
 from twotemp.evaluation.drawing import Drawer, InProcess
 from twotemp.executors.messages import Done, Draw, Drawn, Encode, Encoded, Failed, News, Order, Ready
 from twotemp.records import Sample
 
-# Called in a worker, with its place among them and an observer whose `step` must be called after every step.
-Make = Callable[[int, Observer], Drawer]
+# Called in a worker, with its place among them and a function that the drawer must call after every step.
+Make = Callable[[int, Callable[[], None]], Drawer]
 BEAT_SECONDS = 0.2  # finished samples are sent, and signs of life given, about so often
 
 
@@ -33,27 +32,26 @@ class Loading:
     cache: str | None = None
     plugins: tuple[str, ...] = ()
 
-    def __call__(self, place: int, observer: Observer) -> Drawer:
+    def __call__(self, place: int, stepped: Callable[[], None]) -> Drawer:
+        from twotemp.engine import Steps
         from twotemp.models.load import load
         from twotemp.plugins import load_plugins
 
         load_plugins(self.plugins)
         where = {"device": f"cuda:{place % self.gpus}"} if self.gpus else {}
         model = load(self.model, **{**self.options, **where})
+        observer = Steps(lambda view: stepped())
         return InProcess(model, batch_size=self.batch_size, cache=self.cache, observer=observer)
 
 
-class Bench(Observer):
-    """The work itself, whatever carries the messages. `pause` is called after every step, and may take its time."""
+class Bench:
+    """The work itself, whatever carries the messages."""
 
-    def __init__(self, make: Make, place: int, pause: Callable[[], None] = lambda: None) -> None:
-        self._pause = pause
-        self._drawer = make(place, self)
+    def __init__(self, make: Make, place: int, stepped: Callable[[], None]) -> None:
+        """stepped: called after every step of the engine."""
+        self._drawer = make(place, stepped)
         self.ready = Ready(self._drawer.name, self._drawer.fingerprint)
-        self.fresh: list[Sample] = []
-
-    def step(self, view: StepView) -> None:
-        self._pause()
+        self._fresh: list[Sample] = []
 
     def encode(self, order: Encode) -> News:
         try:
@@ -66,7 +64,7 @@ class Bench(Observer):
         sent = monotonic()
         try:
             for _, sample in self._drawer.draw([(None, order.requests)]):
-                self.fresh.append(sample)
+                self._fresh.append(sample)
                 if monotonic() - sent > BEAT_SECONDS:
                     yield self.news()
                     sent = monotonic()
@@ -76,7 +74,7 @@ class Bench(Observer):
             yield Failed(str(error))
 
     def news(self) -> Drawn:
-        fresh, self.fresh = self.fresh, []
+        fresh, self._fresh = self._fresh, []
         return Drawn(tuple(fresh))
 
 
