@@ -63,6 +63,13 @@ def slow(place: int, stepped: Stepped) -> Drawer:
     return Free(stepped, seconds=0.02)
 
 
+def told(place: int, stepped: Stepped) -> Drawer:
+    """Its name tells what it sees of a secret."""
+    drawer = Free(stepped)
+    drawer.name = str(os.environ.get("HF_TOKEN"))
+    return drawer
+
+
 def micro(place: int, stepped: Stepped) -> Drawer:
     from tests import toy_task
     from twotemp.engine import Steps
@@ -91,7 +98,7 @@ class Stumbling:
 
         def step() -> None:
             taken[0] += 1
-            if taken[0] == self.after:
+            if taken[0] == self.after and self.how in ("kill", "stop", "hang", "mistake", "crash"):
                 self._stumble(place)
             stepped()
 
