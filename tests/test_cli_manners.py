@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -25,19 +26,24 @@ def folder(tmp_path_factory) -> Path:
     return save(toy_task.micro_model(), tmp_path_factory.mktemp("model") / "micro")
 
 
-def test_control_c_says_what_is_kept_and_how_to_go_on(folder, tmp_path):
+@pytest.mark.parametrize("workers", [["--profile"], ["--workers", "2"]], ids=["here", "workers"])
+def test_control_c_says_what_is_kept_and_how_to_go_on(folder, tmp_path, workers):
+    """To the whole process group, as a terminal sends it."""
     run = tmp_path / "run"
     options = ["--tasks", "countdown-3", "--policies", "ar,tct", "--questions", "50", "-n", "64"]
-    command = [*MAIN, "eval", "--model", str(folder), *options, "--out", str(run)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [*MAIN, "eval", "--model", str(folder), *options, *workers, "--out", str(run)]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     while not list(run.glob("*/samples-*")):
         assert process.poll() is None, process.stderr and process.stderr.read()
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert f"stopped; what was finished is kept in {run}, and the same command continues" in said
     assert "Traceback" not in said
+    assert len(said.splitlines()) <= 3, said
 
 
 @pytest.mark.parametrize("name", ["tasks", "graders", "policies"])

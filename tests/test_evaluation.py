@@ -20,7 +20,8 @@ from twotemp import sampling
 from twotemp.analysis import read
 from twotemp.engine import run as engine_run
 from twotemp.errors import UserError
-from twotemp.evaluation import Evaluation, Plan, Progress, TaskChoice, regrade, runner, work
+from twotemp.evaluation import Evaluation, Plan, Progress, TaskChoice, grading, regrade, runner, work
+from twotemp.folders.frames import FrameFile, read_batches
 from twotemp.graders import sandbox
 from twotemp.policies import parse
 from twotemp.records import Grade, Request, Sample
@@ -186,6 +187,30 @@ def test_what_is_finished_is_stored_when_something_stops_the_run(model, tmp_path
     assert all(whole[key][0] == sample for key, (sample, _) in part.items())
     evaluate(model, PLAN, tmp_path / "run")
     assert rows(tmp_path / "run") == whole
+
+
+def test_ctrl_c_in_the_midst_of_a_write_writes_every_row_once(model, tmp_path, monkeypatch, whole):
+    """Between the making of a file and its first batch, or between a batch and our noting that it is there."""
+    for name, moment in (("__init__", 2), ("append", 1), ("append", 3)):
+        original, calls = getattr(FrameFile, name), []
+
+        def interrupted(self, *given, original=original, calls=calls, moment=moment):
+            original(self, *given)
+            calls.append(1)
+            if len(calls) == moment:
+                signal.raise_signal(signal.SIGINT)
+
+        run = tmp_path / f"{name}-{moment}"
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, "WRITE_SAMPLES", 8)
+            patch.setattr(grading.Grading, "put", lambda self, work, samples: None)
+            patch.setattr(FrameFile, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                evaluate(model, PLAN, run)
+        evaluate(model, PLAN, run)
+        assert rows(run) == whole
+        written = [row for file in run.glob("*/samples-*") for batch in read_batches(file) for row in batch]
+        assert len(written) == len(whole)
 
 
 def test_samples_are_stored_before_they_are_graded(model, tmp_path, monkeypatch, whole):

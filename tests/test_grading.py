@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from tests.toy import ToyModel
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, InProcess, Plan, TaskChoice, grading
 from twotemp.policies import parse
-from twotemp.records import Request, Sample
+from twotemp.records import Sample
 from twotemp.store import Store
 
 
@@ -53,24 +52,27 @@ class SlowDrawer(Busy):
     def encode(self, prompt, *, prefill="", chat=None) -> list[int]:
         return [1, 2]
 
-    def draw(self, requests: Iterable[Request]) -> Iterator[Sample]:
-        for r in requests:
-            self.nap()
-            yield Sample(
-                r.id,
-                r.index,
-                r.seed,
-                r.policy,
-                r.prompt,
-                (2,),
-                (1,),
-                1,
-                1,
-                1,
-                self.seconds,
-                "length",
-                str(r.index),
-            )
+    def draw(self, chunks):
+        for name, requests in chunks:
+            for r in requests:
+                self.nap()
+                said = str(r.index)
+                row = (
+                    r.id,
+                    r.index,
+                    r.seed,
+                    r.policy,
+                    r.prompt,
+                    (2,),
+                    (1,),
+                    1,
+                    1,
+                    1,
+                    self.seconds,
+                    "length",
+                    said,
+                )
+                yield name, Sample(*row)
 
 
 def slow_grader(busy: Busy):
@@ -207,8 +209,8 @@ def test_a_drawer_of_another_kind_makes_the_same_run(model, tmp_path):
     class Backwards(InProcess):
         """Somebody else's order."""
 
-        def draw(self, requests):
-            return reversed(list(super().draw(requests)))
+        def draw(self, chunks):
+            return reversed(list(super().draw(chunks)))
 
     with Evaluation(PLAN, tmp_path / "run") as prepared:
         prepared.run_with(Backwards(model))

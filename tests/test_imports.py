@@ -44,6 +44,7 @@ ALLOWED = {
         "store",
         "tasks",
     },
+    "executors": {*_DATA, "engine", "evaluation", "models", "plugins"},
     "selection": {*_DATA, "analysis", "graders", "metrics", "policies", "rewards", "store", "tasks"},
     "analysis": {
         *_DATA,

@@ -35,6 +35,7 @@ from twotemp.records import Policy
 from twotemp.tasks import Task
 
 GROUP = "twotemp.plugins"
+NAMED: list[str] = []  # those that were loaded by name: worker processes load them, too
 T = TypeVar("T")
 
 
@@ -48,10 +49,12 @@ def load_plugins(names: Iterable[str] = ()) -> None:
 
 def load_plugin(name: str) -> None:
     """A file (`mine.py`) or a module (`mine`), once."""
+    path = Path(name).resolve()
+    if name not in NAMED:
+        NAMED.append(str(path) if name.endswith(".py") else name)
     if not name.endswith(".py"):
         _guarded(name, lambda: import_module(name))
         return
-    path = Path(name).resolve()
     if not path.is_file():
         raise UserError(f"there is no plug-in {name}; give a Python file, or the name of a module")
     own = f"twotemp_plugin_{path.stem}"

@@ -42,11 +42,11 @@ def say(text: str) -> None:
     people.print(text, highlight=False, soft_wrap=True)
 
 
-def say_cache(model: Denoiser, cache: str | None) -> None:
-    """Whether the cache in use, if any, changes results."""
+def say_cache(model: Denoiser | None, cache: str | None) -> None:
+    """Whether the cache in use, if any, changes results. model: None, where it is in other processes."""
     if cache is not None:
         say(f"cache {cache}: approximate; twotemp drift measures by how much")
-    elif model.block_size is not None:
+    elif model is not None and model.block_size is not None:
         say("cache block: exact")
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from twotemp.cli.workers import WorkerOptions
+
 # Questions of each task: counts, not a time limit, so that everybody gets the same numbers. They are what fits into
 # about four minutes on two cores. Of each kind of task the level at which 64 samples neither solve all nor none.
 TASKS = {"countdown-3": 30, "words-3": 10, "programs-2": 20}
@@ -15,6 +17,7 @@ SAMPLES = 64
 
 
 def demo(
+    working: WorkerOptions,
     out: Annotated[Path, typer.Option(help="Where samples, tables and figures go.")] = Path("demo"),
 ) -> None:
     """Six policies on three embedded tasks: does tempering the position bring back diversity, and at what cost?
@@ -38,5 +41,5 @@ def demo(
         policies=tuple(parse(spec) for spec in POLICIES),
         n=SAMPLES,
     )
-    run_plan(plan, out / "run", "tiny", LoadingOptions())
+    run_plan(plan, out / "run", "tiny", LoadingOptions(), working)
     write_report([out / "run"], out)

@@ -24,6 +24,7 @@ from twotemp.cli.options import (
     task_files,
 )
 from twotemp.cli.report import show_table, summary, write_report
+from twotemp.cli.workers import WorkerOptions
 from twotemp.errors import UserError
 from twotemp.plain import json_text
 
@@ -37,6 +38,7 @@ def evaluate(
     asked: TaskOptions,
     loading: LoadingOptions,
     decoding: DecodingOptions,
+    working: WorkerOptions,
     model: Model = "tiny",
     policies: Annotated[
         list[str],
@@ -81,7 +83,16 @@ def evaluate(
         trace=trace,
         chat=asked.chat,
     )
-    run_plan(plan, out, model, loading, shard=_shard(shard), batch_size=decoding.batch_size, profile=profile)
+    run_plan(
+        plan,
+        out,
+        model,
+        loading,
+        working,
+        shard=_shard(shard),
+        batch_size=decoding.batch_size,
+        profile=profile,
+    )
     series = read([out])
     if as_json:
         for one in series:
@@ -152,6 +163,7 @@ def run(
     experiment: Annotated[Path, typer.Argument(help="A file such as experiments/tlc.yaml.")],
     asked: TaskOptions,
     loading: LoadingOptions,
+    working: WorkerOptions,
     out: Annotated[Path | None, typer.Option(help="Where to (default: runs/NAME).")] = None,
     model: Annotated[
         list[str] | None, typer.Option(help="Instead of the file's models; may be repeated.")
@@ -177,7 +189,7 @@ def run(
     runs = []
     for one in model or chosen.models:
         runs.append(folder / model_name(one))
-        run_plan(plan, runs[-1], one, loading, batch_size=batch_size, profile=profile)
+        run_plan(plan, runs[-1], one, loading, working, batch_size=batch_size, profile=profile)
     write_report(runs, folder / "report")
 
 
@@ -186,29 +198,29 @@ def run_plan(
     out: Path,
     model: str,
     loading: LoadingOptions,
+    working: WorkerOptions,
     *,
     shard: tuple[int, int] = (1, 1),
     batch_size: int | None = None,
     profile: bool = False,
 ) -> None:
     """Evaluate with live progress."""
-    from twotemp.cli.console import progress, say, say_cache, show_log
-    from twotemp.engine import Ledger
-    from twotemp.engine.runner import check_cache
+    from twotemp.cli.console import progress, say, show_log
     from twotemp.evaluation import Evaluation
 
     show_log()
-    with Evaluation(replace(plan, compile=loading.compiled), out, shard=shard) as evaluation:
-        loaded = loading.load(model)
-        check_cache(loaded, plan.cache)
-        say_cache(loaded, plan.cache)
-        ledger = Ledger(loaded) if profile else None
-        with progress(loaded.name) as bar:
+    with (
+        Evaluation(replace(plan, compile=loading.compiled), out, shard=shard) as evaluation,
+        working.drawer(
+            model, loading, evaluation.samples, batch_size=batch_size, cache=plan.cache, profile=profile
+        ) as (drawer, ledger),
+        progress(drawer.name) as bar,
+    ):
 
-            def watch(state: Progress) -> None:
-                bar.update(state.samples, state.all_samples, _note(state))
+        def watch(state: Progress) -> None:
+            bar.update(state.samples, state.all_samples, _note(state))
 
-            evaluation.run(loaded, batch_size=batch_size, watch=watch, observer=ledger)
+        evaluation.run_with(drawer, watch=watch)
     if ledger is not None:
         say(ledger.report())
 

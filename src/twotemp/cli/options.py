@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -53,15 +53,18 @@ class LoadingOptions:
         """The model; call it after everything that is quick to check was checked."""
         from twotemp.models.load import load
 
-        return load(
-            model,
-            device=self.device,
-            dtype=self.dtype,
-            mask_id=self.mask_id,
-            eos_ids=self.eos_id,
-            block_size=self.block_size,
-            compile=self.compiled,
-        )
+        return load(model, **self.options())
+
+    def options(self) -> dict[str, Any]:
+        """Of `twotemp.load`."""
+        return {
+            "device": self.device,
+            "dtype": self.dtype,
+            "mask_id": self.mask_id,
+            "eos_ids": self.eos_id,
+            "block_size": self.block_size,
+            "compile": self.compiled,
+        }
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from twotemp.records import Request, Sample
 
 if TYPE_CHECKING:
     from twotemp.engine import Observer
     from twotemp.models.base import Denoiser, Message
+
+
+T = TypeVar("T")
+# Requests to draw one after the other, and what the caller calls them: ids need only be unique within a chunk.
+Chunk = tuple[T, Iterable[Request]]
 
 
 class Drawer(Protocol):
@@ -31,8 +36,9 @@ class Drawer(Protocol):
         """See `LanguageModel.encode`."""
         ...
 
-    def draw(self, requests: Iterable[Request]) -> Iterator[Sample]:
-        """Samples with their text, as they are finished."""
+    def draw(self, chunks: Iterable[Chunk[T]]) -> Iterator[tuple[T, Sample]]:
+        """Samples with their text and their chunk's name, as they are finished. Chunks may be as many as you like:
+        they are asked for as work runs out, which need not be at the end of the one before."""
         ...
 
 
@@ -53,9 +59,11 @@ class InProcess:
         text = language_model(model)
         self.name, self.fingerprint, self.encode = model.name, text.fingerprint, text.encode
 
-    def draw(self, requests: Iterable[Request]) -> Iterator[Sample]:
+    def draw(self, chunks: Iterable[Chunk[T]]) -> Iterator[tuple[T, Sample]]:
         from twotemp import sampling
 
-        return sampling.draw(
-            self._model, requests, batch_size=self._batch_size, cache=self._cache, observer=self._observer
-        )
+        for name, requests in chunks:
+            for sample in sampling.draw(
+                self._model, requests, batch_size=self._batch_size, cache=self._cache, observer=self._observer
+            ):
+                yield name, sample

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -17,10 +17,10 @@ from twotemp.evaluation.drawing import Drawer, InProcess
 from twotemp.evaluation.grading import Grading
 from twotemp.evaluation.plan import Plan, TaskChoice
 from twotemp.evaluation.progress import Counter, Watch
-from twotemp.evaluation.work import CellWork, LoadedTask, chunks
+from twotemp.evaluation.work import CellWork, LoadedTask, chunks, unbroken
 from twotemp.graders.base import Grader
 from twotemp.policies import spell
-from twotemp.records import Policy, Sample
+from twotemp.records import Policy, Request, Sample
 from twotemp.store import Cell, Config, Store
 
 if TYPE_CHECKING:
@@ -66,6 +66,11 @@ class Evaluation:
         for grader in self._graders.values():
             grader.close()
 
+    @property
+    def samples(self) -> int:
+        """How many the run will hold of these tasks, those of earlier runs included."""
+        return self.plan.n * len(self.plan.policies) * sum(len(loaded.problems) for loaded in self._tasks)
+
     def _grader(self, choice: TaskChoice) -> Grader:
         name = choice.grader or tasks.get(choice.name).grader
         if name not in self._graders:
@@ -105,9 +110,7 @@ class Evaluation:
             ]
             counter = _counter(works, self.plan.n, watch)
             with Grading(works, counter.graded) as grading:
-                for loaded, asks in chunks(works):
-                    mine = {work.policy: work for work in works if work.loaded is loaded}
-                    self._draw(drawer, loaded, asks, mine, counter, grading)
+                self._draw(drawer, works, counter, grading)
         return self.store
 
     def _cell(self, model: str, mark: str, loaded: LoadedTask, policy: Policy) -> Cell:
@@ -133,33 +136,18 @@ class Evaluation:
         )
         return self.store.cell(f"{task.name}@{spell(policy)}", config)
 
-    def _draw(
-        self,
-        drawer: Drawer,
-        loaded: LoadedTask,
-        asks: Iterable[Ask],
-        works: Mapping[Policy, CellWork],
-        counter: Counter,
-        grading: Grading,
-    ) -> None:
-        """Draw a chunk; every sample is in the store when this returns, or as soon as something stops it."""
-        plan = self.plan
-        wanted = requests(
-            drawer,
-            asks,
-            length=plan.length or loaded.task.length,
-            block=plan.block,
-            seed=plan.seed,
-            trace=plan.trace,
-            chat=plan.chat,
-        )
+    def _draw(self, drawer: Drawer, works: Sequence[CellWork], counter: Counter, grading: Grading) -> None:
+        """Draw what is missing; every sample is in the store when this returns, or as soon as something stops it."""
+        work_of = {(work.loaded, work.policy): work for work in works}
+        wanted = ((loaded, self._requests(drawer, loaded, asks)) for loaded, asks in chunks(works))
         fresh: dict[CellWork, list[Sample]] = defaultdict(list)
 
         def store() -> Iterator[tuple[CellWork, list[Sample]]]:
             for work in list(fresh):
-                work.writer.samples(fresh[work])
-                samples = fresh.pop(work)  # written: not again, should the next one fail
-                counter.drawn((loaded.task.name, sample.request) for sample in samples)
+                with unbroken():
+                    work.writer.samples(fresh[work])
+                    samples = fresh.pop(work)  # written: not again, should the next one fail
+                counter.drawn((work.loaded.task.name, sample.request) for sample in samples)
                 yield work, samples
 
         def hand_over() -> None:
@@ -168,8 +156,8 @@ class Evaluation:
 
         count, written, patience = 0, perf_counter(), HUNGRY_SECONDS
         try:
-            for sample in drawer.draw(wanted):
-                fresh[works[sample.policy]].append(sample)
+            for loaded, sample in drawer.draw(wanted):
+                fresh[work_of[loaded, sample.policy]].append(sample)
                 now, count = perf_counter(), count + 1
                 late = now - written > (patience if grading.hungry else WRITE_SECONDS)
                 if late or count >= WRITE_SAMPLES or grading.failed:
@@ -181,6 +169,18 @@ class Evaluation:
             for work, samples in fresh.items():  # Ctrl-C may have come just after some were written
                 work.writer.samples(sample for sample in samples if sample.key not in work.writer)
             raise
+
+    def _requests(self, drawer: Drawer, loaded: LoadedTask, asks: Iterable[Ask]) -> Iterator[Request]:
+        plan = self.plan
+        return requests(
+            drawer,
+            asks,
+            length=plan.length or loaded.task.length,
+            block=plan.block,
+            seed=plan.seed,
+            trace=plan.trace,
+            chat=plan.chat,
+        )
 
 
 def _counter(works: Sequence[CellWork], n: int, watch: Watch | None) -> Counter:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, takewhile, zip_longest
+from threading import current_thread, main_thread
 from typing import TypeVar
 
 from twotemp import tasks
@@ -96,6 +99,22 @@ def chunks(works: Sequence[CellWork]) -> Iterator[tuple[LoadedTask, list[Ask]]]:
 
     turns = zip_longest(*map(of_task, dict.fromkeys(work.loaded for work in works)))
     return (chunk for turn in turns for chunk in turn if chunk is not None)
+
+
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """Ctrl-C inside comes at the end: what belongs together is done, or not begun."""
+    if current_thread() is not main_thread():  # only the main thread is ever interrupted
+        yield
+        return
+    caught: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if caught:
+            signal.raise_signal(signal.SIGINT)
 
 
 def parts(items: Iterable[T], size: int) -> Iterator[list[T]]:

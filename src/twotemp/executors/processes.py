@@ -1,0 +1,129 @@
+"""Workers as processes of this machine.
+
+Driver and worker are two ends of a socket pair that nobody else can reach, and what they say travels as pickles: no
+byte of it comes from outside of our own processes, which is the only place where twotemp uses pickle.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import connection
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING
+
+from twotemp.executors.messages import Lost, News, Order
+
+if TYPE_CHECKING:
+    from twotemp.executors.worker import Make
+
+# Of the environment, workers get what they need to find programs, libraries and checkpoints, and to compute: no
+# tokens, passwords or addresses that happen to be there.
+NEEDED = set(
+    "PATH HOME USER TMPDIR LANG LD_LIBRARY_PATH LD_PRELOAD XDG_CACHE_HOME HF_HOME HF_HUB_CACHE "
+    "TOKENIZERS_PARALLELISM".split()
+)
+NEEDED_PREFIXES = tuple("LC_ CUDA_ NVIDIA_ HIP_ ROCR_ TORCH PYTORCH_ TRITON_ OMP_ GOMP_ KMP_ MKL_".split())
+SEND_SECONDS = 60  # a worker reads at once; one that does not is stopped or broken
+_CODE = "from twotemp.executors.worker import main; main({})"
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Of a worker with so many threads. It finds the modules that this process finds, and fetches nothing: a
+    checkpoint of the hub is in the cache when workers start."""
+    kept = {k: v for k, v in os.environ.items() if k in NEEDED or k.startswith(NEEDED_PREFIXES)}
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    own = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    return {**kept, **own, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
+class Process:
+    """A worker process, in a session of its own: Ctrl-C is for the driver alone. What it prints goes to a file, of
+    which the last line is shown if it is lost."""
+
+    def __init__(self, make: Make, place: int, threads: int) -> None:
+        mine, theirs = socket.socketpair()
+        # Whoever does not read for so long gets no more: `send` raises.
+        mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _CODE.format(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._printed,
+                stderr=self._printed,
+                env=environment(threads),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self.link = connection.Connection(mine.detach())
+        self._say((make, place))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, order: Order) -> None:
+        self._say(order)
+
+    def _say(self, message: object) -> None:
+        try:
+            self.link.send(message)
+        except OSError:
+            self._process.kill()  # its end of the pipe closes, which `hear` notices
+
+    def hear(self) -> list[News]:
+        """All it has said by now."""
+        news: list[News] = []
+        try:
+            while self.link.poll():
+                news.append(self.link.recv())
+        except (EOFError, OSError, UnpicklingError):
+            news.append(Lost(self._reason()))
+        return news
+
+    def _reason(self) -> str:
+        self._process.kill()
+        status = self._process.wait()
+        self._printed.seek(0)
+        last = self._printed.read().decode(errors="replace").strip().splitlines()[-1:]
+        if last and status >= 0:
+            return last[0]
+        return f"{signal.Signals(-status).name}" if status < 0 else f"it ended with status {status}"
+
+    def kill(self) -> None:
+        with suppress(OSError):
+            self.link.close()
+        self._process.kill()
+        self._process.wait()
+        self._printed.close()
+
+
+class Processes:
+    """A `Crew` of processes."""
+
+    def __init__(self, make: Make, *, threads: int = 1) -> None:
+        self._make, self._threads = make, threads
+
+    def start(self, place: int) -> Process:
+        return Process(self._make, place, self._threads)
+
+    def hear(self, workers: Sequence[Process], seconds: float) -> list[tuple[int, News]]:
+        speaking = set(connection.wait([worker.link for worker in workers], seconds))
+        return [
+            (number, news)
+            for number, worker in enumerate(workers)
+            if worker.link in speaking
+            for news in worker.hear()
+        ]
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,126 @@
+"""`--workers`: the same run, said in one line; and a driver that is killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests import toy_task
+from tests.executor_makes import Free
+from tests.killing import kill_at_random
+from tests.test_evaluation import rows
+from twotemp.cli import app
+from twotemp.cli import workers as cli
+from twotemp.errors import UserError
+from twotemp.evaluation import Evaluation, Plan, TaskChoice
+from twotemp.models.checkpoint import save
+from twotemp.policies import parse
+from twotemp.store import Store
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return save(toy_task.micro_model(), tmp_path_factory.mktemp("model") / "micro")
+
+
+def test_workers_make_the_run_that_one_process_makes(folder, tmp_path):
+    """Also one that was begun by the other, and with a plug-in's policy."""
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from dataclasses import replace\n"
+        "from twotemp import plugins\n"
+        "from twotemp.policies import parse\n"
+        "plugins.add_policy(replace(parse('lc'), name='mine'))\n"
+    )
+
+    def evaluate(out: str, n: int, *more: str):
+        options = ["--tasks", "countdown-3", "--policies", "ar,tct", "--questions", "4", "-n", str(n)]
+        done = CliRunner().invoke(
+            app, ["eval", "--model", str(folder), *options, *more, "--out", str(tmp_path / out)]
+        )
+        assert done.exit_code == 0, done.output
+        return done
+
+    evaluate("here", 6)
+    evaluate("workers", 2)
+    said = evaluate("workers", 6, "--workers", "2").stderr
+    assert said.count("drawing with 2 workers, 1 thread each") == 1
+    assert "batch size" not in said, "workers do not print"
+
+    def drawn(out: str):
+        found = (sample for cell in Store.open(tmp_path / out).cells() for sample in cell.samples())
+        return {(s.key, s.policy): (s.tokens, s.text, s.nfe) for s in found}
+
+    assert len(drawn("here")) == 2 * 4 * 6
+    assert drawn("workers") == drawn("here")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", "from twotemp.cli import main; main()", "eval", "--model", str(folder)),
+            *("--tasks", "countdown-3", "--questions", "1", "-n", "2", "--workers", "1"),
+            *("--policies", "mine", "--plugin", str(plugin), "--out", str(tmp_path / "mine")),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(drawn("mine")) == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "samples", "device", "gpus", "count"),
+    [
+        ("tiny", 100_000, "cpu", 0, 8),
+        ("tiny", 5000, "cpu", 0, 4),
+        ("tiny", 10, "cpu", 0, 1),
+        ("large", 100_000, "cpu", 0, 1),
+        ("large", 100_000, "cuda", 4, 4),
+        ("large", 100_000, "cuda", 0, 1),  # --device cuda:1
+    ],
+)
+def test_how_many_workers_unless_told(tmp_path, monkeypatch, model, samples, device, gpus, count):
+    monkeypatch.setattr("twotemp.graders.workers.usable_cpus", lambda: 8)
+    if model == "large":
+        model = str(tmp_path)
+        with (tmp_path / "model.safetensors").open("wb") as file:
+            file.truncate(cli.SMALL_BYTES + 1)
+    assert cli.default_workers(model, samples, device, gpus) == count
+
+
+def test_a_profile_is_of_one_process(folder, tmp_path):
+    asked = ["eval", "--model", str(folder), "--tasks", "countdown-3", "--questions", "1", "-n", "1"]
+    done = CliRunner().invoke(app, [*asked, "--profile", "--workers", "2", "--out", str(tmp_path / "run")])
+    assert isinstance(done.exception, UserError)
+    assert "leave --workers out" in str(done.exception)
+
+
+DRIVER = """
+import sys
+import pytest
+from tests import executor_makes, test_cli_workers, toy_task
+from twotemp.evaluation import Evaluation
+from twotemp.executors import Processes, Supervisor
+toy_task.install(pytest.MonkeyPatch())
+with Evaluation(test_cli_workers.PLAN, sys.argv[1]) as prepared:
+    with Supervisor(Processes(executor_makes.slow), 2, unit=16) as drawer:
+        drawer.name
+        print("ready", flush=True)
+        prepared.run_with(drawer)
+"""
+PLAN = Plan((TaskChoice("toy"), TaskChoice("toy-b")), (parse("ar"), parse("tct")), n=8, questions=6)
+
+
+def test_a_driver_that_was_killed_and_started_again_draws_only_what_is_missing(tmp_path, monkeypatch):
+    toy_task.install(monkeypatch)
+    run = tmp_path / "run"
+    command = [sys.executable, "-c", DRIVER, str(run)]
+    assert kill_at_random(command, kills=2, longest=3.0, ready="ready", seed=3) == 2
+    before = rows(run)
+    assert 0 < len(before) < 2 * 2 * 8 * 6, "the kills came in the middle"
+    with Evaluation(PLAN, run) as prepared:
+        prepared.run_with(Free())
+    with Evaluation(PLAN, tmp_path / "whole") as prepared:
+        assert rows(prepared.run_with(Free())) == rows(run)
