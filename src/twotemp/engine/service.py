@@ -35,9 +35,8 @@ class Job:
 
     request: Request
     on_event: Callable[[Event | Stopped], None]  # called in the service's thread; must not block
-    stop: tuple[str, ...] = ()
-    watch: bool = False
-    prefix: Prefix | None = field(default=None, init=False)
+    watch: bool
+    prefix: Prefix | None  # where there are stop strings
     ticket: Ticket | None = field(default=None, init=False)
 
 
@@ -105,9 +104,7 @@ class Service:
         another request as soon as one of them lies in the committed prefix.
         """
         check(request, self.model)
-        job = Job(request, on_event, tuple(stop), watch)
-        if watch or stop:
-            job.prefix = Prefix(self._text, request, stop)
+        job = Job(request, on_event, watch, Prefix(self._text, request, stop) if stop else None)
         with self._changed:
             if self._closing or not self._thread.is_alive():
                 raise UserError("the service is closing; it takes no new work")
@@ -150,7 +147,7 @@ class Service:
             self._arrived.clear()
             self._left.clear()
         for job in arrived:
-            job.ticket = self._live.submit(job.request, watch=job.prefix is not None)
+            job.ticket = self._live.submit(job.request, watch=job.watch or job.prefix is not None)
             self._jobs[job.ticket] = job
         for job in left:
             self._free(job)
@@ -161,12 +158,12 @@ class Service:
         if not isinstance(event, Written):
             self._end(job, event)
             return
-        assert job.prefix is not None
-        job.prefix.write(event)
         if job.watch:
             self._call(job, event)
-        if job.prefix.stopped:
-            self._end(job, Stopped(job.prefix.text, tuple(job.prefix.tokens), job.prefix.steps))
+        if (prefix := job.prefix) is not None:
+            prefix.write(event)
+            if prefix.stopped:
+                self._end(job, Stopped(prefix.text, tuple(prefix.tokens), prefix.steps))
 
     def _end(self, job: Job, event: Sample | Stopped | UserError) -> None:
         self._free(job)
