@@ -57,6 +57,10 @@ ALLOWED = {
         "tasks",
         "selection",
     },
+    "serving": {
+        *_DATA,
+        *("asking", "engine", "graders", "models", "policies", "report", "sampling", "tasks"),
+    },
     "forks": {*_DATA, "asking", "engine", "folders", "graders", "models", "policies"},
     "rl": {*_DATA, "asking", "engine", "folders", "graders", "metrics", "models", "policies", "rng", "tasks"},
     "report": {

@@ -168,6 +168,26 @@ def infill(
     return _in_order(model, found, templates, on_sample)
 
 
+def requests_for(
+    model: Denoiser,
+    prompts: Prompt | Sequence[Prompt],
+    policy: Policy | str,
+    n: int = 1,
+    length: int | None = None,
+    block: int | None = None,
+    seed: int = 0,
+    *,
+    chat: bool | None = None,
+    eos_stop: bool = False,
+    trace: bool = False,
+) -> list[Request]:
+    """What `sample` would draw (with length=0 `infill`), in the order of its samples: for whoever draws otherwise."""
+    templates = _templates(
+        model, prompts, policy, length, block, seed, ids=None, chat=chat, eos_stop=eos_stop, trace=trace
+    )
+    return list(_repeated(templates, whole_number("n", n, least=1)))
+
+
 def draw(
     model: Denoiser,
     requests: Iterable[Request],

@@ -19,6 +19,7 @@ from twotemp.cli import (
     report,
     sample,
     select,
+    serve,
     trace,
     train,
 )
@@ -52,6 +53,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "train": train.train,
     "drift": drift.drift,
     "doctor": doctor.doctor,
+    "serve": serve.serve,
+    "play": serve.play,
 }
 for _name, _function in _COMMANDS.items():
     app.command(_name)(command(_function))

@@ -2,7 +2,20 @@
 
 from twotemp.engine.engine import Live, Ticket, run
 from twotemp.engine.ledger import Ledger
-from twotemp.engine.observer import Observer, Steps, StepView
+from twotemp.engine.observer import Observer, Steps, StepView, Written
+from twotemp.engine.service import Service, Stopped
 from twotemp.engine.trace import states
 
-__all__ = ["Ledger", "Live", "Observer", "StepView", "Steps", "Ticket", "run", "states"]
+__all__ = [
+    "Ledger",
+    "Live",
+    "Observer",
+    "Service",
+    "StepView",
+    "Steps",
+    "Stopped",
+    "Ticket",
+    "Written",
+    "run",
+    "states",
+]

@@ -12,7 +12,7 @@ import torch
 
 from twotemp.engine.batch import Batch
 from twotemp.engine.memory import Survived, fit_batch
-from twotemp.engine.observer import Observer
+from twotemp.engine.observer import Observer, Written
 from twotemp.engine.rows import block_of, check, span_of, widths
 from twotemp.engine.runner import check_cache
 from twotemp.engine.scheduler import Scheduler
@@ -78,10 +78,11 @@ def _finish(live: Live, requests: list[Request]) -> Iterator[Sample]:
     for request in requests:
         live.submit(request)
     while not live.idle:
-        for _, outcome in live.turn():
-            if isinstance(outcome, UserError):
-                raise outcome
-            yield outcome
+        for _, event in live.turn():
+            if isinstance(event, UserError):
+                raise event
+            if isinstance(event, Sample):
+                yield event
 
 
 @dataclass(eq=False)  # two tickets are never the same, even for equal requests
@@ -89,9 +90,11 @@ class Ticket:
     """A request that was submitted."""
 
     request: Request
+    watched: bool = False  # is every step of it an event?
 
 
-Outcome = tuple[Ticket, Sample | UserError]
+# What happened to a request: a step of a watched row, then either its sample or what went wrong with it.
+Event = Written | Sample | UserError
 
 
 class Live:
@@ -119,8 +122,8 @@ class Live:
     def idle(self) -> bool:
         return not self._lanes
 
-    def submit(self, request: Request) -> Ticket:
-        """Line up; the row joins its batch as soon as there is a slot."""
+    def submit(self, request: Request, watch: bool = False) -> Ticket:
+        """Line up; the row joins its batch as soon as there is a slot. watch: tell what each step writes."""
         check(request, self.model)
         if self.columns is not None and (needed := span_of(request, self.model)) > self.columns:
             raise UserError(
@@ -129,24 +132,25 @@ class Live:
         key = _lane_of(self.model, self.columns, request)
         if key not in self._lanes:
             self._lanes[key] = _Lane(self.model, self.slots, self.cache, self.columns, self.observer)
-        ticket = Ticket(request)
+        ticket = Ticket(request, watch)
         self._lanes[key].scheduler.add(ticket)
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """Take a request out, waiting or running; there will be no outcome."""
+        """Take a request out, waiting or running; there will be no further event."""
         if lane := self._lanes.get(_lane_of(self.model, self.columns, ticket.request)):
             lane.scheduler.cancel(ticket)
 
-    def turn(self) -> list[Outcome]:
-        """One step of every batch; the rows that ended: their samples, or what went wrong with that row alone."""
-        outcomes: list[Outcome] = []
+    def turn(self) -> list[tuple[Ticket, Event]]:
+        """One step of every batch: what it wrote into watched rows, and of the rows that ended their samples, or
+        what went wrong with that row alone."""
+        events: list[tuple[Ticket, Event]] = []
         for key, lane in list(self._lanes.items()):
             if not lane.scheduler.idle:
-                outcomes += lane.turn()
+                events += lane.turn()
             if lane.scheduler.idle:
                 del self._lanes[key]
-        return outcomes
+        return events
 
 
 class _Lane:
@@ -160,7 +164,7 @@ class _Lane:
         self.batch: Batch | None = None
 
     @torch.inference_mode()
-    def turn(self) -> list[Outcome]:
+    def turn(self) -> list[tuple[Ticket, Event]]:
         """Schedule, run, commit: one step of every row."""
         with self.observer.turn():
             with Survived() as attempt:
@@ -174,11 +178,14 @@ class _Lane:
                 return []
             self.observer.step(view)
             tickets = self.scheduler.running
+            events: list[tuple[Ticket, Event]] = []
+            if seen := [n for n, ticket in enumerate(tickets) if ticket.watched and n not in failed]:
+                events += [(tickets[slot], written) for slot, written in zip(seen, view.written(seen))]
             samples = zip(finished, batch.samples(finished)) if finished else ()
-            outcomes: list[Outcome] = [(tickets[slot], sample) for slot, sample in samples]
-            outcomes += [(tickets[slot], error) for slot, error in failed.items()]
+            events += [(tickets[slot], sample) for slot, sample in samples]
+            events += [(tickets[slot], error) for slot, error in failed.items()]
             self.scheduler.finish([*finished, *failed])
-            return outcomes
+            return events
 
     def _schedule(self) -> Batch:
         """The batch with the rows that are due."""

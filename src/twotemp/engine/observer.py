@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from twotemp.engine.rows import Rows, Window
 from twotemp.policies.step import Decision, Memory
 from twotemp.records import Request
+
+
+class Written(NamedTuple):
+    """What one step wrote into a row."""
+
+    step: int  # of the row's own, from 0
+    commits: list[tuple[int, int, float]]  # position, token, confidence
 
 
 @dataclass(frozen=True)
@@ -48,9 +57,21 @@ class StepView:
 
     def committed(self, row: int) -> list[tuple[int, int, float]]:
         """(position, token, confidence) of what the step wrote into this row."""
-        chosen, made = self.decision.commit[row], self.decision
-        found = (self.window.positions[row], made.tokens[row], made.confidence[row])
-        return list(zip(*(values[chosen].tolist() for values in found)))
+        return self.written([row])[0].commits
+
+    def written(self, rows: Sequence[int]) -> list[Written]:
+        """What the step wrote into these rows; one transfer for all of them."""
+        made, masked = self.decision, self.window.masked
+        # A confidence travels as its bits, so that integers and floats share the transfer.
+        bits = made.confidence.float().view(torch.int32).long()
+        step = self.step[:, None].expand_as(bits)
+        parts = torch.stack([(made.commit & masked).long(), self.window.positions, made.tokens, bits, step])
+        commit, at, tokens, bits, step = parts[:, torch.tensor(rows, device=parts.device)].cpu()
+        surely = bits.int().view(torch.float32)
+        return [
+            Written(int(step[i, 0]), list(zip(*(v[i][chosen].tolist() for v in (at, tokens, surely)))))
+            for i, chosen in enumerate(commit.bool())
+        ]
 
 
 class Observer:

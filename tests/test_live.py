@@ -1,0 +1,265 @@
+"""Requests that come and go while a batch runs: the same samples, and nobody harmed by a neighbour."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from queue import Queue
+from threading import active_count
+
+import pytest
+import torch
+
+import twotemp
+from tests.test_engine import same
+from tests.tiny_checkpoints import random_model
+from tests.toy import ToyModel
+from twotemp.asking import finish
+from twotemp.engine import Live, Service, Stopped, Written, run
+from twotemp.engine.prefix import settle
+from twotemp.errors import UserError
+from twotemp.policies import PRESETS, policy
+from twotemp.records import Request, Sample
+
+FAMILIES = ("llada", "Dream", "sdar", "llada2_moe")
+CASES = [(f, c) for f in FAMILIES for c in ((None, "prefix", "dual") if f in FAMILIES[:2] else (None,))]
+_MODELS: dict[str, object] = {}
+
+
+def family(name):
+    return _MODELS.setdefault(name, random_model(name))
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return twotemp.load("tiny")
+
+
+def varied(model, name: str, count: int = 7) -> list[Request]:
+    """Prompts and lengths that grow, so that later rows need room that the batch does not have yet; with infilling
+    that starts at an early position, and other numbers in every row."""
+    made = []
+    for n in range(count):
+        prompt = tuple(2 + (n * 7 + i) % 25 for i in range(2 + 2 * n))
+        if n % 3 == 2:
+            prompt = (prompt[0], model.mask_id, model.mask_id, *prompt[1:], model.mask_id)
+        length = 0 if n % 3 == 2 else 4 + 3 * n
+        block = None if model.block_size else (4, 8, 16)[n % 3]
+        chosen = policy(name, t_token=0.5 + 0.2 * n)
+        made.append(Request(f"q{n}", prompt, chosen, length, block, seed=n, trace=n % 2 == 0))
+    return made
+
+
+def arrive(model, wanted: Sequence[Request], cache: str | None, slots: int = 3) -> dict[str, Sample]:
+    """Submit one by one between turns; one more row comes and goes."""
+    live, found = Live(model, slots, cache), {}
+    guest = None
+    for n, request in enumerate(wanted):
+        live.submit(request, watch=n % 2 == 1)
+        if n == 1:
+            guest = live.submit(Request("guest", (3, 4, 5), request.policy, 12, request.block))
+        for _ in range(2):
+            found |= {t.request.id: e for t, e in live.turn() if isinstance(e, Sample)}
+        if n == 2:
+            live.cancel(guest)
+    while not live.idle:
+        found |= {t.request.id: e for t, e in live.turn() if isinstance(e, Sample)}
+    found.pop("guest", None)
+    return found
+
+
+def check_arrivals(name: str, kind: str, cache: str | None) -> None:
+    model = family(kind)
+    wanted = varied(model, name)
+    expected = {s.request: s for s in run(model, wanted, cache=cache)}
+    found = arrive(model, wanted, cache)
+    assert found.keys() == expected.keys()
+    for key, one in found.items():
+        assert same(one, expected[key]), key
+
+
+@pytest.mark.parametrize(("number", "name"), list(enumerate(PRESETS)))
+def test_arrivals_in_the_middle_of_a_run_change_no_sample(number, name):
+    """Every preset, each with some family and cache; all combinations are in the slow test."""
+    check_arrivals(name, *CASES[number % len(CASES)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "cache"), CASES)
+@pytest.mark.parametrize("name", PRESETS)
+def test_arrivals_of_every_preset_family_and_cache(name, kind, cache):
+    check_arrivals(name, kind, cache)
+
+
+def test_watched_rows_tell_what_the_trace_says():
+    model = ToyModel()
+    watched = Request("w", (2, 3), policy("tct"), 12, 4, trace=True)
+    live = Live(model, 4)
+    live.submit(Request("other", (4,), policy("tct"), 16, 8))
+    ticket = live.submit(watched, watch=True)
+    steps, sample = [], None
+    while not live.idle:
+        for whose, event in live.turn():
+            if isinstance(event, Written):
+                assert whose is ticket, "only watched rows are told"
+                steps.append(event)
+            elif whose is ticket:
+                sample = event
+    at = {position: n for n, position in enumerate(sample.positions)}
+    told = {at[p]: (w.step, token, surely) for w in steps for p, token, surely in w.commits}
+    assert [told[n][:2] for n in range(12)] == list(zip(sample.trace.steps, sample.tokens))
+    assert [told[n][2] for n in range(12)] == pytest.approx(list(sample.trace.confidence))
+
+
+def test_watching_costs_one_transfer_whatever_the_rows(monkeypatch):
+    live = Live(ToyModel(), 8)
+    for n in range(8):
+        live.submit(Request(f"q{n}", (2, 3 + n), policy("lc"), 4, 4), watch=n > 0)
+    transfers = []
+    cpu = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda t, *a, **k: transfers.append(t.shape) or cpu(t, *a, **k))
+    assert len(live.turn()) == 7
+    assert len(transfers) == 2, "the step's own, and one for what was written"
+
+
+class Sick(ToyModel):
+    """Broken logits for every row that starts with token 13."""
+
+    def logits(self, ids, attention_mask, want):
+        found = super().logits(ids, attention_mask, want)
+        flat = ids.expand(len(ids), -1)[:, :1].expand_as(ids).flatten()[want.flatten()]
+        found[flat == 13] = float("nan")
+        return found
+
+
+def test_a_nan_is_the_error_of_its_own_request():
+    model, events = Sick(), Queue()
+    wanted = [Request(f"q{n}", (n, 3), policy("lc"), 6, 6) for n in (2, 13, 5)]
+    with Service(model, slots=4) as service:
+        for request in wanted:
+            service.submit(request, lambda event, r=request: events.put((r.id, event)))
+    found = dict(events.get_nowait() for _ in range(3))
+    assert isinstance(found["q13"], UserError)
+    assert "NaN" in str(found["q13"])
+    healthy = [wanted[0], wanted[2]]
+    for one in run(ToyModel(), healthy):
+        assert same(one, found[one.request])
+
+
+class Failing(ToyModel):
+    def logits(self, ids, attention_mask, want):
+        if len(ids) > 1:
+            raise RuntimeError("the device is gone")
+        return super().logits(ids, attention_mask, want)
+
+
+def test_a_step_that_fails_ends_its_requests_and_the_service_goes_on():
+    events: Queue = Queue()
+    with Service(Failing(), slots=2) as service:
+        jobs = [Request(f"q{n}", (2, 3), policy("lc"), 40, 4, index=n) for n in range(2)]
+        with service._changed:  # both arrive at once
+            for request in jobs:
+                service.submit(request, events.put)
+        assert all("device is gone" in str(events.get(timeout=30)) for _ in jobs)
+        service.submit(Request("alone", (2, 3), policy("lc"), 4), events.put)
+        assert events.get(timeout=30).request == "alone"
+        assert service.load == 0
+
+
+def test_a_listener_that_raises_costs_only_its_own_request(caplog):
+    events: Queue = Queue()
+
+    def broken(_event):
+        raise RuntimeError("client gone")
+
+    with Service(ToyModel(), slots=2) as service:
+        service.submit(Request("a", (2, 3), policy("lc"), 8), broken, watch=True)
+        service.submit(Request("b", (2, 3), policy("lc"), 8), events.put)
+        assert events.get(timeout=30).request == "b"
+    assert service.load == 0
+    assert "could not be delivered" in caplog.text
+
+
+def test_leaving_the_context_finishes_what_was_accepted_and_leaves_no_thread():
+    before, events = active_count(), Queue()
+    with Service(ToyModel(), slots=2) as service:
+        for n in range(5):
+            service.submit(Request(f"q{n}", (2, 3 + n), policy("lc"), 8), events.put)
+    assert events.qsize() == 5
+    assert active_count() == before
+    with pytest.raises(UserError, match="closing"):
+        service.submit(Request("late", (2, 3), policy("lc"), 8), events.put)
+
+
+def test_an_exception_in_the_context_drops_the_work():
+    events: Queue = Queue()
+    with pytest.raises(ZeroDivisionError), Service(ToyModel(), slots=1) as service:  # noqa: PT012
+        for n in range(50):
+            service.submit(Request(f"q{n}", (2, 3), policy("lc"), 100, index=n), events.put)
+        raise ZeroDivisionError
+    assert events.qsize() < 50
+    assert service.load == 0
+
+
+def test_a_cancelled_job_frees_its_row():
+    events: Queue = Queue()
+    model = ToyModel()
+    with Service(model, slots=1) as service:
+        long = service.submit(Request("long", (2, 3), policy("ar"), 120, 4), events.put)
+        service.submit(Request("short", (2, 3), policy("ar"), 4, 4), events.put)
+        service.cancel(long)
+        service.cancel(long)  # twice is once
+        assert events.get(timeout=30).request == "short"
+    assert events.empty()
+    assert model.calls < 120
+
+
+# --- stop strings
+
+
+def test_stop_strings_free_the_row_and_give_the_text_of_sample(tiny):
+    prompt, stop = "20 10 15 -> 45", (", ", "= 3", "15")
+    expected = twotemp.sample(tiny, prompt, "tlc", n=24, length=12, seed=3, stop=stop)
+    first = twotemp.sample(tiny, prompt, "tlc", n=24, length=12, seed=3)
+    requests = [Request(s.request, s.prompt, s.policy, 12, None, s.seed, s.index) for s in expected]
+    events: Queue = Queue()
+    with Service(tiny, slots=4) as service:
+        for request in requests:
+            service.submit(request, lambda event, r=request: events.put((r.index, event)), stop=stop)
+    found = dict(events.get_nowait() for _ in requests)
+    texts = {n: e.text if isinstance(e, Stopped) else finish(tiny, e, stop).text for n, e in found.items()}
+    assert [texts[n] for n in range(24)] == [s.text for s in expected]
+    early = [e for e in found.values() if isinstance(e, Stopped)]
+    assert early
+    assert min(e.steps for e in early) < first[0].nfe
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "expected"),
+    [
+        ("abc", (), ("abc", False)),
+        ("abc", ("x",), ("abc", False)),
+        ("ab", ("bc",), ("a", False)),
+        ("abcd", ("bc",), ("a", True)),
+        # "b" is there, but "abc" begins before it and may still come.
+        ("ab", ("b", "abc"), ("", False)),
+        ("abd", ("b", "abc"), ("a", True)),
+        ("aXb", ("b", "X"), ("a", True)),
+        ("aaa", ("aaaa",), ("", False)),
+    ],
+)
+def test_what_is_certain_of_a_text(text, stop, expected):
+    assert settle(text, stop) == expected
+
+
+def test_settled_text_is_what_the_whole_text_says():
+    """Whatever the order of discovery: a settled prefix is a prefix of the cut text, a stop is final."""
+    noise = random.Random(0)
+    for _ in range(2000):
+        whole = "".join(noise.choices("ab", k=10))
+        stop = ["".join(noise.choices("ab", k=noise.randint(1, 4))) for _ in range(noise.randint(1, 3))]
+        ends = [place for string in stop if (place := whole.find(string)) >= 0]
+        final = whole[: min(ends)] if ends else whole
+        for length in range(len(whole) + 1):
+            text, stopped = settle(whole[:length], stop)
+            assert final == text if stopped else final.startswith(text)

@@ -1,0 +1,426 @@
+"""The server: OpenAI's API by its real client, the same samples as `sample`, and only 4xx for nonsense."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+import twotemp
+
+pytest.importorskip("starlette", reason="needs the extra `serve`")
+pytest.importorskip("uvicorn", reason="needs the extra `serve`")
+pytest.importorskip("httpx", reason="needs httpx, Starlette's test client")
+import uvicorn
+from starlette.testclient import TestClient
+
+from twotemp.serving import Limits, Server, served_name
+from twotemp.serving.replies import MASK
+
+PROMPT = "20 10 15 -> 45"
+CHAT = [{"role": "user", "content": PROMPT}]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return twotemp.load("tiny")
+
+
+@contextmanager
+def client_of(model, **options):
+    server = Server(model, slots=8, **options)
+    with TestClient(server.app, base_url="http://localhost", raise_server_exceptions=False) as client:
+        client.service = server.service
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(model):
+    with client_of(model, hosts=["localhost"]) as made:
+        yield made
+
+
+@contextmanager
+def listening(server):
+    """The server on a real port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    running = uvicorn.Server(uvicorn.Config(server.app, port=port, log_level="error"))
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    while not running.started:
+        time.sleep(0.01)
+    try:
+        yield running, port
+    finally:
+        running.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def openai_client(model):
+    openai = pytest.importorskip("openai", reason="needs the real client")
+    with listening(Server(model, slots=8)) as (_, port):
+        yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0)
+
+
+# --- the real client
+
+
+def test_models(openai_client):
+    assert [one.id for one in openai_client.models.list()] == ["tiny"]
+    assert openai_client.models.retrieve("tiny").owned_by == "twotemp"
+
+
+def test_completions_are_the_samples_of_the_same_seed(openai_client, model):
+    found = openai_client.completions.create(
+        model="tiny",
+        prompt=[PROMPT, "3 7 12 -> 33"],
+        n=5,
+        seed=7,
+        temperature=0.9,
+        top_p=0.95,
+        max_tokens=12,
+        extra_body={"policy": "tlc", "t_pos": 1.5, "block": 6},
+    )
+    chosen = twotemp.policy("tlc", t_pos=1.5, t_token=0.9, top_p=0.95)
+    prompts = [PROMPT, "3 7 12 -> 33"]
+    expected = twotemp.sample(model, prompts, chosen, n=5, length=12, block=6, seed=7, chat=False)
+    assert [c.text for c in found.choices] == [s.text for s in expected]
+    assert [c.index for c in found.choices] == list(range(10))
+    assert [c.twotemp["nfe"] for c in found.choices] == [s.nfe for s in expected]
+    assert found.twotemp["seed"] == 7
+    assert found.usage.total_tokens == found.usage.prompt_tokens + found.usage.completion_tokens
+
+
+def test_chats_are_the_samples_of_the_same_seed(openai_client, model):
+    for messages in (CHAT, [*CHAT, {"role": "assistant", "content": "10 + 15"}]):
+        found = openai_client.chat.completions.create(
+            model="tiny",
+            messages=messages,
+            n=4,
+            seed=1,
+            max_completion_tokens=12,
+            extra_body={"t_pos": "inf"},
+        )
+        expected = twotemp.sample(model, messages, "tct:t_pos=inf", n=4, length=12, seed=1)
+        assert [c.message.content for c in found.choices] == [s.text for s in expected]
+        assert {c.finish_reason for c in found.choices} <= {"stop", "length"}
+
+
+def test_streams_add_up_to_the_samples(openai_client, model):
+    for stop in ([], [","]):
+        stream = openai_client.chat.completions.create(
+            model="tiny",
+            messages=CHAT,
+            n=6,
+            seed=2,
+            max_tokens=12,
+            stop=stop,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"policy": "tlc"},
+        )
+        texts, usage = [""] * 6, None
+        for chunk in stream:
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+        expected = twotemp.sample(model, CHAT, "tlc", n=6, length=12, seed=2, stop=stop)
+        assert texts == [s.text for s in expected]
+        assert usage.completion_tokens > 0
+
+
+def test_diffusing_streams_replace_the_text(openai_client, model):
+    stream = openai_client.completions.create(
+        model="tiny",
+        prompt=PROMPT,
+        max_tokens=12,
+        seed=2,
+        stream=True,
+        extra_body={"diffusing": True, "policy": "tlc"},
+    )
+    texts, commits = [], {}
+    for chunk in stream:
+        texts.append(chunk.choices[0].text)
+        commits |= {place: text for place, text, _ in chunk.choices[0].twotemp.get("commits", [])}
+    (expected,) = twotemp.sample(model, PROMPT, "tlc", length=12, seed=2, chat=False)
+    assert texts[-1] == expected.text
+    masks = [text.count(MASK) for text in texts[:-1]]
+    assert masks[0] == 11
+    assert masks == sorted(masks, reverse=True)
+    assert sorted(commits) == list(range(12))
+
+
+def test_stop_suffix_logprobs_trace_and_eos_stop(openai_client, model):
+    ask = {"model": "tiny", "prompt": PROMPT, "n": 6, "seed": 4, "max_tokens": 12}
+    stopped = openai_client.completions.create(**ask, stop=["=", ","], logprobs=1)
+    expected = twotemp.sample(
+        model, PROMPT, "tct", n=6, length=12, seed=4, chat=False, stop=["=", ","], trace=True
+    )
+    assert [c.text for c in stopped.choices] == [s.text for s in expected]
+    assert {c.finish_reason for c in stopped.choices} == {"stop"}
+    for choice, one in zip(stopped.choices, expected):
+        assert "".join(choice.logprobs.tokens).strip() in choice.text
+        count = len(choice.logprobs.tokens)
+        assert choice.logprobs.token_logprobs == pytest.approx(
+            [math.log(c) for c in one.trace.confidence[:count]]
+        )
+    freed = openai_client.completions.create(**ask, stop=["=", ","])
+    assert [c.text for c in freed.choices] == [s.text for s in expected]
+
+    traced = openai_client.completions.create(**ask, extra_body={"trace": True, "eos_stop": True})
+    expected = twotemp.sample(
+        model, PROMPT, "tct", n=6, length=12, seed=4, chat=False, eos_stop=True, trace=True
+    )
+    assert [tuple(c.twotemp["trace"]["steps"]) for c in traced.choices] == [s.trace.steps for s in expected]
+
+    filled = openai_client.completions.create(**ask, suffix="= 45")
+    row = [*model.encode(PROMPT, chat=False), *[model.mask_id] * 12, *model.tokens("= 45")]
+    expected = twotemp.infill(model, row, "tct", n=6, seed=4)
+    assert [c.text for c in filled.choices] == [model.decode(s.tokens) for s in expected]
+
+
+def test_chat_logprobs_are_those_at_commit(openai_client, model):
+    found = openai_client.chat.completions.create(
+        model="tiny", messages=CHAT, seed=4, max_tokens=12, logprobs=True
+    )
+    (one,) = twotemp.sample(model, CHAT, "tct", length=12, seed=4, trace=True)
+    entries = found.choices[0].logprobs.content
+    assert "".join(entry.token for entry in entries).strip() == one.text
+    assert entries[0].logprob == pytest.approx(math.log(one.trace.confidence[0]))
+
+
+def test_errors_are_openai_s_and_name_the_nearest(openai_client):
+    import openai
+
+    ask = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12}
+    for extra, name, near in [
+        ({"policy": "tctt"}, "policy", "'tct'"),
+        ({"t_poss": 1}, "t_poss", "'t_pos'"),
+        ({"policy": "lc", "t_pos": 1}, "policy", "parameter of policy 'lc'"),
+    ]:
+        with pytest.raises(openai.BadRequestError) as caught:
+            openai_client.completions.create(**ask, extra_body=extra)
+        assert caught.value.param == name
+        assert near in str(caught.value)
+    with pytest.raises(openai.NotFoundError, match="did you mean 'tiny'"):
+        openai_client.completions.create(**ask | {"model": "tinny"})
+
+
+# --- without a seed, other people, limits
+
+
+def test_without_a_seed_samples_differ_and_the_seed_is_told(client):
+    ask = {"prompt": PROMPT, "max_tokens": 12, "policy": "tlc", "n": 4}
+    one, two = (client.post("/v1/completions", json=ask).json() for _ in range(2))
+    assert one["twotemp"]["seed"] != two["twotemp"]["seed"]
+    again = client.post("/v1/completions", json=ask | {"seed": one["twotemp"]["seed"]}).json()
+    assert [c["text"] for c in again["choices"]] == [c["text"] for c in one["choices"]]
+
+
+def test_health_and_metrics(client):
+    assert client.get("/health").json() == {"status": "ok", "model": "tiny"}
+    client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4})
+    text = client.get("/metrics").text
+    assert 'twotemp_requests_total{path="/v1/completions",status="200"}' in text
+    assert "twotemp_rows 0" in text
+    assert PROMPT not in text
+
+
+def test_limits(model):
+    limits = Limits(body_bytes=2000, samples=8, length=32, waiting=6)
+    with client_of(model, limits=limits) as client:
+
+        def status(**body):
+            return client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 8} | body).status_code
+
+        assert status(n=6) == 200
+        assert status(n=7) == 429
+        assert status(n=9) == 400
+        assert status(prompt=[PROMPT] * 3, n=3) == 400
+        assert status(max_tokens=33) == 400
+        assert status(stop=["a"] * 17) == 400
+        assert status(prompt="1 " * 2000) == 413
+        busy = client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 8, "n": 7})
+        assert busy.headers["retry-after"] == "1"
+        assert client.post("/v1/completions", content=b"{}").status_code == 415
+        assert client.get("/v1/completions").status_code == 405
+        assert client.get("/v2").json()["error"]["type"] == "invalid_request_error"
+    with client_of(model, limits=Limits(seconds=1e-3)) as client:
+        late = client.post("/v1/completions", json={"prompt": PROMPT, "n": 64, "max_tokens": 100})
+        assert late.status_code == 504
+
+
+def test_a_key_is_asked_for_and_a_strange_host_refused(model):
+    with client_of(model, api_key="secret") as client:
+        assert client.get("/health").status_code == 200
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "Bearer s\u00e9cret".encode()},
+        ):
+            answer = client.get("/v1/models", headers=headers)
+            assert answer.status_code == 401
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+        assert client.get("/v1/models", headers={"authorization": "Bearer secret"}).status_code == 200
+        assert client.get("/metrics").status_code == 401
+    with client_of(model, hosts=["localhost"]) as client:
+        assert client.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
+        assert client.get("/v1/models", headers={"host": "localhost:8000"}).status_code == 200
+
+
+def test_a_folder_s_place_is_not_told(tmp_path):
+    class Named:
+        name = str(tmp_path)
+
+    assert served_name(Named()) == tmp_path.name
+
+
+def test_a_client_that_vanishes_frees_its_rows(model):
+    server = Server(model, slots=2)
+    body = json.dumps({"prompt": PROMPT, "n": 200, "max_tokens": 100, "policy": "ar"})
+    with listening(server) as (_, port):
+        for stream in (False, True):
+            asked = body[:-1] + (', "stream": true}' if stream else "}")
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                connection.sendall(f"{head}Content-Length: {len(asked)}\r\n\r\n{asked}".encode())
+                wait_for(lambda: server.service.load == 200)
+            wait_for(lambda: server.service.load == 0)
+
+
+def test_a_graceful_stop_delivers_what_was_accepted(model):
+    import httpx
+
+    server, found = Server(model, slots=4), []
+    ask = {"prompt": PROMPT, "n": 24, "max_tokens": 60, "policy": "ar", "seed": 0}
+    with listening(server) as (running, port):
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        asking = threading.Thread(target=lambda: found.append(httpx.post(url, json=ask, timeout=60)))
+        asking.start()
+        wait_for(lambda: server.service.load)
+        running.should_exit = True
+        asking.join(60)
+        assert found[0].status_code == 200
+        assert len(found[0].json()["choices"]) == 24
+        with pytest.raises(httpx.TransportError):
+            httpx.post(url, json=ask)
+
+
+def wait_for(condition, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+# --- nonsense
+
+VALUES = [
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        2,
+        12,
+        3.5,
+        -0.5,
+        1e308,
+        10**30,
+        -(10**400),
+        "",
+        "inf",
+        "-inf",
+        "nan",
+        "lc",
+    ),
+    *(
+        "tct:t_pos=2",
+        "tct:",
+        ":",
+        "=,",
+        PROMPT,
+        "\x00",
+        "\ud800",
+        "é" * 40,
+        "§",
+        [],
+        {},
+        [[]],
+        [{}],
+        [1, 2],
+        [[1], [2]],
+    ),
+    *(
+        [10**30],
+        [True],
+        [PROMPT, 3],
+        {"role": "user"},
+        CHAT,
+        [{"role": "user", "content": None}],
+        [None],
+        ["a", ""],
+    ),
+    *(
+        [{"role": "system", "content": []}],
+        [{"role": "x", "content": "1"}],
+        [{"role": "user", "content": "", "z": 1}],
+    ),
+]
+NAMES = (
+    "model prompt messages n seed temperature top_p stop max_tokens stream stream_options logprobs top_logprobs "
+    "suffix user policy block trace eos_stop diffusing t_pos threshold k steps top_k eos kl_steps kl_bound inclusive "
+    "entropy_bound schedule max_completion_tokens best_of echo logit_bias tools name wat"
+).split()
+
+PLAUSIBLE = {
+    "n": [1, 2],
+    "temperature": [0, 0.7],
+    "top_p": [0.5, 1],
+    "stop": ["=", [","]],
+    "stream": [True],
+    "logprobs": [True],
+    "policy": ["tlc", "tct:t_pos=2", "soft-ar"],
+    "t_pos": [0, 1, "inf"],
+    "block": [2],
+    "trace": [True],
+    "eos_stop": [True],
+    "user": ["somebody"],
+}
+
+
+def test_fuzzed_bodies_are_answered_with_4xx_unless_they_are_valid(client):
+    noise = random.Random(0)
+    statuses = []
+    for number in range(1000):
+        path, base = noise.choice(
+            [("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {"messages": CHAT})]
+        )
+        body = base | {"max_tokens": 3, "seed": number}
+        for name in noise.sample(NAMES, noise.randint(0, 2)):
+            body[name] = noise.choice(PLAUSIBLE.get(name, VALUES) if noise.random() < 0.5 else VALUES)
+        text = json.dumps(body)
+        if noise.random() < 0.15:  # not even JSON
+            at = noise.randrange(len(text))
+            text = noise.choice(
+                [text[:at], text[:at] + noise.choice('{}[],:"\\') + text[at:], "[" * 5000, "NaN"]
+            )
+        answer = client.post(path, content=text.encode(), headers={"content-type": "application/json"})
+        statuses.append(answer.status_code)
+        assert answer.status_code == 200 or 400 <= answer.status_code < 500, (path, text, answer.text)
+        if answer.status_code != 200:
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert 50 < statuses.count(200) < 950
+    assert client.service.load == 0
