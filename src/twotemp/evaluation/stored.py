@@ -10,7 +10,8 @@ from twotemp.errors import UserError
 from twotemp.evaluation.plan import TaskChoice
 from twotemp.evaluation.work import CHUNK_SAMPLES, CellWork, LoadedTask, parts
 from twotemp.store import Cell, Store
-from twotemp.tasks import ProblemSet
+from twotemp.tasks import ProblemSet, Task
+from twotemp.tasks.imported import imported
 
 
 def regrade(
@@ -30,7 +31,7 @@ def regrade(
     """
     judged: dict[str, int] = {}
     for cell in Store.open(run).cells():
-        found, task = problems_of(cell, data, allow_altered), tasks.get(cell.config.task)
+        found, task = problems_of(cell, data, allow_altered), task_of(cell)
         judge = graders.get(grader or task.grader)
         judged[cell.name] = 0
         try:
@@ -48,19 +49,23 @@ def regrade(
     return judged
 
 
+def task_of(cell: Cell) -> Task:
+    """The task of a cell: one that was imported with its samples, or one of ours."""
+    return imported(cell.config.task, cell.path) or tasks.get(cell.config.task)
+
+
 def problems_of(
     cell: Cell, data: Mapping[str, Path] | None = None, allow_altered: bool = False
 ) -> ProblemSet:
     """The problems a cell was drawn from; an error where today's data are others."""
     config = cell.config
     file = (data or {}).get(config.task)
-    found = TaskChoice(
-        config.task,
-        file,
-        config.prompt or None,
-        config.subset,
+    found = task_of(cell).problems(
+        data=file,
+        prompt=config.prompt or None,
+        subset=config.subset,
         allow_altered=allow_altered and file is not None,
-    ).problems()
+    )
     if found.digest != config.data:
         raise UserError(
             f"{cell.path} was drawn from other data than {found.source} ({config.data[:12]}…, not "
@@ -75,7 +80,7 @@ def grader_of(cell: Cell, wanted: str | None = None) -> str | None:
     there = cell.graders()
     if not there:
         return None
-    name = wanted or tasks.get(cell.config.task).grader
+    name = wanted or task_of(cell).grader
     fitting = [grader for grader in there if grader == name or grader.split()[0] == name]
     if not fitting and wanted is None:
         fitting = there

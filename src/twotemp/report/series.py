@@ -95,7 +95,7 @@ def read(runs: Sequence[Path | str], grader: str | None = None) -> list[Series]:
             f"nothing to report: no graded sample in {', '.join(map(str, runs))}; start `twotemp eval` there, "
             "or `twotemp regrade` if it has samples"
         )
-    models, tasks = unique(s.model for s in series), list(TASKS)
+    models, tasks = unique(s.model for s in series), unique([*TASKS, *(s.task for s in series)])
     presets = unique([*style.NAMES, *PRESETS])  # the paper's six first, in its order
     return sorted(
         series,

@@ -148,12 +148,13 @@ def read(
             f"nothing to choose from: {run} has no graded sample; start `twotemp eval` there, or `twotemp regrade` "
             "if it has samples"
         )
-    return sorted(found, key=_place)
+    known = list(dict.fromkeys([*tasks.TASKS, *(one.task for one in found)]))
+    return sorted(found, key=lambda one: _place(one, known))
 
 
-def _place(one: Ballots) -> tuple[Any, ...]:
+def _place(one: Ballots, known: Sequence[str]) -> tuple[Any, ...]:
     order = list(PRESETS).index(one.policy.name), spell(one.policy)
-    return (one.model, list(tasks.TASKS).index(one.task), *order)
+    return (one.model, known.index(one.task), *order)
 
 
 @dataclass(frozen=True)
