@@ -72,6 +72,7 @@ def _own_caches(tmp_path_factory):
 
     patch = pytest.MonkeyPatch()
     patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
+    patch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)  # asks pip, for seconds
     yield
     patch.undo()
 
@@ -179,7 +180,9 @@ def test_policies_are_spelled_with_semicolons():
 def test_what_a_task_asks_for_is_understood_or_refused():
     lm = TwoTemp("tiny")
 
-    def ask(options, prompt="3 7 12 -> 33"):
+    chat = lm.apply_chat_template([{"role": "user", "content": "3 7 12 -> 33"}])
+
+    def ask(options, prompt=chat):
         instance = Instance("generate_until", {}, (prompt, options), 0, ("t", 0, 1))
         return lm.generate_until([instance], disable_tqdm=True)[0]
 
@@ -239,6 +242,8 @@ def test_greedy_means_what_the_policy_writes_without_noise(table):
 
 
 def test_choices_and_whole_texts(tasks):
+    found = evaluate(tasks, "choice", model_args="pretrained=tiny,draws=16", apply_chat_template=True)
+    assert found["results"]["choice"]["acc,none"] >= 1 / 3
     found = evaluate(tasks, "choice", "rolling", model_args="pretrained=tiny,draws=16")
     kept = found["config"]["twotemp"]["likelihoods"]
     assert [one["request"] for one in kept] == [
@@ -246,7 +251,6 @@ def test_choices_and_whole_texts(tasks):
         *(f"rolling/{doc}/0" for doc in range(3)),
     ]
     assert all(0 < one["error"] < abs(one["log_p"]) for one in kept)
-    assert found["results"]["choice"]["acc,none"] == 1.0
     model = twotemp.load("tiny")
     bare = twotemp.score(
         model, [[model.tokenizer.bos_token_id]], [DOCS[0]["answer"]], draws=16, batch_size=32
@@ -300,7 +304,7 @@ def test_launcher_then_import_then_report_and_select(tasks, tmp_path, monkeypatc
     from twotemp.store import Store
 
     cells = Store.open(run).cells()
-    assert sorted(cell.name for cell in cells) == ["three@tct", "three@tlc:t_token=1,t_pos=1"]
+    assert sorted(cell.name for cell in cells) == ["three@tct", "three@tlc:t_token=1"]
     for cell in cells:
         samples = list(cell.samples())
         assert len(samples) == 3 * REPEATS

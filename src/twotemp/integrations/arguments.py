@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from twotemp.models.base import LanguageModel
@@ -37,6 +38,16 @@ def rows_of(batch_size: Any, most: int | None) -> int | None:
     if batch_size is None or str(batch_size) == "1" or str(batch_size).startswith("auto"):
         return most
     return int(batch_size)
+
+
+def answer_length(model: LanguageModel, row: Sequence[int], wanted: int | None, name: str) -> int | None:
+    """The tokens that a task allows for an answer, as far as the context has room for them; tasks are written for
+    models with long ones. None: `twotemp.sample`'s default."""
+    left = None if model.max_length is None else model.max_length - len(row)
+    if wanted is None or left is None or wanted <= left or left < 1:
+        return wanted
+    log.warning("%s: the context has room for %d tokens of answer, not %d", name, left, wanted)
+    return left
 
 
 def origin(

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from twotemp.asking import finish
 from twotemp.errors import UserError, unknown
-from twotemp.integrations.arguments import device_of, origin, policy_of, rows_of
+from twotemp.integrations.arguments import answer_length, device_of, origin, policy_of, rows_of
 from twotemp.models.base import LanguageModel, Message
 from twotemp.models.load import load
 from twotemp.records import Request, Sample
@@ -187,13 +187,8 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
     def _template(self, name: str, context: str, options: Mapping[str, Any]) -> Request:
         """The first of a document's requests."""
         row = self.tok_encode(context)
-        length = self.length
-        if length is None:
-            length = next((int(options[key]) for key in LENGTHS if options.get(key) is not None), None)
-            most = self.model.max_length
-            if length is not None and most is not None and length > most - len(row) > 0:
-                length = most - len(row)
-                log.warning("%s: %d tokens of answer are left in the context of %d", name, length, most)
+        allowed = next((int(options[key]) for key in LENGTHS if options.get(key) is not None), None)
+        length = self.length or answer_length(self.model, row, allowed, name)
         (template,) = templates_of(
             self.model, [row], self.policy, length, self.block, self.seed, ids=[name], chat=None, trace=False
         )
