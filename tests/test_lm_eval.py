@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -21,9 +20,13 @@ pytest.importorskip("lm_eval", reason="needs twotemp[lm-eval]")
 
 from lm_eval.api.instance import Instance
 from lm_eval.evaluator import simple_evaluate
+from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
+from twotemp.integrations.imports import bring, lm_eval
 from twotemp.integrations.lm_eval import TwoTemp
+from twotemp.report import read
+from twotemp.store import Store
 
 DOCS = [
     {"prompt": "3 7 12 -> 33", "numbers": [3, 7, 12], "target": 33, "answer": "3 * 7 = 21 , 21 + 12 = 33"},
@@ -279,36 +282,61 @@ def test_a_text_longer_than_the_context_is_scored_in_windows(table):
 # From the command line to a report.
 
 
-def test_launcher_then_import_then_report_and_select(tasks, tmp_path, monkeypatch):
+def command(monkeypatch, *arguments: str) -> int:
+    """What `twotemp ...` ends with."""
     from twotemp import cli
 
-    def call(*arguments: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["twotemp", *arguments])
-        with pytest.raises(SystemExit) as done:
-            cli.main()
-        assert done.value.code in (0, None)
-
-    run = str(tmp_path / "run")
-    common = ["lm-eval", "run", "--model", "twotemp", "--include_path", str(tasks), "--tasks", "three"]
-    kept = ["--output_path", str(tmp_path / "out"), "--log_samples"]
-    for policy in ("tct", POLICY):
-        call(*common, *kept, "--model_args", f"pretrained=tiny,policy={policy}")
-    monkeypatch.setattr(sys, "argv", ["twotemp", "import", "lm-eval", str(tmp_path / "out"), "--out", run])
-    with pytest.raises(SystemExit) as refused:
+    monkeypatch.setattr(sys, "argv", ["twotemp", *arguments])
+    with pytest.raises(SystemExit) as done:
         cli.main()
-    assert refused.value.code == 2
-    for _ in range(2):  # the second time there is nothing new
-        call("import", "lm-eval", str(tmp_path / "out"), "--out", run, "--grader", "countdown")
-    call("report", run)
-    call("select", run, "--by", "majority,oracle")
-    from twotemp.store import Store
+    return done.value.code or 0
 
+
+def kept(folder: Path, tasks: Path, name: str, model_args: str):
+    """An evaluation with its files, as `--output_path FOLDER --log_samples` writes them."""
+    tracker = EvaluationTracker(output_path=str(folder))
+    found = evaluate(tasks, name, model_args=model_args, evaluation_tracker=tracker)
+    samples = found.pop("samples")
+    tracker.save_results_aggregated(results=found, samples=samples)
+    tracker.save_results_samples(task_name=name, samples=samples[name])
+    return found
+
+
+def test_the_launcher_passes_everything_on(monkeypatch):
+    from lm_eval.api.registry import get_model
+
+    seen = []
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: seen.append(sys.argv))
+    assert command(monkeypatch, "lm-eval", "run", "--help", "--model", "twotemp", "-x=1") == 0
+    assert seen == [["lm-eval", "run", "--help", "--model", "twotemp", "-x=1"]]
+    assert get_model("twotemp") is TwoTemp
+    assert get_model("dummy").__name__ == "DummyLM"  # its own models are still there
+
+
+@pytest.mark.slow  # lm-eval reads the thousands of tasks it comes with
+def test_the_command_line_of_lm_eval_takes_the_model(tasks, tmp_path, monkeypatch, plain):
+    common = ["lm-eval", "run", "--model", "twotemp", "--include_path", str(tasks), "--tasks", "three"]
+    own = ["--model_args", f"pretrained=tiny,policy={POLICY},seed=3"]
+    files = ["--output_path", str(tmp_path), "--log_samples"]
+    assert command(monkeypatch, *common, *own, *files) == 0
+    (log,) = tmp_path.rglob("samples_three_*.jsonl")
+    assert [json.loads(line)["resps"][0] for line in log.read_text().splitlines()] == texts(plain)
+
+
+def test_import_then_report_and_select(tasks, tmp_path, monkeypatch):
+    out, run = tmp_path / "out", str(tmp_path / "run")
+    for policy in ("tct", POLICY):
+        kept(out, tasks, "three", f"pretrained=tiny,policy={policy}")
+    arguments = ["import", "lm-eval", str(out), "--out", run]
+    assert command(monkeypatch, *arguments) == 2  # lm-eval judged the first of the repeats alone
+    for _ in range(2):  # the second time there is nothing new
+        assert command(monkeypatch, *arguments, "--grader", "countdown") == 0
+    assert command(monkeypatch, "report", run) == 0
+    assert command(monkeypatch, "select", run, "--by", "majority,oracle") == 0
     cells = Store.open(run).cells()
     assert sorted(cell.name for cell in cells) == ["three@tct", "three@tlc:t_token=1"]
     for cell in cells:
         samples = list(cell.samples())
-        assert len(samples) == 3 * REPEATS
-        assert all(s.nfe > 0 and len(s.tokens) == LENGTH for s in samples)
         drawn = twotemp.sample(
             twotemp.load("tiny"),
             [doc["prompt"] for doc in DOCS],
@@ -318,32 +346,32 @@ def test_launcher_then_import_then_report_and_select(tasks, tmp_path, monkeypatc
             ids=[f"three/{number}/0" for number in range(3)],
             chat=False,
         )
+        assert len(samples) == 3 * REPEATS
         assert {(s.key, s.text, s.tokens, s.prompt, s.positions, s.nfe) for s in samples} == {
             (s.key, s.text, s.tokens, s.prompt, s.positions, s.nfe) for s in drawn
         }
 
 
 def test_single_verdicts_of_lm_eval_are_taken_over(tasks, tmp_path):
-    from twotemp.integrations.imports import bring, lm_eval
-    from twotemp.report import read
-
-    folder = tmp_path / "once"
-    folder.mkdir()
     config = json.loads((tasks / "three.yaml").read_text()) | {"repeats": 1, "task": "once"}
-    (folder / "once.yaml").write_text(json.dumps(config))
-    from lm_eval.loggers import EvaluationTracker
-
-    tracker = EvaluationTracker(output_path=str(tmp_path / "out"))
-    found = evaluate(
-        folder, "once", model_args="pretrained=tiny,policy=lc:t_token=0", evaluation_tracker=tracker
-    )
-    samples = found.pop("samples")
-    tracker.save_results_aggregated(results=found, samples=samples)
-    tracker.save_results_samples(task_name="once", samples=samples["once"])
+    config["doc_to_target"] = "{{answer if numbers[0] == 3 else 'x'}}"
+    (tmp_path / "once.yaml").write_text(json.dumps(config))
+    text = TwoTemp("tiny", policy="lc:t_token=0", length=LENGTH).generate_until(
+        [Instance("generate_until", {}, (DOCS[0]["prompt"], {}), 0, ("once", 0, 1))], disable_tqdm=True
+    )[0]
+    (tmp_path / "docs.jsonl").write_text("".join(json.dumps({**doc, "answer": text}) + "\n" for doc in DOCS))
+    config["dataset_kwargs"] = {"data_files": {"test": str(tmp_path / "docs.jsonl")}}
+    (tmp_path / "once.yaml").write_text(json.dumps(config))
+    found = kept(tmp_path / "out", tmp_path, "once", "pretrained=tiny,policy=lc:t_token=0")
+    assert found["results"]["once"]["exact_match,none"] == pytest.approx(1 / 3)
     bring(lm_eval([tmp_path / "out"], None, True), tmp_path / "run")
     (series,) = read([tmp_path / "run"])
     assert series.grader == "recorded lm-eval exact_match,none"
-    assert series.correct.sum() == round(3 * found["results"]["once"]["exact_match,none"])
+    assert dict(zip(series.questions, series.correct.tolist())) == {
+        "once/0/0": 1,
+        "once/1/0": 0,
+        "once/2/0": 0,
+    }
 
 
 def test_the_entry_point_names_the_model():
@@ -351,9 +379,3 @@ def test_the_entry_point_names_the_model():
 
     (point,) = {point for point in entry_points(group="lm_eval.models") if point.name == "twotemp"}
     assert point.load() is TwoTemp
-
-
-def test_help_imports_no_harness():
-    code = "import sys, twotemp.cli; print([m for m in ('lm_eval', 'inspect_ai', 'datasets') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -7,7 +7,6 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from twotemp.engine.engine import Live, Ticket
-from twotemp.errors import UserError
 from twotemp.models.base import Denoiser
 from twotemp.records import Request, Sample
 
@@ -16,10 +15,12 @@ class Collector:
     """A request joins the batch that is running, and its future is done as soon as its row is."""
 
     def __init__(self, model: Denoiser, slots: int, cache: str | None = None) -> None:
-        self._live = Live(model, slots, cache)
+        self._new = lambda: Live(model, slots, cache)
+        self._live = self._new()
         self._arrivals: SimpleQueue[tuple[Request, Future[Sample]] | None] = SimpleQueue()
         self._waiting: dict[Ticket, Future[Sample]] = {}
-        Thread(target=self._run, name="twotemp", daemon=True).start()
+        self._thread = Thread(target=self._run, name="twotemp", daemon=True)
+        self._thread.start()
 
     def submit(self, request: Request) -> Future[Sample]:
         """From any thread. A future that is cancelled takes its row out of the batch."""
@@ -30,19 +31,23 @@ class Collector:
     def close(self) -> None:
         """What has not finished never will."""
         self._arrivals.put(None)
+        self._thread.join()
 
     def _run(self) -> None:
-        try:
-            while self._admit():
-                for ticket in [ticket for ticket, future in self._waiting.items() if future.cancelled()]:
-                    self._live.cancel(ticket)
-                    del self._waiting[ticket]
-                for ticket, outcome in self._live.turn():
+        while self._admit():
+            for ticket in [ticket for ticket, future in self._waiting.items() if future.cancelled()]:
+                self._live.cancel(ticket)
+                del self._waiting[ticket]
+            try:
+                outcomes = self._live.turn()
+            except Exception as error:  # whoever waits must hear of it; who comes later begins anew
+                for future in self._waiting.values():
+                    _settle(future, error)
+                self._waiting.clear()
+                self._live = self._new()
+            else:
+                for ticket, outcome in outcomes:
                     _settle(self._waiting.pop(ticket), outcome)
-        except BaseException as error:  # whoever waits must hear of it; there is nobody else to raise it to
-            for future in self._waiting.values():
-                _settle(future, error)
-            raise
 
     def _admit(self) -> bool:
         """Let in who has come, waiting for somebody if nothing runs; False: it is over."""
@@ -51,7 +56,7 @@ class Collector:
                 request, future = arrival
                 try:
                     self._waiting[self._live.submit(request)] = future
-                except UserError as error:
+                except Exception as error:  # this request's own fault
                     _settle(future, error)
         except Empty:
             return True

@@ -7,7 +7,7 @@ from typing import Any
 from inspect_ai.model import modelapi
 
 
-@modelapi(name="twotemp")
+@modelapi(name="twotemp")  # type: ignore[untyped-decorator]  # inspect_ai need not be installed
 def twotemp() -> Any:
     from twotemp.integrations.inspect_ai import TwoTempAPI
 
