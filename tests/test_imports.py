@@ -32,6 +32,10 @@ ALLOWED = {
     "sampling": {*_DATA, "asking", "engine", "models", "policies", "samples"},
     "scoring": {*_DATA, "models", "policies", "rl", "sampling"},
     "plugins": {*_DATA, "graders", "policies", "tasks"},
+    "integrations": {
+        *_DATA,
+        *("asking", "engine", "folders", "models", "policies", "sampling", "scoring", "store", "tasks"),
+    },
     "rewards": {*_DATA, "asking", "models", "store", "tasks"},
     "evaluation": {
         *_DATA,
@@ -140,10 +144,11 @@ def test_a_broken_rule_is_seen(tmp_path):
 
 
 def test_help_is_light():
-    """`twotemp --help` and the package itself load neither torch nor transformers nor numpy."""
+    """`twotemp --help` and the package itself load neither torch nor transformers nor numpy, nor a harness."""
     code = (
         "import sys, twotemp, twotemp.cli; "
-        "print([m for m in ('torch', 'transformers', 'numpy', 'matplotlib') if m in sys.modules])"
+        "heavy = 'torch', 'transformers', 'numpy', 'matplotlib', 'lm_eval', 'inspect_ai', 'datasets'; "
+        "print([m for m in heavy if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

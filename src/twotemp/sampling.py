@@ -73,7 +73,7 @@ def sample(
     >>> samples[3].text == twotemp.sample(model, "3 7 12 -> 33", "tct:t_pos=0.2", n=8, length=16)[3].text
     True
     """
-    templates = _templates(
+    templates = templates_of(
         model, prompts, policy, length, block, seed, ids=ids, chat=chat, eos_stop=eos_stop, trace=trace
     )
     found = draw(
@@ -115,7 +115,7 @@ def stream(
     >>> next(endless).index in (0, 1)
     True
     """
-    templates = _templates(
+    templates = templates_of(
         model, prompts, policy, length, block, seed, ids=ids, chat=chat, eos_stop=eos_stop, trace=trace
     )
     return draw(
@@ -155,7 +155,7 @@ def infill(
     >>> filled[0].text.startswith("3 7 12 -> 33")
     True
     """
-    templates = _templates(model, texts, policy, 0, block, seed, ids=ids, chat=False, trace=trace)
+    templates = templates_of(model, texts, policy, 0, block, seed, ids=ids, chat=False, trace=trace)
     requests = _repeated(templates, whole_number("n", n, least=1))
     found = draw(
         model,
@@ -182,7 +182,7 @@ def requests_for(
     trace: bool = False,
 ) -> list[Request]:
     """What `sample` would draw (with length=0 `infill`), in the order of its samples: for whoever draws otherwise."""
-    templates = _templates(
+    templates = templates_of(
         model, prompts, policy, length, block, seed, ids=None, chat=chat, eos_stop=eos_stop, trace=trace
     )
     return list(_repeated(templates, whole_number("n", n, least=1)))
@@ -215,7 +215,7 @@ def _watching(on_step: Callable[[StepView], None] | None, observer: Observer | N
     return Steps(on_step)
 
 
-def _templates(
+def templates_of(
     model: Denoiser,
     prompts: Prompt | Sequence[Prompt],
     policy: Policy | str,

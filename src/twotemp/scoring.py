@@ -117,6 +117,8 @@ def _samples(model: Denoiser, prompts: Any, completions: Any, seed: int, chat: b
         raise UserError(f"{len(rows)} prompts and {len(written)} completions: give one per prompt")
     if not all(written):
         raise UserError("a completion is empty; give at least one token")
+    # An estimate depends on its own texts alone, whatever else is scored beside it.
+    names = names_of((*row, -1, *tokens) for row, tokens in zip(rows, written))
     return [
         Sample(
             request=name,
@@ -132,5 +134,5 @@ def _samples(model: Denoiser, prompts: Any, completions: Any, seed: int, chat: b
             seconds=0.0,
             finish="length",
         )
-        for name, row, tokens in zip(names_of(rows), rows, written)
+        for name, row, tokens in zip(names, rows, written)
     ]

@@ -7,7 +7,7 @@
 from twotemp.analysis.cells import Ballot, Graded, check_grid, k_grid, shared, unique
 from twotemp.analysis.choice import Choice, every_choice, selection_findings
 from twotemp.analysis.compare import Finding, findings, representatives
-from twotemp.analysis.runs import Survey, grader_of, problems_of, read, remember_data, survey
+from twotemp.analysis.runs import Survey, grader_of, problems_of, read, remember_data, survey, task_of
 from twotemp.analysis.selectors import SELECTORS, best_at, best_for, choices, elect, named
 
 __all__ = [
@@ -34,5 +34,6 @@ __all__ = [
     "selection_findings",
     "shared",
     "survey",
+    "task_of",
     "unique",
 ]

@@ -17,7 +17,8 @@ from twotemp.folders import expect, write_json
 from twotemp.policies import PRESETS, spell
 from twotemp.records import Policy
 from twotemp.store import Cell, Store
-from twotemp.tasks import ProblemSet
+from twotemp.tasks import ProblemSet, Task
+from twotemp.tasks.imported import imported
 
 DATA = "data.json"  # beside run.json: the local data files by task
 
@@ -119,13 +120,18 @@ def _ordered(cells: Sequence[Graded]) -> list[Graded]:
 # --- questions about a cell -----------------------------------------------------------------------------------
 
 
+def task_of(cell: Cell) -> Task:
+    """The task of a cell: one that was imported with its samples, or one of ours."""
+    return imported(cell.config.task, cell.path) or tasks.get(cell.config.task)
+
+
 def grader_of(cell: Cell, wanted: str | None = None) -> str | None:
     """Whose grades of a cell to use, as the store names them: those wanted (with or without the version), else
     the task's own, else the only ones there are. None: the cell has no grades."""
     there = cell.graders()
     if not there:
         return None
-    name = wanted or tasks.get(cell.config.task).grader
+    name = wanted or task_of(cell).grader
     fitting = [grader for grader in there if grader == name or grader.split()[0] == name]
     if not fitting and wanted is None:
         fitting = there
@@ -169,9 +175,10 @@ def problems_of(
                 f"{cell.path} was drawn from {file}, which is not there any more; say where it is: "
                 f"--data {config.task}=FILE"
             )
-    if file is None and not hub and config.task not in tasks.SOURCES:
+    local = config.task in tasks.SOURCES or imported(config.task, cell.path) is not None
+    if file is None and not hub and not local:
         raise UserError(f"the questions of {config.task} are not at hand: --data {config.task}=FILE")
-    found = tasks.get(config.task).problems(
+    found = task_of(cell).problems(
         data=file,
         prompt=config.prompt or None,
         subset=config.subset,

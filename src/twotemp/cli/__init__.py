@@ -15,7 +15,9 @@ from twotemp.cli import (
     evaluate,
     forks,
     grpo,
+    imports,
     listing,
+    lm_eval,
     report,
     sample,
     select,
@@ -46,6 +48,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "report": report.report,
     "export": report.export,
     "select": select.select,
+    "import": imports.import_results,
     "demo": demo.demo,
     "grpo": grpo.grpo,
     "forks": forks.forks,
@@ -58,6 +61,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 for _name, _function in _COMMANDS.items():
     app.command(_name)(command(_function))
+# Another program's command line: it reads all of its options itself, `--help` too.
+app.command("lm-eval", context_settings=lm_eval.PASS_ON, add_help_option=False)(lm_eval.lm_eval)
 
 
 @app.callback(invoke_without_command=True)

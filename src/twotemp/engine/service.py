@@ -63,7 +63,7 @@ class Service:
         """slots: the rows of each batch, at most; policies of another structure have a batch of their own."""
         self.model = model
         self._text = language_model(model)
-        self._new = partial(Live, model, slots, cache, observer)
+        self._new = partial(Live, model, slots, cache, observer=observer)
         self._live = self._new()
         self._jobs: dict[Ticket, Job] = {}  # the thread's own
         self._arrived: deque[Job] = deque()

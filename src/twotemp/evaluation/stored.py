@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from twotemp import graders, tasks
-from twotemp.analysis import problems_of
+from twotemp import graders
+from twotemp.analysis import problems_of, task_of
 from twotemp.evaluation.plan import TaskChoice
 from twotemp.evaluation.work import CHUNK_SAMPLES, CellWork, LoadedTask, parts
 from twotemp.store import Store
@@ -29,7 +29,7 @@ def regrade(
     """
     judged: dict[str, int] = {}
     for cell in Store.open(run).cells():
-        found, task = problems_of(cell, data, allow_altered), tasks.get(cell.config.task)
+        found, task = problems_of(cell, data, allow_altered), task_of(cell)
         judge = graders.get(grader or task.grader)
         judged[cell.name] = 0
         try:

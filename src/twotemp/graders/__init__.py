@@ -14,12 +14,14 @@ _GRADERS: dict[str, tuple[str, str] | Callable[[], Grader]] = {
     "d1": ("twotemp.graders.d1", "D1Grader"),
     "programs": ("twotemp.graders.programs", "ProgramGrader"),
     "countdown": ("twotemp.graders.puzzles", "CountdownGrader"),
+    "recorded": ("twotemp.graders.recorded", "RecordedGrader"),
 }
 _DESCRIPTIONS = {
     "maths": "numbers and formulas: own extraction, equality by math-verify",
     "d1": "maths as the d1 code base grades it, for comparison",
     "programs": "Python programs, run against tests in a sandbox",
     "countdown": "the embedded arithmetic puzzle",
+    "recorded": "verdicts of another harness, imported with its samples",
 }
 _WITH_WORKERS = ("maths", "programs")
 

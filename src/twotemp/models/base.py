@@ -164,27 +164,33 @@ class LanguageModel(ABC):
         """
         tokenizer = self._tokenizer("encode text")
         if isinstance(prompt, str):
-            messages, text = [{"role": "user", "content": prompt}], prompt + prefill
+            messages: Sequence[Message] = [{"role": "user", "content": prompt}]
         else:
-            messages = [_checked(message) for message in prompt]
+            messages = prompt
             if chat is False or not messages:
                 raise UserError("messages are for the chat format; give plain text, or leave chat=False out")
-            text = " ".join(message["content"] for message in messages) + prefill
             chat = True
-            if messages[-1]["role"] == "assistant":
-                prefill = messages.pop()["content"] + prefill
-        if chat and not self.has_chat:
-            raise UserError(f"{self.name!r} has no chat format; give plain text (chat=False)")
         if chat or (chat is None and self.has_chat):
-            ids = self.tokens(self.chat(messages) + prefill)
-        else:
-            ids = list(tokenizer(text)["input_ids"])
+            return self.tokens(self.conversation(messages) + prefill)
+        text = messages[0]["content"] + prefill
+        ids = list(tokenizer(text)["input_ids"])
         self._refuse_unknown(ids, text)
         return ids
 
+    def conversation(self, messages: Sequence[Message]) -> str:
+        """The text of a chat before the assistant's next word; its last turn, if it is the assistant's, is how that
+        begins."""
+        turns = [_checked(message) for message in messages]
+        if not self.has_chat:
+            raise UserError(f"{self.name!r} has no chat format; give plain text (chat=False)")
+        begun = turns.pop()["content"] if turns[-1]["role"] == "assistant" else ""
+        return self.chat(turns) + begun
+
     def tokens(self, text: str) -> list[int]:
         """Token ids of text as it stands: no format, no special tokens added."""
-        return list(self._tokenizer("encode text")(text, add_special_tokens=False)["input_ids"])
+        ids = list(self._tokenizer("encode text")(text, add_special_tokens=False)["input_ids"])
+        self._refuse_unknown(ids, text)
+        return ids
 
     def decode(self, ids: Sequence[int], *, cut: bool = True) -> str:
         """The text up to the first end-of-text or end-of-turn token; cut=False: all of it."""

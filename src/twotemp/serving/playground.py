@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, Response
 from twotemp import graders
 from twotemp.asking import answer
 from twotemp.errors import UserError, unknown
+from twotemp.graders.base import Grader
 from twotemp.models.base import LanguageModel
 from twotemp.plain import json_text
 from twotemp.policies import PRESETS
@@ -31,7 +32,7 @@ TASKS = {name: source for name, source in SOURCES.items() if source.grader != "p
 class Playground:
     def __init__(self, model: LanguageModel, name: str) -> None:
         self._model, self._name, self._lock = model, name, Lock()
-        self._graders: dict[str, graders.Grader] = {}
+        self._graders: dict[str, Grader] = {}
 
     async def html(self, _request: Request) -> Response:
         page, policy = self._page

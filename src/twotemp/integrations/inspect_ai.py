@@ -1,0 +1,182 @@
+"""twotemp as a model provider of inspect_ai: `--model twotemp/tiny`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessage,
+    ChatMessageAssistant,
+    GenerateConfig,
+    ModelAPI,
+    ModelOutput,
+    ModelUsage,
+)
+from inspect_ai.tool import ToolChoice, ToolInfo
+
+from twotemp.asking import finish
+from twotemp.errors import UserError
+from twotemp.integrations.arguments import answer_length, origin, policy_of
+from twotemp.integrations.collector import Collector
+from twotemp.models.load import load
+from twotemp.records import Policy, Sample
+from twotemp.sampling import Prompt, names_of, row_of, templates_of
+
+POLICY = {"temperature": "t_token", "top_p": "top_p", "top_k": "top_k"}  # inspect's name -> ours
+REFUSED = (
+    *("best_of", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs"),
+    *("prompt_logprobs", "response_schema"),
+)
+
+
+class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be installed where types are checked
+    """Arguments (`-M`): policy, length, block, seed, cache, chat as in `twotemp.sample`, those of `twotemp.load`, and
+    slots: how many rows are decoded together, which is also how many connections inspect opens.
+
+    inspect's own --seed, --temperature, --top-p, --top-k, --max-tokens, --stop-seqs and --num-choices mean what they
+    say; `length` wins over --max-tokens.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        config: GenerateConfig | None = None,
+        *,
+        policy: str = "tct",
+        length: int | None = None,
+        block: int | None = None,
+        seed: int = 0,
+        cache: str | None = None,
+        chat: bool | None = None,
+        slots: int = 32,
+        device: str | None = None,
+        dtype: str | None = None,
+        mask_id: int | None = None,
+        eos_id: int | None = None,
+        block_size: int | None = None,
+        compile: bool = False,
+    ) -> None:
+        super().__init__(model_name, base_url, api_key, [], config or GenerateConfig())
+        self.policy = policy_of(policy)
+        self.length, self.block, self.seed, self.chat, self.slots = length, block, seed, chat, slots
+        self.model = load(
+            model_name,
+            device=device,
+            dtype=dtype,
+            mask_id=mask_id,
+            eos_ids=None if eos_id is None else [eos_id],
+            block_size=block_size,
+            compile=compile,
+        )
+        self._origin = origin(self.model, self.policy, block, seed, cache, compile)
+        self._collector = Collector(self.model, slots, cache)
+        self._asked: Counter[str] = Counter()
+        self._calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+    def max_connections(self) -> int:
+        return self.slots
+
+    def close(self) -> None:
+        self._collector.close()
+
+    async def generate(
+        self,
+        input: list[ChatMessage],
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,
+        config: GenerateConfig,
+    ) -> ModelOutput:
+        _check(tools, config)
+        policy = self._policy(config)
+        row = row_of(self.model, _prompt(input), self.chat)
+        choices = config.num_choices or 1
+        name, first = self._address(row, choices)
+        length = self.length or answer_length(self.model, row, config.max_tokens, name)
+        seed = self.seed if config.seed is None else config.seed
+        (template,) = templates_of(
+            self.model, [row], policy, length, self.block, seed, ids=[name], chat=None, trace=False
+        )
+        futures = [
+            self._collector.submit(replace(template, index=first + choice)) for choice in range(choices)
+        ]
+        drawn = await asyncio.gather(*map(asyncio.wrap_future, futures))
+        samples = [finish(self.model, one, config.stop_seqs or ()) for one in drawn]
+        written = sum(len(one.tokens) for one in samples)
+        return ModelOutput(
+            model=self.model_name,
+            choices=[self._choice(one) for one in samples],
+            usage=ModelUsage(input_tokens=len(row), output_tokens=written, total_tokens=len(row) + written),
+            metadata={"twotemp": self._kept(samples)},
+        )
+
+    def _policy(self, config: GenerateConfig) -> Policy:
+        said = {ours: getattr(config, name) for name, ours in POLICY.items()}
+        return replace(self.policy, **{ours: value for ours, value in said.items() if value is not None})
+
+    def _address(self, row: Sequence[int], choices: int) -> tuple[str, int]:
+        """The id of a request and its first index: which noise it gets.
+
+        inspect does not tell a provider for which sample and epoch it asks; what it knows itself is looked up, so
+        that nothing depends on who comes first. Calls of one sample are counted. Where there is no sample (or a
+        later release keeps it elsewhere) a prompt's own name is used, and its index counts how often it was asked.
+        """
+        active = _active_sample()
+        if active is None:
+            (name,) = names_of([row])
+            first = self._asked[name]
+            self._asked[name] += choices
+            return name, first
+        call = self._calls[active] = self._calls.get(active, 0) + 1
+        name = f"{active.task}/{active.sample.id}"
+        return (name if call == 1 else f"{name}-{call}"), (active.epoch - 1) * choices
+
+    def _choice(self, sample: Sample) -> ChatCompletionChoice:
+        ended = sample.text != self.model.decode(sample.tokens, cut=False)
+        return ChatCompletionChoice(
+            message=ChatMessageAssistant(content=sample.said, model=self.model_name, source="generate"),
+            stop_reason="stop" if ended else "max_tokens",
+        )
+
+    def _kept(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """For `twotemp import inspect`: the samples whole, and how they were drawn."""
+        first = samples[0]
+        now = {"policy": first.policy.to_dict(), "seed": first.seed}
+        return {**self._origin, **now, "samples": [one.to_dict() for one in samples]}
+
+
+def _active_sample() -> Any:
+    try:
+        from inspect_ai.log._samples import sample_active
+    except ImportError:
+        return None
+    return sample_active()
+
+
+def _check(tools: Sequence[ToolInfo], config: GenerateConfig) -> None:
+    if tools:
+        raise UserError("twotemp models call no tools; give the task a solver without them")
+    for name in REFUSED:
+        if getattr(config, name) not in (None, False):
+            raise UserError(f"a twotemp model has no {name}; leave it out")
+
+
+def _prompt(messages: Sequence[ChatMessage]) -> Prompt:
+    """A single user's turn as text, which needs no chat format; else the conversation."""
+    turns: list[Mapping[str, str]] = []
+    for message in messages:
+        parts = [] if isinstance(message.content, str) else message.content
+        for part in parts:
+            if part.type not in ("text", "reasoning"):
+                raise UserError(f"a twotemp model reads text alone, no {part.type}")
+        turns.append({"role": message.role, "content": message.text})
+    if len(turns) == 1 and turns[0]["role"] == "user":
+        return turns[0]["content"]
+    return turns
