@@ -102,7 +102,7 @@ def _input(rng: Random, of_text: bool) -> Value:
 
 
 def _writable(value: Value) -> bool:
-    """Can the value be written in a prompt: every number a single token, and one to four items?"""
+    """Can the value be written in a prompt: every number a token, and one to four items?"""
     items = [value] if isinstance(value, int) else value
     return 1 <= len(items) <= 4 and all(isinstance(item, str) or item <= LARGEST for item in items)
 
@@ -117,7 +117,7 @@ def source(statements: int, length: int) -> Source:
         description=f"a Python function of {statements} statement{'s' * (statements > 1)} from three examples",
         grader="programs",
         length=length,
-        version=2,
+        version=1,
         draw=lambda rng: draw(rng, statements),
     )
 

@@ -51,8 +51,7 @@ def draw(rng: Random, count: int) -> Example:
     return Example(
         prompt=f"{shop} . {rng.choice(PEOPLE)} buys {count} for {total} . {bill}",
         answer=" ; ".join(steps) + f" ; \\boxed{{ {answer} }}",
-        # What has to be found out; the multipliers only change the bill that follows from it.
-        key=f"{sorted(prices)} {count} {total}",
+        key=f"{sorted(prices)} {count} {total} {few} {many}",
         reference={"answer": str(answer)},
     )
 
@@ -78,7 +77,7 @@ def source(count: int, length: int) -> Source:
         description=f"which {count} things were bought for the price, and what others like them cost",
         grader="maths",
         length=length,
-        version=2,
+        version=1,
         draw=lambda rng: draw(rng, count),
     )
 

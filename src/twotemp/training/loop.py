@@ -1,4 +1,4 @@
-"""The training loop: batches, a loss, Muon, checkpoints, a log, a loss curve, and a LLaDA checkpoint at the end."""
+"""The training loop: batches, a loss, AdamW, checkpoints, a log, a loss curve, and a LLaDA checkpoint at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from twotemp.models import llada
 from twotemp.models.checkpoint import save
 from twotemp.training import checkpoints, tokenizer
 from twotemp.training.corpus import Corpus, generate
-from twotemp.training.muon import Muon
 from twotemp.training.objective import Logits, diffusion_loss, next_token_loss
 from twotemp.training.recipe import Recipe
 
@@ -34,7 +33,9 @@ def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
     words = tokenizer.build()
     model = llada.new(config(recipe, words), words, seed=recipe.seed, name=recipe.name)
     network = model.module.train()
-    optimizer = Muon(network, recipe.weight_decay)
+    optimizer = torch.optim.AdamW(
+        network.parameters(), betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
+    )
     done = checkpoints.read(out, recipe, network, optimizer)
     # The checkpoint knows its step, so it has said what may change.
     claim(out, "training", {"recipe": recipe.to_dict()}, step=None)
@@ -51,15 +52,7 @@ def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
                 if next_token:
                     loss = next_token_loss(logits, batch.ids, batch.prompt)
                 else:
-                    loss = diffusion_loss(
-                        logits,
-                        batch.ids,
-                        batch.prompt,
-                        model.mask_id,
-                        generator,
-                        least_time=recipe.least_time,
-                        largest_weight=recipe.largest_weight,
-                    )
+                    loss = diffusion_loss(logits, batch.ids, batch.prompt, model.mask_id, generator)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 torch.nn.utils.clip_grad_norm_(network.parameters(), CLIP)

@@ -1,15 +1,15 @@
 """Train the embedded outcome reward model: `train(VerifierRecipe.read(path), out)`.
 
 It starts as the denoiser itself, in the layout of AceMath-7B-RM (Qwen2ForSequenceClassification), and learns to tell
-right answers from wrong ones *to the same problem*: samples of the policies it will judge, and right answers of which
-the denoiser has rewritten a random part in one step (cheap, and the mistakes of parallel decoding), all graded.
-Reference answers themselves are never shown: right ones would then be those that look like the generator's. Problems
-are of the train split only, by their own hash; it is measured on samples of held-out problems.
+right answers from wrong ones: samples, and right answers of which the denoiser has rewritten a random part in one
+step (cheap, and the mistakes of parallel decoding), all graded. Problems are of the train split only, by their own
+hash; it is measured on samples of held-out problems.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from twotemp import graders, rewards
+from twotemp import graders
 from twotemp.asking import Ask, answer, requests
 from twotemp.errors import UserError, unknown
 from twotemp.graders.base import Grader
@@ -36,7 +37,6 @@ from twotemp.sampling import draw
 from twotemp.tasks import SOURCES
 from twotemp.tasks.generated import Example, Split
 from twotemp.training.corpus import encode
-from twotemp.training.recipe import read_yaml
 
 REPORT, MODEL = "report.json", "model"
 ROWS = 256  # rewritten at once
@@ -50,15 +50,14 @@ class VerifierRecipe:
 
     name: str
     model: str  # the denoiser that is sampled, and whose weights the verifier starts from
-    sampled: Mapping[str, int]  # training problems of each task that are sampled
-    samples: int  # of each of these with each policy
-    policies: Sequence[str]
+    sampled: Mapping[str, int]  # training problems of each task that are sampled, once with each policy
+    policies: tuple[str, ...]
     rewritten: Mapping[str, int]  # training problems of each task whose right answers are rewritten
     rewrites: int  # of each of these
     largest_share: float  # of an answer that is written anew, at most: beyond a half little sense is left
     t_token: float  # temperature of what is written anew
     validation: int  # held-out problems of each task, to measure on; sampled in the same way
-    batch_pairs: int
+    batch_rows: int
     steps: int
     warmup: int
     learning_rate: float
@@ -71,7 +70,7 @@ class VerifierRecipe:
                 raise unknown(f"task in recipe {self.name}", task, SOURCES)
         for spec in self.policies:
             parse(spec)
-        for name in ("samples", "rewrites", "validation", "batch_pairs", "steps", "warmup"):
+        for name in ("rewrites", "validation", "batch_rows", "steps", "warmup"):
             if getattr(self, name) < 1:
                 raise UserError(f"recipe {self.name}: {name} must be at least 1")
 
@@ -85,8 +84,9 @@ class VerifierRecipe:
 
     @classmethod
     def read(cls, path: Path) -> VerifierRecipe:
-        """A recipe from a YAML file; unknown and missing keys are errors."""
-        return record(cls, read_yaml(path), str(path))
+        data = yaml.safe_load(path.read_text("utf-8"))
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+        return record(cls, values, str(path))
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def train(recipe: VerifierRecipe, out: Path) -> Path:
     fit(module, tokenizer, rows, recipe)
     module.save_pretrained(out / MODEL)
     tokenizer.save_pretrained(out / MODEL)
-    report = measure(held_out, {"verifier": str(out / MODEL), "pll": f"pll:{recipe.model}"})
+    report = measure(out / MODEL, held_out)
     (out / REPORT).write_text(json.dumps({"recipe": asdict(recipe), "validation": report}, indent=2) + "\n")
     return out / MODEL
 
@@ -125,7 +125,7 @@ def examples(task: str, count: int, seed: int, split: Split) -> list[Example]:
 
 
 def rewritten(recipe: VerifierRecipe) -> Iterator[Judged]:
-    """What becomes of right answers to training problems when the denoiser writes a part of them anew."""
+    """Right answers to training problems, and what becomes of them when the denoiser writes a part anew."""
     model: Any = load(recipe.model)
     vocabulary = model.tokenizer.get_vocab()
     for task, count in recipe.rewritten.items():
@@ -136,6 +136,7 @@ def rewritten(recipe: VerifierRecipe) -> Iterator[Judged]:
             problem = Problem(f"{task}/train/{number}", task, example.prompt, example.reference)
             prompt, answer = encode(example, SOURCES[task].length, vocabulary)
             by_length.setdefault(len(prompt), []).append((problem, prompt + answer))
+            yield Judged(task, problem.id, problem.prompt, example.answer, True)
         with closing(graders.get(SOURCES[task].grader)) as grader:
             for first, rows in by_length.items():
                 for start in range(0, len(rows), ROWS):
@@ -164,21 +165,20 @@ def rewrite(
 
 
 def sampled(recipe: VerifierRecipe, split: Split) -> Iterator[Judged]:
-    """Samples of each problem by each policy, as a run would draw them."""
+    """One sample a problem and policy, as a run would draw them; for training also a right answer to compare with."""
     model = load(recipe.model)
     counts = recipe.sampled if split == "train" else dict.fromkeys(recipe.tasks, recipe.validation)
     for task, count in counts.items():
         here = examples(task, count, recipe.seed, split)
         problems = [Problem(f"{task}/{split}/{i}", task, e.prompt, e.reference) for i, e in enumerate(here)]
+        if split == "train":
+            yield from (Judged(task, p.id, p.prompt, e.answer, True) for p, e in zip(problems, here))
         with closing(graders.get(SOURCES[task].grader)) as grader:
             for spec in recipe.policies:
-                indices = range(recipe.samples)
-                asks = (Ask(problem, parse(spec), index) for problem in problems for index in indices)
-                wanted = list(requests(model, asks, length=SOURCES[task].length, seed=recipe.seed))
-                texts = {one.key: one.text for one in draw(model, wanted)}
-                asked = [problem for problem in problems for _ in indices]
-                items = [(p, answer(p, texts[request.key])) for p, request in zip(asked, wanted)]
-                yield from graded(grader, items)
+                asks = (Ask(problem, parse(spec)) for problem in problems)
+                wanted = requests(model, asks, length=SOURCES[task].length, seed=recipe.seed)
+                texts = {one.request: one.text for one in draw(model, wanted)}
+                yield from graded(grader, [(p, answer(p, texts[p.id])) for p in problems])
 
 
 def graded(grader: Grader, items: Sequence[tuple[Problem, str]]) -> Iterator[Judged]:
@@ -225,51 +225,36 @@ def start(recipe: VerifierRecipe) -> tuple[Any, Any]:
     return module, denoiser.tokenizer
 
 
-class Question(NamedTuple):
-    """The distinct answers to one problem."""
-
-    right: list[Encoded]
-    wrong: list[Encoded]
-
-
-def questions(tokenizer: Any, rows: Sequence[Judged]) -> dict[str, list[Question]]:
-    """By task, the problems that have a right and a wrong answer."""
-    by_task: dict[str, dict[str, Question]] = {}
-    for row in dict.fromkeys(rows):
-        question = by_task.setdefault(row.task, {}).setdefault(row.problem, Question([], []))
-        (question.right if row.passed else question.wrong).append(_encode(tokenizer, row))
-    return {
-        task: [question for question in here.values() if question.right and question.wrong]
-        for task, here in by_task.items()
-    }
-
-
 def fit(module: Any, tokenizer: Any, rows: Sequence[Judged], recipe: VerifierRecipe) -> None:
-    """Batches of pairs, a right and a wrong answer to the same problem: how hard a problem is must not help.
+    """Batches of pairs, a wrong and a right answer to the same problem: how hard a problem is must not help.
 
-    A problem is drawn as often as it has wrong answers, so that all of those count alike.
+    Every token of an answer predicts whether it is right (as the verifiers of Cobbe et al. do): a denser signal than
+    the last token alone, which is what is read in the end.
     """
-    by_task = questions(tokenizer, rows)
-    names = sorted(task for task, here in by_task.items() if here)
-    weights = {
-        name: torch.tensor([len(question.wrong) for question in by_task[name]], dtype=torch.float64)
-        for name in names
-    }
-    shares = torch.stack([weights[name].sum() for name in names])
+    right: dict[str, list[Encoded]] = {}
+    wrong: dict[str, list[tuple[str, Encoded]]] = {}  # by task, with the problem
+    for row in rows:
+        if row.passed:
+            right.setdefault(row.problem, []).append(_encode(tokenizer, row))
+        else:
+            wrong.setdefault(row.task, []).append((row.problem, _encode(tokenizer, row)))
+    names = sorted(wrong)
+    shares = torch.tensor([len(wrong[name]) for name in names], dtype=torch.float64)
     optimizer = torch.optim.AdamW(module.parameters(), weight_decay=recipe.weight_decay, betas=(0.9, 0.98))
     module.train()
     losses: list[float] = []
     for step in range(recipe.steps):
         generator = torch.Generator().manual_seed((recipe.seed << 32) + step)
-
-        def pick(among: Sequence[Any], generator: torch.Generator = generator) -> Any:
-            return among[int(torch.randint(len(among), (1,), generator=generator))]
-
-        # One task for the whole batch: rows of a like length.
-        task = names[int(torch.multinomial(shares, 1, generator=generator))]
-        drawn = torch.multinomial(weights[task], recipe.batch_pairs, replacement=True, generator=generator)
-        pairs = [by_task[task][place] for place in drawn.tolist()]
-        loss = pair_loss(module, [pick(q.right) for q in pairs], [pick(q.wrong) for q in pairs])
+        task = names[
+            int(torch.multinomial(shares, 1, generator=generator))
+        ]  # one task: rows of a like length
+        batch: list[tuple[Encoded, bool]] = []
+        for pick in torch.randint(len(wrong[task]), (recipe.batch_rows // 2,), generator=generator).tolist():
+            problem, answer = wrong[task][pick]
+            rights = right[problem]
+            other = int(torch.randint(len(rights), (1,), generator=generator))
+            batch += [(answer, False), (rights[other], True)]
+        loss = _loss(module, batch)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)
@@ -282,22 +267,17 @@ def fit(module: Any, tokenizer: Any, rows: Sequence[Judged], recipe: VerifierRec
     module.eval()
 
 
-def pair_loss(module: Any, right: Sequence[Encoded], wrong: Sequence[Encoded]) -> Tensor:
-    """-log sigma(s_right - s_wrong), the order of each pair by the score s that is read in the end, plus the
-    cross-entropy of "is it right?" at every token of an answer (as in Cobbe et al., 2021: a denser signal, and s is
-    then a log-odds)."""
-    rows = [*right, *wrong]
-    width = max(len(row.ids) for row in rows)
-    ids = torch.tensor([row.ids + [module.config.pad_token_id] * (width - len(row.ids)) for row in rows])
+def _loss(module: Any, batch: Sequence[tuple[Encoded, bool]]) -> Tensor:
+    width = max(len(row.ids) for row, _ in batch)
+    pad = module.config.pad_token_id
+    ids = torch.tensor([row.ids + [pad] * (width - len(row.ids)) for row, _ in batch])
     at = torch.arange(width)
-    last = torch.tensor([len(row.ids) for row in rows])[:, None] - 1
-    inside = (at >= torch.tensor([row.answer for row in rows])[:, None]) & (at <= last)
-    hidden = module.model(input_ids=ids, attention_mask=(at <= last).long(), use_cache=False)
-    logits = module.score(hidden.last_hidden_state)[..., 0]
-    labels = (torch.arange(len(rows)) < len(right)).float()[:, None].expand_as(inside)
-    dense = binary_cross_entropy_with_logits(logits[inside], labels[inside])
-    s_right, s_wrong = logits.gather(1, last)[:, 0].split([len(right), len(wrong)])
-    return dense - logsigmoid(s_right - s_wrong).mean()
+    inside = torch.stack([(at >= row.answer) & (at < len(row.ids)) for row, _ in batch])
+    labels = torch.tensor([float(passed) for _, passed in batch])[:, None].expand_as(inside)
+    real = torch.stack([at < len(row.ids) for row, _ in batch]).long()
+    hidden = module.model(input_ids=ids, attention_mask=real, use_cache=False).last_hidden_state
+    logits = module.score(hidden)[..., 0]
+    return binary_cross_entropy_with_logits(logits[inside], labels[inside])
 
 
 class Encoded(NamedTuple):
@@ -320,28 +300,23 @@ def _encode(tokenizer: Any, row: Judged) -> Encoded:
     return Encoded(ids(user, assistant), len(ids(user)))
 
 
-def measure(rows: Sequence[Judged], models: Mapping[str, str]) -> dict[str, dict[str, float | None]]:
-    """By task: samples, the share that is right, and for each reward model (name -> source) the probability that it
-    ranks a right sample above a wrong one of the same question."""
+def measure(folder: Path, rows: Sequence[Judged]) -> dict[str, dict[str, float | None]]:
+    """By task: samples, the share that is right, and the AUC (None where all or none are right)."""
+    from twotemp.rewards import load as load_reward_model
+
+    model = load_reward_model(str(folder))
     report: dict[str, dict[str, float | None]] = {}
     for task in sorted({row.task for row in rows}):
         here = [row for row in rows if row.task == task]
-        items = [(Problem(row.problem, task, row.prompt), row.answer) for row in here]
-        report[task] = {"samples": len(here), "right": float(np.mean([row.passed for row in here]))}
-        for name, source in models.items():
-            report[task][name] = within_question_auc(here, rewards.load(source, batch_size=256).score(items))
+        scores = model.score([(Problem(row.problem, task, row.prompt), row.answer) for row in here])
+        passed = [row.passed for row in here]
+        value = auc(passed, scores)
+        report[task] = {
+            "samples": len(here),
+            "right": float(np.mean(passed)),
+            "auc": None if math.isnan(value) else value,
+        }
     return report
-
-
-def within_question_auc(rows: Sequence[Judged], scores: Sequence[float]) -> float | None:
-    """The mean AUC over the questions that have right and wrong samples; None where there is none."""
-    by_question: dict[str, tuple[list[bool], list[float]]] = {}
-    for row, score in zip(rows, scores):
-        passed, given = by_question.setdefault(row.problem, ([], []))
-        passed.append(row.passed)
-        given.append(score)
-    values = [auc(passed, given) for passed, given in by_question.values() if len(set(passed)) == 2]
-    return float(np.mean(values)) if values else None
 
 
 def _kept(path: Path, make: Callable[[], Iterable[Judged]]) -> list[Judged]:
