@@ -54,6 +54,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "drift": drift.drift,
     "doctor": doctor.doctor,
     "serve": serve.serve,
+    "play": serve.play,
 }
 for _name, _function in _COMMANDS.items():
     app.command(_name)(command(_function))

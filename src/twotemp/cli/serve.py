@@ -1,4 +1,4 @@
-"""`twotemp serve`: the model behind HTTP."""
+"""`twotemp serve` and `twotemp play`: the model behind HTTP, and a page to play with it."""
 
 from __future__ import annotations
 
@@ -40,6 +40,24 @@ def serve(
         -d '{"prompt": "20 10 15 -> 45", "n": 4, "max_tokens": 12, "policy": "tlc", "t_pos": 1}'
     """
     _serve(loading, model, host, port, api_key, slots, waiting, seconds, cache)
+
+
+def play(
+    loading: LoadingOptions,
+    model: Model = "tiny",
+    port: Port = 8000,
+    slots: Slots = None,
+    cache: Cache = None,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+) -> None:
+    """Compare two policies in the browser: the canvas as it fills, the order, the answers."""
+
+    def look() -> None:
+        import webbrowser
+
+        webbrowser.open(f"http://127.0.0.1:{port}/")
+
+    _serve(loading, model, "127.0.0.1", port, None, slots, 1024, 600.0, cache, [look] if browser else [])
 
 
 def _serve(
@@ -92,6 +110,6 @@ def _serve(
     where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def ready() -> None:
-        say(f"{server.name}: {slots} rows at once. API: {where}/v1   Ctrl-C ends it")
+        say(f"{server.name}: {slots} rows at once. API: {where}/v1   playground: {where}/   Ctrl-C ends it")
 
     run(server, host, port, [ready, *(on_start or [])])

@@ -24,6 +24,7 @@ from twotemp.plain import json_text
 from twotemp.records import Sample
 from twotemp.serving.bodies import Field, Limits, NoSuchModel, Wanted, read, wanted
 from twotemp.serving.guard import Guard, Metrics, error
+from twotemp.serving.playground import Playground
 from twotemp.serving.replies import Answer, Replies, Writing, answer
 
 log = logging.getLogger("twotemp")
@@ -116,13 +117,17 @@ class Server:
         self.name = served_name(model)
         self._slots, self._cache, self._born = slots, cache, int(time())
         self._service: Service | None = None
+        page = Playground(model, self.name)
         routes = [
+            Route("/", page.html),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._one_model),
             Route("/v1/completions", self._completions, methods=["POST"]),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/playground/about", page.about),
+            Route("/playground/grade", self._grade(page), methods=["POST"]),
         ]
         handlers: dict[Any, Callable[[HttpRequest, Any], Awaitable[Response]]] = {
             HTTPException: _http_error,
@@ -224,6 +229,12 @@ class Server:
         one = answer(self.model, want, want.requests[number], event)
         self.metrics.count("tokens", one.tokens)
         return one
+
+    def _grade(self, page: Playground) -> Callable[[HttpRequest], Awaitable[Response]]:
+        async def grade(request: HttpRequest) -> Response:
+            return JSONResponse(await asyncio.to_thread(page.grades, await self._body(request)))
+
+        return grade
 
     async def _body(self, request: HttpRequest) -> dict[str, Any]:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

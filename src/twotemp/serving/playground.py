@@ -1,0 +1,109 @@
+"""The page at `/`, and the little that it needs beyond the API: what can be chosen, and who was right."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from functools import cache, cached_property
+from importlib.resources import files
+from threading import Lock
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from twotemp import graders
+from twotemp.asking import answer
+from twotemp.errors import UserError, unknown
+from twotemp.graders.base import Grader
+from twotemp.models.base import LanguageModel
+from twotemp.plain import json_text
+from twotemp.policies import PRESETS
+from twotemp.records import PARAMETERS, Problem
+from twotemp.tasks import SOURCES
+
+SHOWN = 24  # problems of each task
+MOST_TEXTS = 1024
+# Embedded tasks whose answers are read, not run: whoever can reach the page could send programs, too.
+TASKS = {name: source for name, source in SOURCES.items() if source.grader != "programs"}
+
+
+class Playground:
+    """The page of one model."""
+
+    def __init__(self, model: LanguageModel, name: str) -> None:
+        self._model, self._name, self._lock = model, name, Lock()
+        self._graders: dict[str, Grader] = {}
+
+    async def html(self, _request: Request) -> Response:
+        page, policy = self._page
+        return HTMLResponse(
+            page, headers={"content-security-policy": policy, "x-content-type-options": "nosniff"}
+        )
+
+    @cached_property
+    def _page(self) -> tuple[str, str]:
+        """The page and its policy: its own style and script, this server, and nothing else."""
+        page = (files("twotemp.serving") / "playground.html").read_text(encoding="utf-8")
+        allowed = {kind: _hash(page, kind) for kind in ("style", "script")}
+        rules = [f"{kind}-src {source}" for kind, source in allowed.items()]
+        rules += ["connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"]
+        return page, "; ".join(["default-src 'none'", *rules])
+
+    async def about(self, _request: Request) -> Response:
+        return Response(json_text(self._about), media_type="application/json")
+
+    @cached_property
+    def _about(self) -> dict[str, Any]:
+        policies = {
+            name: {
+                "parameters": [p for p in preset.parameters if PARAMETERS[p].kind in (int, float)],
+                "defaults": preset.policy.to_dict(),
+                "formula": preset.formula,
+            }
+            for name, preset in PRESETS.items()
+        }
+        return {
+            "model": self._name,
+            "chat": self._model.has_chat,
+            "policies": policies,
+            "tasks": [
+                {"name": name, "length": source.length, "problems": [_shown(p) for p in _problems(name)]}
+                for name, source in TASKS.items()
+            ],
+        }
+
+    def grades(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Verdicts on texts, as answers to one problem of an embedded task."""
+        task, texts = data.get("task"), data.get("texts")
+        if not isinstance(task, str) or task not in TASKS:
+            raise unknown("task", str(task), TASKS)
+        problem = next((p for p in _problems(task) if p.id == data.get("problem")), None)
+        if problem is None:
+            raise UserError(f"no problem {data.get('problem')!r} in {task}")
+        if (
+            not isinstance(texts, list)
+            or len(texts) > MOST_TEXTS
+            or not all(isinstance(t, str) for t in texts)
+        ):
+            raise UserError(f"texts must be a list of at most {MOST_TEXTS} strings")
+        with self._lock:  # a grader's worker processes serve one at a time
+            kind = TASKS[task].grader
+            grader = self._graders.setdefault(kind, graders.get(kind, workers=1))
+            found = list(grader.grade([(problem, answer(problem, text)) for text in texts]))
+        return {"grades": [{"outcome": g.outcome, "answer": g.answer, "detail": g.detail} for g in found]}
+
+
+@cache
+def _problems(task: str) -> tuple[Problem, ...]:
+    return TASKS[task].task().problems().problems[:SHOWN]
+
+
+def _shown(problem: Problem) -> dict[str, str]:
+    return {"id": problem.id, "prompt": problem.prompt, "prefill": problem.prefill}
+
+
+def _hash(page: str, kind: str) -> str:
+    (inside,) = re.findall(rf"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
+    return f"'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"

@@ -1,0 +1,184 @@
+"""The page at `/`: strict about what may load, right about what it counts, usable by keyboard."""
+
+from __future__ import annotations
+
+import shutil
+import time
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra `serve`")
+pytest.importorskip("httpx", reason="needs httpx, Starlette's test client")
+
+import twotemp
+from tests.test_serving import client_of, listening
+from twotemp.graders import get
+from twotemp.serving import Server
+from twotemp.serving.playground import TASKS
+
+
+@pytest.fixture(scope="module")
+def model():
+    return twotemp.load("tiny")
+
+
+@pytest.fixture(scope="module")
+def client(model):
+    with client_of(model) as made:
+        yield made
+
+
+def test_the_page_may_load_nothing_but_itself(client):
+    answer = client.get("/")
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    for outside in ("src=", "href=", "@import", " url("):
+        assert outside not in answer.text
+
+
+def test_verdicts_are_the_grader_s(client):
+    about = client.get("/playground/about").json()
+    task = about["tasks"][0]
+    problem = task["problems"][8]
+    texts = ["6 + 28 = 34 , 29 + 34 = 63", "6 + 28 = 35 , 29 + 34 = 63", ""]
+    body = {"task": task["name"], "problem": problem["id"], "texts": texts}
+    found = client.post("/playground/grade", json=body).json()["grades"]
+    (given,) = (p for p in TASKS[task["name"]].task().problems().problems if p.id == problem["id"])
+    expected = list(get("countdown").grade([(given, text) for text in texts]))
+    assert [one["outcome"] for one in found] == [grade.outcome for grade in expected]
+    assert found[0]["outcome"] == "passed"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"task": ["countdown-3"]},
+        {"task": "programs-1", "problem": "programs-1/test/0", "texts": ["import os"]},
+        {"task": "countdown-3", "problem": "countdown-3/test/8"},
+        {"task": "countdown-3", "problem": "no", "texts": []},
+        {"task": "countdown-3", "problem": "countdown-3/test/8", "texts": ["a"] * 2000},
+        {"task": "countdown-3", "problem": "countdown-3/test/8", "texts": [1]},
+    ],
+)
+def test_nothing_is_graded_that_cannot_be_and_no_program_is_run(client, body):
+    assert client.post("/playground/grade", json=body).status_code == 400
+
+
+# --- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    where = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if where is None:
+        pytest.skip("no Chromium installed (Debian: apt-get install chromium)")
+    api = pytest.importorskip("playwright.sync_api")
+    flags = (
+        "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --no-first-run"
+    )
+    with api.sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=where, args=flags.split())
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def address(model):
+    with listening(Server(model, slots=16)) as (_, port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def tab(browser, address):
+    opened = browser.new_page(viewport={"width": 1300, "height": 900})
+    asked, errors = [], []
+    opened.on("request", lambda request: asked.append(request.url))
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.on("console", lambda message: errors.append(message.text))
+    yield opened
+    # A browser notes every answer that is not 2xx.
+    assert [text for text in errors if "status of 400" not in text] == []
+    assert all(url.startswith(address) for url in asked)
+    opened.close()
+
+
+STATE = "#prompt=6+28+29+-%3E+63&problem=countdown-3/test/8&t=0.8&n=12&length=12&seed=3&a=lc&b=tct:t_pos=0.3"
+
+
+def until(condition) -> None:
+    """Poll from here: the page's own policy forbids the `eval` that playwright would wait with."""
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("waited in vain")
+
+
+def settled(tab) -> None:
+    until(lambda: tab.locator("body").get_attribute("data-state") == "done")
+
+
+def seen(tab) -> list[str]:
+    return tab.locator("main ol button, main .facts, main .canvas, #curve").all_inner_texts()
+
+
+def test_the_same_address_gives_the_same_page_and_counts_add_up(tab, address, model):
+    tab.goto(f"{address}/{STATE}")
+    settled(tab)
+    first = seen(tab)
+    for number, policy in enumerate(("lc", "tct:t_pos=0.3")):
+        panel = tab.locator("main > section").nth(number)
+        counts = [int(text) for text in panel.locator("ol .count").all_inner_texts()]
+        expected = twotemp.sample(model, "6 28 29 -> 63", policy, n=12, length=12, seed=3)
+        (answers,) = expected.answers().values()
+        assert sum(counts) == 12
+        assert sorted(counts, reverse=True) == counts == [count for _, count in answers.most_common()]
+        verdicts = panel.locator("ol .hidden").all_inner_texts()
+        assert set(verdicts) <= {"right", "wrong"}
+    assert tab.locator("#curve svg path").count() == 2
+    tab.reload()
+    settled(tab)
+    assert seen(tab) == first
+
+
+def test_controls_have_names_and_keys_work(tab, address):
+    tab.goto(f"{address}/{STATE}")
+    settled(tab)
+    for control in tab.locator("input:visible, select:visible, button:visible, [tabindex]:visible").all():
+        named = control.evaluate(
+            "e => e.ariaLabel || e.innerText || [...(e.labels || [])].map((l) => l.innerText).join('')"
+        )
+        assert named.strip(), control.evaluate("e => e.outerHTML.slice(0, 200)")
+    box = tab.locator(".map").first
+    box.focus()
+    tab.keyboard.press("ArrowDown")
+    assert box.get_attribute("aria-valuenow") == "1"
+    tab.get_by_label("Step of the sample").first.focus()
+    tab.keyboard.press("Home")
+    assert tab.locator("main > section").first.locator(".tok.on").count() == 0
+    tab.keyboard.press("ArrowRight")
+    assert tab.locator("main > section").first.locator(".tok.on").count() == 1
+
+
+def test_the_slider_reaches_infinity_and_the_address_follows(tab, address):
+    tab.goto(f"{address}/{STATE}")
+    settled(tab)
+    slider = tab.locator(".heat input")
+    slider.focus()
+    tab.keyboard.press("End")
+    until(lambda: "t_pos%3Dinf" in tab.url)
+    settled(tab)
+    assert slider.get_attribute("aria-valuetext") == "T pos ∞"
+    slider.focus()
+    tab.keyboard.press("Home")
+    until(lambda: "t_pos%3D0&" in tab.url + "&")
+    settled(tab)
+
+
+def test_an_error_is_said(tab, address):
+    tab.goto(f"{address}/{STATE.replace('length=12', 'length=500')}")
+    until(lambda: tab.locator("#error").is_visible())
+    assert "exceed the context of 128" in tab.locator("#error").inner_text()
