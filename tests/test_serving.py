@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 import random
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -314,6 +317,28 @@ def test_a_graceful_stop_delivers_what_was_accepted(model):
         assert len(found[0].json()["choices"]) == 24
         with pytest.raises(httpx.TransportError):
             httpx.post(url, json=ask)
+
+
+def test_the_command_refuses_another_host_without_a_key_and_stops_at_sigterm():
+    run = "from twotemp.cli import main; main()"
+    command = [sys.executable, "-c", run, "serve", "--port", "1"]
+    refused = subprocess.run([*command, "--host", "0.0.0.0"], capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 2
+    assert "--api-key" in refused.stderr
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        command[-1] = str(probe.getsockname()[1])
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert running.stderr is not None
+        lines = iter(running.stderr.readline, "")
+        assert any("rows at once" in line for line in lines)
+        with socket.create_connection(("127.0.0.1", int(command[-1]))):
+            pass
+        running.terminate()
+        assert running.wait(30) in (0, -signal.SIGTERM)
+    finally:
+        running.kill()
 
 
 def wait_for(condition, seconds: float = 30) -> None:

@@ -237,6 +237,12 @@ def test_page_shows_both_samples_complete(opened):
     assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_done_does_not_read_as_right(opened):
+    """No tick where nobody has graded anything."""
+    assert opened.locator(".clock").first.inner_text().startswith("done in ")
+    assert "✓" not in opened.content()
+
+
 def test_slider_and_keys_move_one_clock(opened):
     slider = opened.locator("#step")
     slider.fill("0")

@@ -30,6 +30,8 @@ TASKS = {name: source for name, source in SOURCES.items() if source.grader != "p
 
 
 class Playground:
+    """The page of one model."""
+
     def __init__(self, model: LanguageModel, name: str) -> None:
         self._model, self._name, self._lock = model, name, Lock()
         self._graders: dict[str, Grader] = {}
