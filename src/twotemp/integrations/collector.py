@@ -15,8 +15,7 @@ class Collector:
     """A request joins the batch that is running, and its future is done as soon as its row is."""
 
     def __init__(self, model: Denoiser, slots: int, cache: str | None = None) -> None:
-        self._new = lambda: Live(model, slots, cache)
-        self._live = self._new()
+        self._live = Live(model, slots, cache)
         self._arrivals: SimpleQueue[tuple[Request, Future[Sample]] | None] = SimpleQueue()
         self._waiting: dict[Ticket, Future[Sample]] = {}
         self._thread = Thread(target=self._run, name="twotemp", daemon=True)
@@ -44,7 +43,8 @@ class Collector:
                 for future in self._waiting.values():
                     _settle(future, error)
                 self._waiting.clear()
-                self._live = self._new()
+                old = self._live
+                self._live = Live(old.model, old.slots, old.cache)
             else:
                 for ticket, outcome in outcomes:
                     _settle(self._waiting.pop(ticket), outcome)
