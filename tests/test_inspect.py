@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 import pytest
 
 import twotemp
+from tests.pages import run_page
 from twotemp.errors import UserError
 
 pytest.importorskip("inspect_ai", reason="needs twotemp[inspect]")
@@ -250,3 +251,10 @@ def test_the_entry_point_registers_the_provider():
     (point,) = {point for point in entry_points(group="inspect_ai") if point.name == "twotemp"}
     assert point.value == "twotemp.integrations.inspect_registry"
     assert isinstance(get_model("twotemp/tiny").api, plug.TwoTempAPI)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run(tmp_path):
+    run_page("inspect.md", tmp_path)
+    assert "k = 8" in (tmp_path / "runs" / "puzzle" / "report" / "report.md").read_text()
+    assert (tmp_path / "runs" / "puzzle" / "selection" / "selection.md").exists()

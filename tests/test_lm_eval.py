@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import twotemp
+from tests.pages import run_page
 from twotemp.errors import UserError
 from twotemp.models.table import TableModel
 from twotemp.policies import parse
@@ -379,3 +380,10 @@ def test_the_entry_point_names_the_model():
 
     (point,) = {point for point in entry_points(group="lm_eval.models") if point.name == "twotemp"}
     assert point.load() is TwoTemp
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run(tmp_path):
+    run_page("lm-eval.md", tmp_path)
+    assert "k = 8" in (tmp_path / "runs" / "puzzle" / "report" / "report.md").read_text()
+    assert (tmp_path / "runs" / "puzzle" / "selection" / "selection.md").exists()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 
@@ -18,8 +16,7 @@ class Collector:
     """A request joins the batch that is running, and its future is done as soon as its row is."""
 
     def __init__(self, model: Denoiser, slots: int, cache: str | None = None) -> None:
-        self._new: Callable[[], Live] = partial(Live, model, slots, cache)
-        self._live = self._new()
+        self._live = Live(model, slots, cache)
         self._arrivals: SimpleQueue[tuple[Request, Future[Sample]] | None] = SimpleQueue()
         self._waiting: dict[Ticket, Future[Sample]] = {}
         self._thread = Thread(target=self._run, name="twotemp", daemon=True)
@@ -47,7 +44,8 @@ class Collector:
                 for future in self._waiting.values():
                     _settle(future, error)
                 self._waiting.clear()
-                self._live = self._new()
+                old = self._live
+                self._live = Live(old.model, old.slots, old.cache)
             else:
                 for ticket, outcome in outcomes:
                     if not isinstance(outcome, Written):  # nobody watches

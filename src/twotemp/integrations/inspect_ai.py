@@ -37,7 +37,7 @@ REFUSED = (
 
 class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be installed where types are checked
     """Arguments (`-M`): policy, length, block, seed, cache, chat as in `twotemp.sample`, those of `twotemp.load`, and
-    slots: how many rows are decoded together, which is also how many connections inspect opens.
+    slots: how many rows are decoded together, which is also the default of --max-connections.
 
     inspect's own --seed, --temperature, --top-p, --top-k, --max-tokens, --stop-seqs and --num-choices mean what they
     say; `length` wins over --max-tokens.
