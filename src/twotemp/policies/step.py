@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
@@ -78,8 +78,11 @@ class PolicyBatch:
         if any(p.structure != first.structure for p in policies):
             raise ValueError("rows of one batch must share their policy's structure")
         self.score, self.rule = positions.SCORES[first.score], positions.RULES[first.rule]
+        self.first_score = None if first.first_score == "same" else positions.SCORES[first.first_score]
         self.leftmost = first.fallback == "leftmost"
         self.needs = frozenset(self.score.needs + self.rule.needs)
+        if self.first_score is not None:
+            self.needs |= frozenset(self.first_score.needs)
         self.remembers = "probabilities" in self.rule.needs
         # [B] each, by the parameter's name.
         self.given = SimpleNamespace(
@@ -103,21 +106,20 @@ class PolicyBatch:
         self.even, self.any_even = where(lambda p: p.steps > 0 and p.schedule == "even")
         self.any_tempered = any(p.t_pos > 0 for p in policies)
         # Strictly left to right only the K leftmost masks can be committed.
-        self.left_to_right = (first.score, first.rule) == ("position", "budget") and not (
-            self.any_tempered or self.any_late or self.any_even or self.any_dream
-        )
+        self.left_to_right = all(p.left_to_right for p in policies) and not self.any_late
         self.host_k = torch.tensor([p.k for p in policies])
-        # A temperature that float32 does not know becomes the nearest one that it does: the law is the same.
-        t_token = self.given.t_token.clamp(_SINGLE.tiny, _SINGLE.max)
+        used = [p.t_token for p in policies]
+        if self.first_score is not None:
+            used += [p.first_t_token for p in policies]
         self.tokens = tokens.TokenRules(
-            t_token=torch.where(self.given.t_token > 0, t_token, 0.0).float(),
+            t_token=_single(self.given.t_token),
             top_k=self.given.top_k,
             top_p=self.given.top_p.float(),
             never=never,
             forbidden=torch.tensor(forbidden_ids, dtype=torch.int64, device=device),
             eos=torch.tensor(eos_ids, dtype=torch.int64, device=device),
-            any_greedy=any(p.t_token == 0 for p in policies),
-            any_drawn=any(p.t_token > 0 for p in policies),
+            any_greedy=any(t == 0 for t in used),
+            any_drawn=any(t > 0 for t in used),
             most_top_k=max(p.top_k for p in policies),
             any_top_p=any(p.top_p < 1 for p in policies),
             any_never=any_never,
@@ -144,7 +146,7 @@ class PolicyBatch:
             logits,
             noise.uniform(rng.Stream.TOKEN).flatten()[index],
             index // masked.shape[1],
-            self.tokens,
+            self._rules(noise.step),
             self.needs | {"entropy"} if entropy else self.needs,
         )
 
@@ -159,9 +161,16 @@ class PolicyBatch:
             found.log_norm,
             *(
                 None if it is None else spread(it)
-                for it in (found.entropy, found.log_margin, found.probabilities)
+                for it in (found.entropy, found.log_margin, found.probabilities, found.log_top)
             ),
         )
+
+    def _rules(self, step: Tensor) -> tokens.TokenRules:
+        """How tokens are drawn now: a row's first step may have a temperature of its own."""
+        if self.first_score is None:
+            return self.tokens
+        now = torch.where(step == 0, _single(self.given.first_t_token), self.tokens.t_token)
+        return replace(self.tokens, t_token=now)
 
     def choose(
         self,
@@ -177,6 +186,8 @@ class PolicyBatch:
         since: [B], steps that were taken in the block before this one; for schedules by block (None: the first).
         """
         score = self.score.of(drawn)
+        if self.first_score is not None:
+            score = torch.where((noise.step == 0)[:, None], self.first_score.of(drawn), score)
         if self.any_tempered:
             uniform = noise.uniform(rng.Stream.POSITION)
             score = positions.perturb(score, self.given.t_pos, self.rule.noise(uniform))
@@ -210,3 +221,8 @@ class PolicyBatch:
         kl = (torch.special.xlogy(now, now) - torch.special.xlogy(now, memory.weights)).sum(-1)
         still = masked & (at == memory.positions) & (kl < self.given.kl_bound[:, None])
         return Memory(at, now, torch.where(still, memory.stable + 1, 0))
+
+
+def _single(t_token: Tensor) -> Tensor:
+    """In float32. A temperature it does not know becomes the nearest one that it does: the law is the same."""
+    return torch.where(t_token > 0, t_token.clamp(_SINGLE.tiny, _SINGLE.max), 0.0).float()
