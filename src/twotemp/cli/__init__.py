@@ -21,6 +21,7 @@ from twotemp.cli import (
     select,
     trace,
     train,
+    tune,
 )
 from twotemp.cli.command import STOPPED, command
 from twotemp.errors import UserError
@@ -42,6 +43,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "run": evaluate.run,
     "regrade": evaluate.regrade,
     "grade": evaluate.grade,
+    "tune": tune.tune,
     "report": report.report,
     "export": report.export,
     "select": select.select,
