@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from twotemp import metrics
+from twotemp.cli import app
 from twotemp.cli.evaluate import split_policies
 from twotemp.errors import UserError
 from twotemp.evaluation import InProcess, Plan, TaskChoice
@@ -271,3 +274,25 @@ def test_the_frontier_is_drawn(tmp_path):
     rounds = race(named, lambda some, q: found.measure([named.index(p) for p in some], q), 9000, 60)
     draw_frontier(standings(rounds), "pass@4", "a model, a task", tmp_path / "frontier")
     assert {path.name for path in tmp_path.iterdir()} == {"frontier.png", "frontier.pdf"}
+
+
+def test_from_the_command_line(tmp_path):
+    out = tmp_path / "run"
+    options = [
+        "--task",
+        "countdown-3",
+        "--at",
+        "pass@1",
+        "--policies",
+        "lc:t_token=0.8,k=2|6",
+        "--questions",
+        "6",
+    ]
+    done = CliRunner().invoke(app, ["tune", *options, "--budget", "1000", "--out", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["candidate"] for row in rows} == {"lc:k=2", "lc:k=6"}
+    assert f"Use {rows[0]['candidate']}: pass@1" in " ".join(done.stderr.split())
+    assert {"tuned.yaml", "frontier.md", "frontier.png", "frontier.pdf", "run.json"} <= {
+        p.name for p in out.iterdir()
+    }

@@ -151,37 +151,6 @@ PRESETS: dict[str, Preset] = {
             rule="budget",
             t_pos=1.0,
         ),
-        # The order does not look at the draw, or not where it matters: diversity by another road.
-        _preset(
-            "tpp",
-            "k steps t_pos",
-            "the K highest log max_v q(v) + T_pos Gumbel: chosen before the token is drawn, so that the choice does "
-            "not prefer likely draws (docs/theory.md, section 5)",
-            "Jeon et al. 2026 (TPP)",
-            score="log_top",
-            rule="budget",
-        ),
-        _preset(
-            "egi",
-            "k steps t_pos first_t_token",
-            "the first step: the K highest H(q) + T_pos Gumbel, drawn at T_token = first_t_token; then as tpp",
-            "Jeon et al. 2026 (EGI)",
-            score="log_top",
-            rule="budget",
-            first_score="entropy",
-            first_t_token=0.9,
-            t_token=0.6,
-        ),
-        _preset(
-            "fork",
-            "threshold t_pos",
-            "all c + T_pos Logistic > lambda; if none, the leftmost mask, whatever was drawn there",
-            "Frkovic, Jazbec, Naesseth 2026 (Fork-dLLM)",
-            score="confidence",
-            rule="threshold",
-            fallback="leftmost",
-            threshold=0.8,
-        ),
         # Upstream-faithful: where a code base's semantics differ from the paper's.
         _preset(
             "fast-dllm",
@@ -229,6 +198,37 @@ PRESETS: dict[str, Preset] = {
             confidence="drawn",
             threshold=0.95,
             t_token=0.0,
+        ),
+        # The order does not look at the draw, or not where it matters: diversity by another road.
+        _preset(
+            "tpp",
+            "k steps t_pos",
+            "the K highest log max_v q(v) + T_pos Gumbel: chosen before the token is drawn, so that the choice does "
+            "not prefer likely draws (docs/theory.md, section 5)",
+            "Jeon et al. 2026 (TPP)",
+            score="log_top",
+            rule="budget",
+        ),
+        _preset(
+            "egi",
+            "k steps t_pos first_t_token",
+            "the first step: the K highest H(q) + T_pos Gumbel, drawn at T_token = first_t_token; then as tpp",
+            "Jeon et al. 2026 (EGI)",
+            score="log_top",
+            rule="budget",
+            first_score="entropy",
+            first_t_token=0.9,
+            t_token=0.6,
+        ),
+        _preset(
+            "fork",
+            "threshold t_pos",
+            "all c + T_pos Logistic > lambda; if none, the leftmost mask, whatever was drawn there",
+            "Frkovic, Jazbec, Naesseth 2026 (Fork-dLLM)",
+            score="confidence",
+            rule="threshold",
+            fallback="leftmost",
+            threshold=0.8,
         ),
     )
 }

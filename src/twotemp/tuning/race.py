@@ -20,7 +20,7 @@ from twotemp.metrics.passk import Floats
 
 FINALISTS = 4
 PROBE = 2  # questions from which the first prices are known
-LEAST = 8  # questions of the first round that decides
+LEAST = 4  # questions of the first round
 LEVEL = 0.99  # of the paired intervals that decide
 _RESAMPLES = 4000
 
@@ -73,8 +73,8 @@ def race(
             needed = price * (at + (min(LEAST, questions) - at) * left)
             raise UserError(
                 f"a budget of {budget:,.0f} NFE is too small for {len(alive)} candidates: {LEAST} questions each in "
-                f"the first of {left} rounds take about {needed:,.0f}; raise --budget, or name fewer values: "
-                "tct:t_pos=0.1,threshold=0.6|0.8"
+                f"the first of {left} rounds take about {needed:,.0f}; raise --budget (what was drawn is kept), or "
+                "name fewer values: tct:t_pos=0.1,threshold=0.6|0.8"
             )
         if more > at:
             known |= zip(alive, measure(alive, more))
