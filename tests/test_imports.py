@@ -79,6 +79,7 @@ ALLOWED = {
         "store",
         "tasks",
     },
+    "tuning": {*_DATA, "evaluation", "metrics", "policies", "store", "tasks"},
     "training": {
         *_DATA,
         *("asking", "folders", "graders", "metrics", "models", "policies", "rewards", "sampling", "tasks"),
@@ -87,7 +88,7 @@ ALLOWED = {
 FREE = {"cli", "__init__"}  # the command line may import everything
 TORCH_FREE = {
     *("errors", "plain", "records", "folders", "tasks", "graders", "metrics", "store", "asking", "samples"),
-    *("plugins", "evaluation", "selection", "analysis", "report"),
+    *("plugins", "evaluation", "selection", "analysis", "report", "tuning"),
 }
 
 

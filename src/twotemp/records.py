@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 from twotemp.errors import UserError, unknown
 from twotemp.plain import from_json, record, to_json
 
-Score = Literal["log_confidence", "confidence", "log_margin", "neg_entropy", "position"]
+Score = Literal["log_confidence", "confidence", "log_top", "log_margin", "entropy", "neg_entropy", "position"]
+First = Literal["same", Score]
 Rule = Literal["budget", "threshold", "entropy_bound", "stable"]
 Confidence = Literal["model", "drawn"]
 Fallback = Literal["best", "leftmost"]
@@ -75,7 +76,9 @@ class Policy:
     rule: Annotated[Rule, "which of them are committed", _STRUCTURE]
     confidence: Annotated[Confidence, "of q itself, or of the tempered and filtered q", _STRUCTURE] = "model"
     fallback: Annotated[Fallback, "who fills up to k where a rule finds fewer", _STRUCTURE] = "best"
+    first_score: Annotated[First, "what ranks the positions at the first step", _STRUCTURE] = "same"
     t_token: Annotated[float, "token temperature, 0: greedy", "[0, inf)"] = 0.8
+    first_t_token: Annotated[float, "token temperature of a first step with its own score", "[0, inf)"] = 0.8
     t_pos: Annotated[float, "position temperature", "[0, inf]"] = 0.0
     k: Annotated[
         int, "positions per step (budget), or the least number of them (other rules)", "[1, inf)"
@@ -101,6 +104,12 @@ class Policy:
     def structure(self) -> tuple[str, ...]:
         """What rows must share to be stepped in one batch."""
         return tuple(getattr(self, name) for name, parameter in PARAMETERS.items() if parameter.structural)
+
+    @property
+    def left_to_right(self) -> bool:
+        """Strictly: every step writes the k leftmost masks, whatever the model says."""
+        order = self.score, self.rule, self.first_score, self.t_pos, self.steps
+        return order == ("position", "budget", "same", 0, 0)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON data: T_pos = inf becomes "inf"."""

@@ -24,6 +24,7 @@ from twotemp.cli import (
     serve,
     trace,
     train,
+    tune,
 )
 from twotemp.cli.command import STOPPED, command
 from twotemp.errors import UserError
@@ -45,6 +46,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "run": evaluate.run,
     "regrade": evaluate.regrade,
     "grade": evaluate.grade,
+    "tune": tune.tune,
     "report": report.report,
     "export": report.export,
     "select": select.select,

@@ -29,12 +29,12 @@ output = Console()
 QUIET_SECONDS = 30.0  # between two lines of progress where stderr is not a terminal
 
 
-def show_log() -> None:
+def show_log(level: int = logging.INFO) -> None:
     """Print what the library has to say (the batch size it chose, memory that ran out) to people."""
     handler = RichHandler(console=people, show_time=False, show_level=False, show_path=False)
     logger = logging.getLogger("twotemp")
     logger.handlers[:] = [handler]
-    logger.setLevel(logging.INFO)
+    logger.setLevel(level)
 
 
 def say(text: str) -> None:

@@ -43,7 +43,8 @@ def evaluate(
     policies: Annotated[
         list[str],
         typer.Option(
-            help="Specs, separated by commas: a comma before name=value belongs to the spec before it."
+            help="Specs, separated by commas: a comma before name=value belongs to the spec before it; "
+            "@tuned.yaml takes those of a file."
         ),
     ] = ["ar,lc,random,tlc,ct,tct"],  # noqa: B006
     n: Annotated[int, typer.Option("-n", min=1, help="Samples per question.")] = 64,
@@ -233,10 +234,19 @@ def _note(state: Progress) -> str:
 
 
 def split_policies(text: str) -> tuple[Policy, ...]:
-    """`ar,tct:t_pos=0.1,threshold=0.6,lc` -> three policies: a comma before name=value does not separate."""
+    """`ar,tct:t_pos=0.1,threshold=0.6,@tuned.yaml` -> two policies, and those that `twotemp tune` recommended."""
+    from twotemp.evaluation.experiments import policies_in
     from twotemp.policies import parse
 
-    return tuple(parse(spec) for spec in re.split(r"[;,](?!\s*\w+\s*=)", text) if spec.strip())
+    specs: list[str] = []
+    for spec in split_specs(text):
+        specs += policies_in(spec[1:]) if spec.startswith("@") else [spec]
+    return tuple(parse(spec) for spec in specs)
+
+
+def split_specs(text: str) -> list[str]:
+    """A comma before name=value does not separate."""
+    return [spec.strip() for spec in re.split(r"[;,](?!\s*\w+\s*=)", text) if spec.strip()]
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -174,7 +174,7 @@ def _paper_nfe(request: Request, positions: Sequence[int], block: int, steps: in
     """The paper's accounting: AR costs the passes that write what comes before EOS (positions), K tokens of a block
     at a time; the others every step run."""
     policy = request.policy
-    if (policy.score, policy.rule, policy.t_pos, policy.steps) == ("position", "budget", 0, 0):
+    if policy.left_to_right:
         blocks = Counter(at // block for at in positions)
         return sum(-(-count // policy.k) for count in blocks.values())
     return steps

@@ -56,21 +56,37 @@ class Experiment:
 def read(path: Path | str) -> Experiment:
     """An experiment from its file; an unknown or missing key is an error."""
     path = Path(path)
-    try:
-        data = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        beside = sorted(file.name for file in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-        hint = f"; there are {', '.join(beside)}" if beside else ""
-        raise UserError(f"no experiment file {path}{hint}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as YAML ({error}); mend it") from None
-    if not isinstance(data, dict):
-        raise UserError(f"{path} must hold `key: value` lines, not {type(data).__name__}")
+    data = _yaml(path, "experiment file")
     values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
     try:
         return record(Experiment, values, "the experiment")
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def policies_in(path: Path | str) -> list[str]:
+    """The specs under `policies` in a file, such as the tuned.yaml of `twotemp tune`."""
+    path = Path(path)
+    specs = _yaml(path, "file of policies").get("policies")
+    if not (isinstance(specs, list) and specs and all(isinstance(spec, str) for spec in specs)):
+        raise UserError(
+            f"{path} must have a list `policies:` of specs, such as - tct:t_pos=0.1, not {specs!r}"
+        )
+    return specs
+
+
+def _yaml(path: Path, kind: str) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        beside = sorted(file.name for file in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        hint = f"; there are {', '.join(beside)}" if beside else ""
+        raise UserError(f"no {kind} {path}{hint}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read as YAML ({error}); mend it") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path} must hold `key: value` lines, not {type(data).__name__}")
+    return data
 
 
 def smaller(experiment: Experiment, n: int | None, questions: int | None) -> Experiment:

@@ -133,7 +133,7 @@ def simulate(
     model: AnchorFork, policy: Policy, samples: int, seed: int = 0, batch_size: int = 4096
 ) -> Simulation:
     """Draw through `engine.run`. Tokens are greedy, so that the confidence of the drawn token is c(state, j)."""
-    greedy = replace(policy, t_token=0.0)
+    greedy = replace(policy, t_token=0.0, first_t_token=0.0)
     requests = [
         Request(
             id="fork",

@@ -35,12 +35,13 @@ StepLaw = Callable[
 
 def commit_sets(policy: Policy, confidence: Mapping[int, float]) -> dict[State, float]:
     """The law of the set a policy commits, given the confidence of every masked position."""
-    if policy.steps == 0 and policy.rule == "budget":
+    plain = (policy.fallback, policy.first_score) == ("best", "same")
+    if plain and policy.steps == 0 and policy.rule == "budget":
         if policy.score == "position" and policy.t_pos == 0:
             return {state_of(sorted(confidence)[: policy.k]): 1.0}
         if policy.score == "log_confidence":
             return _budget(confidence, policy.k, policy.t_pos)
-    if policy.rule == "threshold" and policy.score == "confidence" and policy.k == 1:
+    if plain and policy.rule == "threshold" and policy.score == "confidence" and policy.k == 1:
         if policy.t_pos == 0:
             return _hard_threshold(confidence, policy.threshold, policy.inclusive)
         return soft_threshold(confidence, policy.threshold, policy.t_pos)

@@ -1,6 +1,7 @@
 """*Where* to write: a tempered rule is the plain rule applied to scores perturbed by T_pos-scaled noise.
 
-A score says what positions are ranked by (`SCORES`); a rule says which of them are ready to be committed and
+A score says what positions are ranked by (`SCORES`): how sure the model is of the token it drew there, or of what it
+would say before it draws. A rule says which of them are ready to be committed and
 which noise tempers it (`RULES`). A new one is one entry. Where a rule finds fewer than k, the fallback fills up.
 
 Shapes: B rows, W positions of the active block; `masked` says which of them may be committed.
@@ -36,6 +37,7 @@ class Drawn:
     entropy: Tensor | None = None  # [B, W]: H(q), in nats
     log_margin: Tensor | None = None  # [B, W]: log(q_(1) - q_(2))
     probabilities: Tensor | None = None  # [B, W, V]: q itself
+    log_top: Tensor | None = None  # [B, W]: log max_v q_v, whatever was drawn
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,9 @@ class Rule(NamedTuple):
 SCORES: dict[records.Score, Score] = {
     "log_confidence": Score(lambda drawn: drawn.log_confidence.double()),
     "confidence": Score(lambda drawn: drawn.confidence.double()),
+    "log_top": Score(lambda drawn: known(drawn.log_top).double(), ("top",)),
     "log_margin": Score(lambda drawn: known(drawn.log_margin).double(), ("margin",)),
+    "entropy": Score(lambda drawn: known(drawn.entropy).double(), ("entropy",)),
     "neg_entropy": Score(lambda drawn: -known(drawn.entropy).double(), ("entropy",)),
     "position": Score(lambda drawn: -drawn.positions.double()),
 }

@@ -199,6 +199,37 @@ PRESETS: dict[str, Preset] = {
             threshold=0.95,
             t_token=0.0,
         ),
+        # The order does not look at the draw, or not where it matters: diversity by another road.
+        _preset(
+            "tpp",
+            "k steps t_pos",
+            "the K highest log max_v q(v) + T_pos Gumbel: chosen before the token is drawn, so that the choice does "
+            "not prefer likely draws (docs/theory.md, section 5)",
+            "Jeon et al. 2026 (TPP)",
+            score="log_top",
+            rule="budget",
+        ),
+        _preset(
+            "egi",
+            "k steps t_pos first_t_token",
+            "the first step: the K highest H(q) + T_pos Gumbel, drawn at T_token = first_t_token; then as tpp",
+            "Jeon et al. 2026 (EGI)",
+            score="log_top",
+            rule="budget",
+            first_score="entropy",
+            first_t_token=0.9,
+            t_token=0.6,
+        ),
+        _preset(
+            "fork",
+            "threshold t_pos",
+            "all c + T_pos Logistic > lambda; if none, the leftmost mask, whatever was drawn there",
+            "Frkovic, Jazbec, Naesseth 2026 (Fork-dLLM)",
+            score="confidence",
+            rule="threshold",
+            fallback="leftmost",
+            threshold=0.8,
+        ),
     )
 }
 
@@ -215,8 +246,21 @@ def policy(name: str, **parameters: Any) -> Policy:
     preset = PRESETS[name]
     for key in parameters:
         if key not in preset.settable:
-            raise unknown(f"parameter of policy {name!r}", key, preset.settable)
+            raise _refused(preset, key, parameters[key])
     return replace(preset.policy, **parameters)
+
+
+def _refused(preset: Preset, key: str, value: Any) -> UserError:
+    """What to say about a parameter that a preset does not have. If it is another one at a fixed T_pos: which."""
+    name, fixed = preset.policy.name, preset.policy.t_pos
+    for other in PRESETS.values() if key == "t_pos" else ():
+        if "t_pos" in other.parameters and replace(other.policy, name=name, t_pos=fixed) == preset.policy:
+            family = other.policy.name
+            return UserError(
+                f"unknown parameter of policy {name!r}: t_pos; {name} is {family} at T_pos = {_text(fixed)}, so "
+                f"use {family}:t_pos={value}"
+            )
+    return unknown(f"parameter of policy {name!r}", key, preset.settable)
 
 
 def parse(spec: str) -> Policy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
@@ -79,8 +79,11 @@ class PolicyBatch:
         if any(p.structure != first.structure for p in policies):
             raise ValueError("rows of one batch must share their policy's structure")
         self.score, self.rule = positions.SCORES[first.score], positions.RULES[first.rule]
+        self.first_score = None if first.first_score == "same" else positions.SCORES[first.first_score]
         self.leftmost = first.fallback == "leftmost"
         self.needs = frozenset(self.score.needs + self.rule.needs)
+        if self.first_score is not None:
+            self.needs |= frozenset(self.first_score.needs)
         self.remembers = "probabilities" in self.rule.needs
         # [B] each, by the parameter's name.
         self.given = SimpleNamespace(
@@ -107,23 +110,21 @@ class PolicyBatch:
         self.even = where(lambda p: p.steps > 0 and p.schedule == "even")
         self.any_tempered = any(p.t_pos > 0 for p in policies)
         # Strictly left to right only the K leftmost masks can be committed.
-        self.left_to_right = (first.score, first.rule, self.any_tempered) == (
-            "position",
-            "budget",
-            False,
-        ) and all(it is None for it in (self.late, self.dream, self.even))
+        self.left_to_right = self.late is None and all(p.left_to_right for p in policies)
         self.host_k = torch.tensor([p.k for p in policies])
-        # A temperature that float32 does not know becomes the nearest one that it does: the law is the same.
-        t_token = [min(max(p.t_token, _SINGLE.tiny), _SINGLE.max) if p.t_token else 0.0 for p in policies]
+        used = [p.t_token for p in policies]
+        if self.first_score is not None:
+            used += [p.first_t_token for p in policies]
+            self.first_t_token = _single([p.first_t_token for p in policies], device)
         self.tokens = tokens.TokenRules(
-            t_token=torch.tensor(t_token, dtype=torch.float32, device=device),
+            t_token=_single([p.t_token for p in policies], device),
             top_k=self.given.top_k,
             top_p=self.given.top_p.float(),
             never=where(lambda p: p.eos == "never"),
             forbidden=torch.tensor(forbidden_ids, dtype=torch.int64, device=device),
             eos=torch.tensor(eos_ids, dtype=torch.int64, device=device),
-            any_greedy=any(p.t_token == 0 for p in policies),
-            any_drawn=any(p.t_token > 0 for p in policies),
+            any_greedy=any(t == 0 for t in used),
+            any_drawn=any(t > 0 for t in used),
             most_top_k=max(p.top_k for p in policies),
             any_top_p=any(p.top_p < 1 for p in policies),
             of_drawn=first.confidence == "drawn",
@@ -149,7 +150,7 @@ class PolicyBatch:
             logits,
             noise.uniform(rng.Stream.TOKEN).flatten()[index],
             index // masked.shape[1],
-            self.tokens,
+            self._rules(noise.step),
             self.needs | {"entropy"} if entropy else self.needs,
         )
 
@@ -166,9 +167,16 @@ class PolicyBatch:
             found.log_norm,
             *(
                 None if it is None else spread(it)
-                for it in (found.entropy, found.log_margin, found.probabilities)
+                for it in (found.entropy, found.log_margin, found.probabilities, found.log_top)
             ),
         )
+
+    def _rules(self, step: Tensor) -> tokens.TokenRules:
+        """How tokens are drawn now: a row's first step may have a temperature of its own."""
+        if self.first_score is None:
+            return self.tokens
+        now = torch.where(step == 0, self.first_t_token, self.tokens.t_token)
+        return replace(self.tokens, t_token=now)
 
     def choose(
         self,
@@ -184,6 +192,8 @@ class PolicyBatch:
         since: [B], steps that were taken in the block before this one; for schedules by block (None: the first).
         """
         score = self.score.of(drawn)
+        if self.first_score is not None:
+            score = torch.where((noise.step == 0)[:, None], self.first_score.of(drawn), score)
         if self.any_tempered:
             uniform = noise.uniform(rng.Stream.POSITION)
             score = positions.perturb(score, self.given.t_pos, self.rule.noise(uniform))
@@ -220,3 +230,9 @@ class PolicyBatch:
         kl = (torch.special.xlogy(now, now) - torch.special.xlogy(now, memory.weights)).sum(-1)
         still = masked & (at == memory.positions) & (kl < self.given.kl_bound[:, None])
         return Memory(at, now, torch.where(still, memory.stable + 1, 0))
+
+
+def _single(t_token: Sequence[float], device: torch.device | str) -> Tensor:
+    """In float32. A temperature it does not know becomes the nearest one that it does: the law is the same."""
+    known = [min(max(t, _SINGLE.tiny), _SINGLE.max) if t else 0.0 for t in t_token]
+    return torch.tensor(known, dtype=torch.float32, device=device)

@@ -16,7 +16,7 @@ _CHUNK = 512  # entries summed in float32 before float64 takes over; divides LLa
 _TILE = 1 << 19  # logits worked on at once on a CPU: several passes over what stays in its cache
 
 
-Need = Literal["entropy", "margin", "probabilities"]  # extras that not every score and rule asks for
+Need = Literal["entropy", "margin", "probabilities", "top"]  # extras that not every score and rule asks for
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Prediction:
     entropy: Tensor | None  # [N]: H(q) = -sum_v q_v log q_v, in nats
     log_margin: Tensor | None  # [N]: log(q_(1) - q_(2)) of the two likeliest tokens
     probabilities: Tensor | None  # [N, V]: q itself
+    log_top: Tensor | None  # [N]: log max_v q_v, whatever was drawn
 
 
 def predict(logits: Tensor, u: Tensor, row: Tensor, rules: TokenRules, needs: Set[Need]) -> Prediction:
@@ -95,8 +96,10 @@ def _predict(logits: Tensor, u: Tensor, row: Tensor, rules: TokenRules, needs: S
     if rules.of_drawn:
         weights, total = drawn, drawn.sum(-1)
         log_confidence = weights.gather(1, tokens[:, None])[:, 0].log() - total.log()
+        log_top = weights.amax(-1).log() - total.log() if "top" in needs else None
     else:  # the peak first: beside it, log c would lose its digits
         log_confidence = (logits.gather(1, tokens[:, None]) - peak)[:, 0] - log_total
+        log_top = -log_total if "top" in needs else None
 
     q = weights / total[:, None] if {"entropy", "probabilities"} & needs else None
     return Prediction(
@@ -106,6 +109,7 @@ def _predict(logits: Tensor, u: Tensor, row: Tensor, rules: TokenRules, needs: S
         torch.special.entr(q).sum(-1) if q is not None and "entropy" in needs else None,
         _log_margin(weights, total) if "margin" in needs else None,
         q if "probabilities" in needs else None,
+        log_top,
     )
 
 

@@ -1,0 +1,133 @@
+"""`twotemp tune`: which policy, and which numbers, for this model, task, goal and budget."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from twotemp.cli.evaluate import split_specs
+from twotemp.cli.options import Cache, DecodingOptions, Json, LoadingOptions, Model, TaskOptions
+from twotemp.plain import json_text
+
+if TYPE_CHECKING:
+    from twotemp.evaluation import Progress
+    from twotemp.tuning import Tuned
+
+
+def tune(
+    out: Annotated[Path, typer.Option(help="The run's folder; one that exists is continued.")],
+    asked: TaskOptions,
+    loading: LoadingOptions,
+    decoding: DecodingOptions,
+    model: Model = "tiny",
+    at: Annotated[
+        str,
+        typer.Option(help="What to be best at: pass@16, or pass@NFE=200 (what 200 NFE per question buy)."),
+    ] = "pass@16",
+    policies: Annotated[
+        list[str],
+        typer.Option(
+            help="The candidates. A name is tried over T_token, T_pos, lambda and K; numbers that are named are "
+            "tried only as given: tct:t_pos=0.1,threshold=0.6|0.8."
+        ),
+    ] = ["ar,tlc,tct,tpp,fork"],  # noqa: B006
+    budget: Annotated[float, typer.Option(min=1, help="NFE to spend in all, about.")] = 1_000_000,
+    questions: Annotated[int | None, typer.Option(min=1, help="Use only the first so many problems.")] = None,
+    cache: Cache = None,
+    as_json: Json = False,
+) -> None:
+    """Race policies and their numbers on validation problems, and say which to use.
+
+    All start on a few problems. Who is beaten by one that costs no more leaves, the better half sees more problems.
+
+    --out keeps all samples, tuned.yaml, frontier.md and frontier.png. Stopped and started again, it continues.
+
+    [bold]Examples[/bold]
+
+      twotemp tune --task countdown-3 --at pass@16 --policies tlc,tct,fork --budget 300000 --out runs/tune
+
+      twotemp eval --task countdown-3 --policies ar,@runs/tune/tuned.yaml -n 16 --out runs/tuned
+    """
+    from twotemp.cli.console import progress, say, say_cache, show_log
+    from twotemp.engine.runner import check_cache
+    from twotemp.evaluation import InProcess, Plan
+    from twotemp.folders import write_text
+    from twotemp.report.frontier import draw_frontier
+    from twotemp.tuning import Goal, expand, recommendation, table, tuned_yaml
+    from twotemp.tuning import tune as run
+    from twotemp.tuning.tuner import validation
+    from twotemp.tuning.words import rows
+
+    show_log(logging.WARNING)  # every round would say the batch size again
+    goal, candidates = Goal.parse(at), expand(split_specs(",".join(policies)))
+    plan = Plan(
+        tasks=tuple(map(validation, asked.choices())),
+        policies=candidates,
+        questions=questions,
+        length=decoding.length,
+        block=decoding.block,
+        seed=decoding.seed,
+        cache=cache,
+        chat=asked.chat,
+        compile=loading.compiled,
+    )
+    loaded = loading.load(model)
+    check_cache(loaded, cache)
+    say_cache(loaded, cache)
+    drawer = InProcess(loaded, batch_size=decoding.batch_size, cache=cache)
+    say(f"{len(candidates)} candidates for {goal}, {budget:,.0f} NFE")
+    with progress(loaded.name) as bar:
+
+        def watch(alive: int, seen: int, state: Progress) -> None:
+            bar.update(state.samples, state.all_samples, f"{alive} candidates on {seen} questions")
+
+        tuned = run(plan, goal, drawer, out, budget=budget, watch=watch)
+    write_text(out / "tuned.yaml", tuned_yaml(tuned))
+    write_text(out / "frontier.md", f"{recommendation(tuned)}\n\n{table(tuned)}")
+    if as_json:
+        for row in rows(tuned.standings):
+            typer.echo(json_text(row))
+    else:
+        _show(tuned)
+    say(recommendation(tuned))
+    draw_frontier(tuned.standings, str(goal), f"{loaded.name}, {tuned.task.name}", out / "frontier")
+    say(
+        f"{tuned.spent:,.0f} NFE spent; on test problems: twotemp eval --model {model} --task {tuned.task.name} "
+        f"--policies @{out / 'tuned.yaml'} --out RUN; the frontier: {out / 'frontier.md'}"
+    )
+
+
+def _show(tuned: Tuned) -> None:
+    """The finalists, and how many left on the way."""
+    from rich.table import Table
+
+    from twotemp.cli.console import output
+    from twotemp.policies import spell
+
+    shown = Table()
+    for column in (
+        "finalist",
+        f"{tuned.goal} (%)",
+        "95 %",
+        "NFE per question",
+        "behind",
+        "chance to be best",
+    ):
+        shown.add_column(column, justify="left" if column == "finalist" else "right", overflow="fold")
+    finalists = [one for one in tuned.standings if one.finalist]
+    for one in finalists:
+        assert one.behind is not None
+        shown.add_row(
+            spell(one.candidate),
+            f"{100 * one.mean:.1f}",
+            f"{100 * one.low:.1f} to {100 * one.high:.1f}",
+            f"{one.cost:.1f}",
+            f"{100 * one.behind[0]:+.1f} [{100 * one.behind[1]:+.1f}, {100 * one.behind[2]:+.1f}]",
+            f"{one.chance:.0%}",
+        )
+    output.print(shown)
+    left = len(tuned.standings) - len(finalists)
+    output.print(f"{left} candidates left the race in {len(tuned.rounds)} rounds", highlight=False)

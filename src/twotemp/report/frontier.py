@@ -1,0 +1,74 @@
+"""The frontier of a race: the pass rate of every candidate against what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from twotemp.records import Policy
+from twotemp.report import style
+from twotemp.report.figures import FORMATS, look
+
+
+class Point(Protocol):
+    """A candidate: its rate with a 95 % interval, and its price."""
+
+    @property
+    def candidate(self) -> Policy: ...
+    @property
+    def mean(self) -> float: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+    @property
+    def cost(self) -> float: ...
+    @property
+    def finalist(self) -> bool: ...
+    @property
+    def on_frontier(self) -> bool: ...
+
+
+def draw_frontier(points: Sequence[Point], goal: str, title: str, path: Path) -> None:
+    """Finalists with intervals, a line through the frontier; those who left are small, as they were last seen."""
+    with look():
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import ScalarFormatter
+
+        figure = Figure(figsize=(4.6, 3.2), layout="constrained")
+        axis = figure.subplots()
+        ahead = sorted((p for p in points if p.on_frontier), key=lambda p: p.cost)
+        axis.plot(
+            [p.cost for p in ahead], [100 * p.mean for p in ahead], color=style.INK, linewidth=0.8, zorder=2
+        )
+        named: set[str] = set()
+        for point in points:
+            looks = style.line(point.candidate)
+            name = style.NAMES.get(point.candidate.name, point.candidate.name)
+            bars = None
+            if point.finalist:
+                bars = [[100 * (point.mean - point.low)], [100 * (point.high - point.mean)]]
+            axis.errorbar(
+                [point.cost],
+                [100 * point.mean],
+                bars,
+                color=looks["color"],
+                marker=looks["marker"],
+                linestyle="none",
+                markersize=4.5 if point.finalist else 2.2,
+                alpha=1.0 if point.finalist else 0.45,
+                elinewidth=0.8,
+                label=name if name not in named else None,
+                zorder=4 if point.finalist else 3,
+            )
+            named.add(name)
+        axis.set_xscale("log")
+        axis.xaxis.set_major_formatter(ScalarFormatter())
+        axis.xaxis.set_minor_formatter(ScalarFormatter())
+        axis.set_xlabel("NFE per question")
+        axis.set_ylabel(f"{goal} (%)")
+        axis.set_title(title)
+        figure.legend(loc="outside right upper")
+        for kind in FORMATS:
+            figure.savefig(path.with_suffix(f".{kind}"))

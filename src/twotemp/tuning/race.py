@@ -1,0 +1,191 @@
+"""Successive halving with paired intervals: many candidates on few questions, then few on many. Plain arrays only.
+
+A round measures everyone still in the race on the same questions, more of them each time. Who is beaten beyond doubt
+by one that costs no more leaves, whatever the round; of the others the better half stays, the frontier first. So
+the race is about the best, and about the best for less, in one go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from twotemp import metrics
+from twotemp.errors import UserError
+from twotemp.metrics.passk import Floats
+
+FINALISTS = 4
+PROBE = 2  # questions from which the first prices are known
+LEAST = 4  # questions of the first round
+LEVEL = 0.99  # of the paired intervals that decide
+_RESAMPLES = 4000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One candidate on the first so many questions."""
+
+    values: Floats  # [questions]: the goal, in [0, 1]; NaN: not measured
+    cost: float  # NFE per question: where it stands on the frontier
+    spent: float  # NFE of all its samples
+
+    @property
+    def mean(self) -> float:
+        return float(np.nanmean(self.values)) if not np.isnan(self.values).all() else math.nan
+
+
+@dataclass(frozen=True)
+class Round(Generic[T]):
+    """Who was measured on how many questions, and who goes on."""
+
+    questions: int
+    outcomes: dict[T, Outcome]
+    kept: tuple[T, ...]
+
+
+Measure = Callable[[Sequence[T], int], Sequence[Outcome]]
+
+
+def race(
+    candidates: Sequence[T], measure: Measure[T], budget: float, questions: int, finalists: int = FINALISTS
+) -> list[Round[T]]:
+    """Spend about `budget` NFE. measure(some, q): their outcomes on the first q questions, again from the start.
+
+    Rounds share what is left of the budget evenly, as in successive halving: fewer candidates, more questions.
+    """
+    if not candidates:
+        raise UserError("no candidate to tune; name some policies, e.g. --policies tlc,tct")
+    alive, at = tuple(candidates), min(PROBE, questions)
+    known = dict(zip(alive, measure(alive, at)))
+    rounds: list[Round[T]] = []
+    left = 1 + max(0, math.ceil(math.log2(len(alive) / finalists)))
+    while True:
+        price = max(1.0, sum(known[one].spent for one in alive) / at)
+        share = (budget - sum(outcome.spent for outcome in known.values())) / left
+        more = min(questions, at + max(0, int(share / price)))
+        if not rounds and more < min(LEAST, questions):
+            needed = price * (at + (min(LEAST, questions) - at) * left)
+            raise UserError(
+                f"a budget of {budget:,.0f} NFE is too small for {len(alive)} candidates: {LEAST} questions each in "
+                f"the first of {left} rounds take about {needed:,.0f}; raise --budget (what was drawn is kept), or "
+                "name fewer values: tct:t_pos=0.1,threshold=0.6|0.8"
+            )
+        if more > at:
+            known |= zip(alive, measure(alive, more))
+        at, left = more, left - 1
+        here = {one: known[one] for one in alive}
+        kept = alive if left == 0 else survivors(here, finalists)
+        rounds.append(Round(at, here, kept))
+        if left == 0 or len(kept) == 1:
+            return rounds
+        alive = kept
+
+
+def survivors(outcomes: dict[T, Outcome], finalists: int) -> tuple[T, ...]:
+    """Not beaten, and of the better half; in the order they came."""
+    beaten = beaten_by(outcomes)
+    ahead = frontier(outcomes)
+    ranked = sorted(
+        (one for one in outcomes if one not in beaten and not math.isnan(outcomes[one].mean)),
+        key=lambda one: (one not in ahead, *_merit(outcomes[one])),
+    )
+    places = max(finalists, math.ceil(len(outcomes) / 2))
+    chosen = set(ranked[:places])
+    return tuple(one for one in outcomes if one in chosen)
+
+
+def _merit(outcome: Outcome) -> tuple[float, float]:
+    """What to sort by, the best first: the goal, and for equal ones what they cost. The unmeasured come last."""
+    return 1.0 if math.isnan(outcome.mean) else -round(outcome.mean, 9), outcome.cost
+
+
+def frontier(outcomes: dict[T, Outcome]) -> list[T]:
+    """Those that no other equals for less, from the cheapest to the best."""
+    best, found = -math.inf, []
+    for one in sorted(outcomes, key=lambda one: (outcomes[one].cost, -outcomes[one].mean)):
+        if outcomes[one].mean > best + 1e-9:
+            best = outcomes[one].mean
+            found.append(one)
+    return found
+
+
+def beaten_by(outcomes: dict[T, Outcome], level: float = LEVEL) -> dict[T, T]:
+    """Who is worse than one of the frontier that costs no more: the whole paired interval lies below 0."""
+    names, rivals = list(outcomes), frontier(outcomes)
+    pairs = [(one, rival) for rival in rivals for one in names if outcomes[rival].cost <= outcomes[one].cost]
+    if not pairs:  # nobody could be measured
+        return {}
+    first, second = (np.stack([outcomes[one].values for one in side], axis=1) for side in zip(*pairs))
+    high = metrics.paired_bootstrap(first, second, resamples=_RESAMPLES, level=level).high
+    return {one: rival for (one, rival), most in zip(pairs, high) if most < 0}
+
+
+@dataclass(frozen=True)
+class Standing(Generic[T]):
+    """Where a candidate ended. Intervals are 95 % over questions; `behind` is the paired difference to the winner."""
+
+    candidate: T
+    questions: int  # how many it was measured on
+    mean: float
+    low: float
+    high: float
+    cost: float
+    finalist: bool = False
+    on_frontier: bool = False  # among the finalists
+    behind: tuple[float, float, float] | None = None  # mean, low, high; of finalists
+    chance: float | None = None  # that it is the best finalist, if these questions are typical
+
+
+def standings(rounds: Sequence[Round[T]]) -> list[Standing[T]]:
+    """Everyone: finalists from the best, then those who left, the last ones first."""
+    final = rounds[-1]
+    here = final.outcomes
+    measured = (one for one in here if not math.isnan(here[one].mean))
+    ranked = sorted(measured, key=lambda one: _merit(here[one]))
+    if not ranked:
+        raise UserError(
+            "no candidate could be measured: one sample costs more NFE than --at allows; raise it"
+        )
+    ahead = frontier(here)
+    values = np.stack([here[one].values for one in ranked], axis=1)
+    behind = metrics.paired_bootstrap(values, np.repeat(values[:, :1], len(ranked), axis=1))
+    gaps = zip(behind.mean.tolist(), behind.low.tolist(), behind.high.tolist())
+    found = [
+        replace(one, finalist=True, on_frontier=one.candidate in ahead, behind=gap, chance=chance)
+        for one, gap, chance in zip(_seen(final, ranked), gaps, _chances(values).tolist())
+    ]
+    known = set(ranked)
+    for round_ in reversed(rounds):
+        left = [one for one in round_.outcomes if one not in known]
+        known.update(left)
+        if left:
+            found += _seen(round_, sorted(left, key=lambda one: _merit(round_.outcomes[one])))
+    return found
+
+
+def _seen(round_: Round[T], some: Sequence[T]) -> list[Standing[T]]:
+    """Some candidates, as this round saw them."""
+    outcomes = [round_.outcomes[one] for one in some]
+    interval = metrics.bootstrap(np.stack([outcome.values for outcome in outcomes], axis=1))
+    lows, highs = interval.low.tolist(), interval.high.tolist()
+    return [
+        Standing(one, round_.questions, outcome.mean, low, high, outcome.cost)
+        for one, outcome, low, high in zip(some, outcomes, lows, highs)
+    ]
+
+
+def _chances(values: Floats, seed: int = 0) -> Floats:
+    """How often each column is the best if the questions are drawn again; equal ones share."""
+    table = np.nan_to_num(values)
+    even = np.full(len(table), 1 / len(table))
+    counts = np.random.default_rng(seed).multinomial(len(table), even, size=_RESAMPLES)
+    means = counts @ table
+    best = np.isclose(means, means.max(axis=1, keepdims=True), rtol=0, atol=1e-9)
+    chances: Floats = (best / best.sum(axis=1, keepdims=True)).mean(axis=0)
+    return chances

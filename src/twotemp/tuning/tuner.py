@@ -1,0 +1,125 @@
+"""The race with a model: measuring is an ordinary evaluation, a round at a time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from twotemp import metrics
+from twotemp.errors import UserError
+from twotemp.evaluation import Drawer, Evaluation, Plan, Progress, TaskChoice, grader_of
+from twotemp.policies import spell
+from twotemp.records import Policy
+from twotemp.store import Store
+from twotemp.tuning.goal import Goal
+from twotemp.tuning.race import FINALISTS, Outcome, Round, Standing, race, standings
+
+# told(candidates, questions, progress of their evaluation)
+Watch = Callable[[int, int, Progress], None]
+_VALIDATION = "validation"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a race found."""
+
+    goal: Goal
+    task: TaskChoice
+    model: str
+    spent: float  # NFE
+    rounds: list[Round[Policy]]
+    standings: list[Standing[Policy]]  # the recommended one first
+
+
+def validation(choice: TaskChoice) -> TaskChoice:
+    """The task's validation problems, unless the user said which ones to tune on."""
+    from twotemp import tasks
+
+    subsets = tasks.get(choice.name).subsets
+    return replace(choice, subset=_VALIDATION) if choice.subset is None and _VALIDATION in subsets else choice
+
+
+def tune(
+    plan: Plan,
+    goal: Goal,
+    drawer: Drawer,
+    out: Path | str,
+    *,
+    budget: float,
+    finalists: int = FINALISTS,
+    watch: Watch | None = None,
+) -> Tuned:
+    """Race the plan's policies on its one task. `plan.n` is the goal's affair; `plan.questions`: the most to use."""
+    if len(plan.tasks) != 1:
+        raise UserError("tune works on one task at a time; name one, e.g. --task countdown-3")
+    (choice,) = plan.tasks
+    ids = [problem.id for problem in choice.problems().problems[: plan.questions]]
+    spent: dict[Policy, float] = {}
+
+    def measure(some: Sequence[Policy], questions: int) -> list[Outcome]:
+        told = None if watch is None else lambda state: watch(len(some), questions, state)
+        found = _measure(replace(plan, questions=questions), goal, drawer, out, some, ids[:questions], told)
+        spent.update((one, outcome.spent) for one, outcome in zip(some, found))
+        return found
+
+    rounds = race(plan.policies, measure, budget, len(ids), finalists)
+    return Tuned(goal, choice, drawer.name, sum(spent.values()), rounds, standings(rounds))
+
+
+def _measure(
+    plan: Plan,
+    goal: Goal,
+    drawer: Drawer,
+    out: Path | str,
+    policies: Sequence[Policy],
+    ids: Sequence[str],
+    watch: Callable[[Progress], None] | None,
+) -> list[Outcome]:
+    """Draw until each policy has the samples that the goal takes at its cost, which its samples say."""
+    wanted = dict.fromkeys(policies, goal.k or 1)
+    found: dict[Policy, Outcome] = {}
+    while wanted:
+        groups: dict[int, list[Policy]] = defaultdict(list)
+        for policy, n in wanted.items():
+            groups[n].append(policy)
+        for n, some in groups.items():
+            with Evaluation(replace(plan, policies=tuple(some), n=n), out) as evaluation:
+                store = evaluation.run_with(drawer, watch=watch)
+            for policy in some:
+                outcome, needed = _read(store, plan.tasks[0], policy, ids, n, goal)
+                if needed > n:
+                    wanted[policy] = needed
+                else:
+                    found[policy] = outcome
+                    del wanted[policy]
+    return [found[policy] for policy in policies]
+
+
+def _read(
+    store: Store, choice: TaskChoice, policy: Policy, ids: Sequence[str], n: int, goal: Goal
+) -> tuple[Outcome, int]:
+    """A cell's first n samples of these questions, whatever else it holds; and how many the goal takes."""
+    cell = store[f"{choice.name}@{spell(policy)}"]
+    judge = grader_of(cell, choice.grader)
+    if judge is None:
+        raise UserError(
+            f"{cell.path} has no grades; run `twotemp regrade {store.path}`, then the same command"
+        )
+    table = cell.table(judge)
+    place = {question: row for row, question in enumerate(table.questions)}
+    passed, costs = [], []
+    nothing = np.zeros(0, dtype=bool)
+    for question in ids:
+        row = place.get(question)
+        first = nothing if row is None else table.index[row] < n
+        passed.append(nothing if row is None else table.passed[row][first])
+        if row is not None and first.any():
+            costs.append(table.nfe[row][first])
+    # By the paper's accounting an empty answer of AR costs nothing; somebody has to find out that it is empty.
+    cost = max(1.0, metrics.mean_cost(costs))
+    values = goal.values(passed, cost)
+    return Outcome(values, goal.price(cost), float(sum(c.sum() for c in costs))), goal.samples(cost)

@@ -1,0 +1,298 @@
+"""The race on simulated tables, where the winner is known; and one small race with a model."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from twotemp import metrics
+from twotemp.cli import app
+from twotemp.cli.evaluate import split_policies
+from twotemp.errors import UserError
+from twotemp.evaluation import InProcess, Plan, TaskChoice
+from twotemp.models.load import load
+from twotemp.policies import policy, spell
+from twotemp.store import Store
+from twotemp.tuning import Goal, Outcome, expand, race, recommendation, standings, table, tune, tuned_yaml
+from twotemp.tuning.race import LEAST, beaten_by, frontier
+from twotemp.tuning.tuner import validation
+
+
+class Simulated:
+    """Candidates with true rates and prices; a question is passed where its own level lies below the rate."""
+
+    def __init__(self, rates, prices=None, questions=1000, seed=0, common=True):
+        self.rates, self.questions = list(rates), questions
+        self.prices = list(prices or [10.0] * len(self.rates))
+        noise = np.random.default_rng(seed)
+        levels = noise.random((questions, 1 if common else len(self.rates)))
+        self.passed = (levels < np.array(self.rates)).astype(float)
+        self.calls: list[tuple[int, int]] = []
+
+    def measure(self, some, questions):
+        self.calls.append((len(some), questions))
+        return [Outcome(self.passed[:questions, i], self.prices[i], self.prices[i] * questions) for i in some]
+
+    def race(self, budget, **more):
+        return race(range(len(self.rates)), self.measure, budget, self.questions, **more)
+
+    @property
+    def full(self) -> float:
+        return sum(self.prices) * self.questions
+
+
+def spent(rounds, prices) -> float:
+    seen = {one: round_.questions for round_ in rounds for one in round_.outcomes}
+    return sum(prices[one] * questions for one, questions in seen.items())
+
+
+# --- who wins
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_with_common_noise_the_best_always_wins(seed):
+    """Passing is monotone in the rate then: nobody is ever ahead of a better one, on any questions."""
+    rates = np.random.default_rng(seed).permutation(np.linspace(0.2, 0.7, 48))
+    found = Simulated(rates, seed=seed, questions=500)
+    rounds = found.race(0.1 * found.full)
+    assert standings(rounds)[0].candidate == int(np.argmax(rates))
+    assert spent(rounds, found.prices) <= 0.1 * found.full
+
+
+def test_with_independent_noise_little_is_lost_on_average_for_a_tenth_of_the_grid():
+    """The exact regret of a race that chose at random would be 12.5 points here."""
+    regret = []
+    for seed in range(8):
+        rates = np.random.default_rng(100 + seed).permutation(np.linspace(0.35, 0.6, 48))
+        found = Simulated(rates, seed=seed, common=False, questions=600)
+        winner = standings(found.race(0.1 * found.full))[0].candidate
+        regret.append(max(rates) - rates[winner])
+    assert np.mean(regret) < 0.03
+
+
+def test_rounds_halve_the_candidates_add_questions_and_keep_within_the_budget():
+    found = Simulated(np.linspace(0.3, 0.31, 32), common=False)  # nobody is beaten beyond doubt
+    rounds = found.race(0.2 * found.full)
+    assert [len(r.outcomes) for r in rounds] == [32, 16, 8, 4]
+    assert all(a.questions < b.questions for a, b in pairwise(rounds))
+    assert 0.19 * found.full < spent(rounds, found.prices) <= 0.2 * found.full
+    # A round costs about the same as any other.
+    new = [len(r.outcomes) * (r.questions - q) for r, q in zip(rounds, [0, *(r.questions for r in rounds)])]
+    assert max(new) < 1.3 * min(new)
+
+
+def test_who_is_beaten_beyond_doubt_leaves_at_once():
+    rates = [0.9] + [0.1] * 31
+    rounds = Simulated(rates, common=False).race(60_000)
+    assert rounds[0].kept == (0,)
+    assert len(rounds) == 1
+
+
+def test_a_cheap_one_is_only_beaten_by_one_that_costs_no_more():
+    """The best for less stays in the race: the frontier is an answer, too."""
+    found = Simulated([0.8, 0.5, 0.2], prices=[40.0, 10.0, 20.0], common=False)
+    outcomes = dict(enumerate(found.measure(range(3), 400)))
+    assert beaten_by(outcomes) == {2: 1}
+    assert frontier(outcomes) == [1, 0]
+    last = standings(found.race(20_000))
+    assert [one.candidate for one in last if one.on_frontier] == [0, 1]
+
+
+def test_equal_ones_are_ranked_by_what_they_cost():
+    found = Simulated([0.5, 0.5], prices=[20.0, 10.0])
+    first, second = standings(found.race(20_000))
+    assert first.candidate == 1
+    assert first.behind == (0.0, 0.0, 0.0)
+    assert first.chance == second.chance == 0.5
+    assert not second.on_frontier
+
+
+def test_frontier_by_brute_force():
+    noise = np.random.default_rng(3)
+    for _ in range(50):
+        points = {
+            i: Outcome(np.array([noise.integers(5) / 4]), float(noise.integers(5)), 1.0) for i in range(8)
+        }
+        got = frontier(points)
+        for i, one in points.items():
+            others = [o for j, o in points.items() if j != i]
+            worse = any(
+                o.cost <= one.cost and o.mean >= one.mean and (o.cost, o.mean) != (one.cost, one.mean)
+                for o in others
+            )
+            twins = [j for j, o in points.items() if (o.cost, o.mean) == (one.cost, one.mean)]
+            assert (i in got) == (not worse and i == twins[0])
+
+
+# --- budgets
+
+
+def test_a_budget_that_cannot_decide_is_refused_with_one_that_can():
+    found = Simulated([0.5] * 64)
+    with pytest.raises(UserError, match="raise --budget") as error:
+        found.race(2_000)
+    enough = float(str(error.value).split("take about ")[1].split(";")[0].replace(",", ""))
+    assert found.race(enough)[0].questions >= LEAST
+
+
+def test_no_more_questions_than_there_are():
+    found = Simulated([0.4, 0.5], questions=5)
+    (only,) = found.race(1e9)
+    assert only.questions == 5
+
+
+def test_what_cannot_be_measured_leaves():
+    found = Simulated([0.5] * 8)
+    found.passed[:, 3] = math.nan  # one sample costs more than the goal allows
+    assert 3 not in {one.candidate for one in standings(found.race(40_000)) if one.finalist}
+    found.passed[:] = math.nan
+    with pytest.raises(UserError, match="no candidate could be measured"):
+        standings(found.race(40_000))
+
+
+# --- goals and candidates
+
+
+def test_goals():
+    passed = [np.array([1, 0, 0, 1], dtype=bool), np.array([0, 0, 0, 0], dtype=bool)]
+    at = Goal.parse("pass@2")
+    assert str(at) == "pass@2"
+    assert at.samples(5.0) == 2
+    assert at.price(5.0) == 10.0
+    assert np.allclose(at.values(passed, 5.0), metrics.pass_at_k([4, 4], [2, 0], [2])[:, 0])
+    bought = Goal.parse("pass@NFE=20")
+    assert bought.samples(8.0) == 3
+    assert bought.price(8.0) == 20.0
+    # 20 NFE buy 2.5 samples: the mean of pass@2 and pass@3.
+    assert bought.values(passed, 8.0)[0] == pytest.approx((1 - 1 / 6 + 1.0) / 2)
+    assert np.isnan(bought.values(passed, 30.0)).all()
+
+
+@pytest.mark.parametrize(
+    "text", ["pass@0", "pass@", "pass@1.5", "pass@NFE=0", "accuracy", "pass@-1", "pass@5000"]
+)
+def test_bad_goals_are_refused(text):
+    with pytest.raises(UserError, match="write pass@16"):
+        Goal.parse(text)
+
+
+def test_candidates_are_all_combinations_of_what_a_policy_has():
+    found = expand(["tct:threshold=0.6|0.8"])
+    assert {p.threshold for p in found} == {0.6, 0.8}
+    assert {p.t_pos for p in found} == {0.0, 0.1, 0.3}
+    assert len(found) == 2 * 3 * 4
+    assert expand(["tlc:t_token=0.8,t_pos=0|1,k=1"]) == (policy("tlc", t_pos=0.0), policy("tlc", t_pos=1.0))
+    assert not {p.k for p in expand(["ct"])} - {1}
+
+
+def test_what_decodes_alike_is_tried_once():
+    both = expand(["lc", "tlc"])
+    assert len(both) == len(expand(["tlc"]))
+    assert {p.name for p in both if p.t_pos == 0} == {"lc"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("tcl", "did you mean 'tlc'"),
+        ("tct:thresold=0.5", "did you mean 'threshold'"),
+        ("lc:t_pos=0|1", "lc is tlc at T_pos = 0"),
+        ("tct:t_pos", "name=value"),
+        ("tct:t_pos=warm|0.1", "not a number"),
+    ],
+)
+def test_bad_candidates_are_refused(spec, said):
+    with pytest.raises(UserError, match=said):
+        expand([spec])
+
+
+def test_tuning_is_on_validation_problems_unless_told_otherwise():
+    assert validation(TaskChoice("countdown-3")).subset == "validation"
+    assert validation(TaskChoice("countdown-3", subset="test:7")).subset == "test:7"
+    assert validation(TaskChoice("gsm8k")).subset is None
+
+
+# --- with a model
+
+
+@pytest.mark.parametrize("goal", ["pass@2", "pass@NFE=24"])
+def test_a_small_race_is_an_ordinary_run_that_goes_on_where_it_was(tmp_path, goal):
+    candidates = expand(["lc:t_token=0.8,k=2|6", "ct:t_token=0.8,threshold=0.5"])
+    plan = Plan((validation(TaskChoice("countdown-3")),), candidates, questions=10, seed=1)
+    drawer = InProcess(load("tiny"), batch_size=32)
+    first = tune(plan, Goal.parse(goal), drawer, tmp_path / "run", budget=5000)
+    cells = Store.open(tmp_path / "run").cells()
+    assert {cell.config.policy for cell in cells} == set(candidates)
+    assert {cell.config.subset for cell in cells} == {"validation"}
+    files = sorted(path.name for path in (tmp_path / "run").glob("*/samples-*"))
+    again = tune(plan, Goal.parse(goal), drawer, tmp_path / "run", budget=5000)
+    assert files == sorted(path.name for path in (tmp_path / "run").glob("*/samples-*"))
+    assert again.standings == first.standings
+    assert 0 < first.spent <= 5000
+    best = first.standings[0]
+    assert best.questions == 10
+    assert best.mean == max(one.mean for one in first.standings)
+    # The numbers are those of the stored samples.
+    cell = next(cell for cell in cells if cell.config.policy == best.candidate)
+    stored = cell.table(cell.graders()[0])
+    if goal == "pass@2":
+        assert best.mean == pytest.approx(float(np.mean(metrics.pass_at_k(stored.n, stored.correct, [2]))))
+        assert best.cost == pytest.approx(2 * metrics.mean_cost(stored.nfe))
+    else:
+        assert best.cost == 24
+    text = tuned_yaml(first)
+    assert yaml.safe_load(text)["policies"] == [spell(best.candidate)]
+    (tmp_path / "tuned.yaml").write_text(text)
+    assert split_policies(f"ar,@{tmp_path / 'tuned.yaml'}") == (policy("ar"), best.candidate)
+    assert spell(best.candidate) in recommendation(first)
+    assert table(first).count("\n| ") == len(candidates)
+
+
+def test_several_tasks_are_refused_and_a_file_without_policies(tmp_path):
+    plan = Plan((TaskChoice("countdown-3"), TaskChoice("words-2")), (policy("lc"),))
+    with pytest.raises(UserError, match="one task at a time"):
+        tune(plan, Goal(k=1), None, tmp_path / "run", budget=10)
+    (tmp_path / "a.yaml").write_text("policies: tct")
+    with pytest.raises(UserError, match="must have a list"):
+        split_policies(f"@{tmp_path / 'a.yaml'}")
+    with pytest.raises(UserError, match="no file of policies"):
+        split_policies(f"@{tmp_path / 'b.yaml'}")
+
+
+def test_the_frontier_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    from twotemp.report.frontier import draw_frontier
+
+    found = Simulated([0.8, 0.5, 0.2], prices=[40.0, 10.0, 20.0], common=False, questions=60)
+    named = [policy("lc"), policy("fork"), policy("tpp")]
+    rounds = race(named, lambda some, q: found.measure([named.index(p) for p in some], q), 9000, 60)
+    draw_frontier(standings(rounds), "pass@4", "a model, a task", tmp_path / "frontier")
+    assert {path.name for path in tmp_path.iterdir()} == {"frontier.png", "frontier.pdf"}
+
+
+def test_from_the_command_line(tmp_path):
+    out = tmp_path / "run"
+    options = [
+        "--task",
+        "countdown-3",
+        "--at",
+        "pass@1",
+        "--policies",
+        "lc:t_token=0.8,k=2|6",
+        "--questions",
+        "6",
+    ]
+    done = CliRunner().invoke(app, ["tune", *options, "--budget", "1000", "--out", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["candidate"] for row in rows} == {"lc:k=2", "lc:k=6"}
+    assert f"Use {rows[0]['candidate']}: pass@1" in " ".join(done.stderr.split())
+    assert {"tuned.yaml", "frontier.md", "frontier.png", "frontier.pdf", "run.json"} <= {
+        p.name for p in out.iterdir()
+    }
