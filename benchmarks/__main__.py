@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import caching, decoding, growth, scheduling
+from benchmarks import caching, decoding, growth, scheduling, workers
 from benchmarks.measure import machine
 
 
@@ -31,6 +31,8 @@ def main() -> None:
         "drift": ("What an approximate cache changes", lambda: caching.drifts(20)),
         "scheduling": ("Scheduling", lambda: scheduling.report(given.seconds)),
         "growth": ("Growth", growth.report),
+        "driver": ("The driver's ceiling", workers.driver),
+        "workers": ("Workers", workers.workers),
     }
     chosen = given.only.split(",") if given.only else list(parts)
     if unknown := set(chosen) - set(parts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -18,7 +19,7 @@ from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, InProcess, Plan, TaskChoice, grading
 from twotemp.policies import parse
 from twotemp.records import Sample
-from twotemp.store import Store
+from twotemp.store import Store, Writer
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +113,7 @@ def test_a_slow_grader_costs_no_more_than_the_slower_of_the_two(tmp_path, monkey
 def test_drawing_waits_when_too_much_is_ungraded(tmp_path, monkeypatch):
     monkeypatch.setattr(grading, "MOST_WAITING", 4)
     monkeypatch.setattr("twotemp.evaluation.runner.WRITE_SAMPLES", 4)
+    monkeypatch.setattr("twotemp.evaluation.runner.MOST_WRITING", math.inf)  # no write waits for the disk
     most = []
 
     class Watching(slow_grader(Busy(0.005))):
@@ -125,6 +127,25 @@ def test_drawing_waits_when_too_much_is_ungraded(tmp_path, monkeypatch):
         prepared.run_with(SlowDrawer(0.0))
     assert sum(most) == 40
     assert max(most) <= 8
+
+
+def test_a_slow_disk_is_written_to_less_often(tmp_path, monkeypatch):
+    """Samples come faster than they can be made durable: writes grow, up to a chunk."""
+    monkeypatch.setattr("twotemp.evaluation.runner.WRITE_SAMPLES", 4)
+    sizes, original = [], Writer.samples
+
+    def slow(self, samples):
+        time.sleep(0.05)
+        sizes.append(len(samples))
+        original(self, samples)
+
+    monkeypatch.setattr(Writer, "samples", slow)
+    plan = Plan((TaskChoice("toy"),), (parse("ar"),), n=50, questions=4)
+    with Evaluation(plan, tmp_path / "run") as prepared:
+        prepared.run_with(SlowDrawer(0.002))
+    assert sum(sizes) == 200
+    assert sizes[0] == 4
+    assert max(sizes) > 20
 
 
 def failing(moment: int, fail, seen: list[int]):

@@ -17,7 +17,7 @@ from twotemp.evaluation.drawing import Drawer, InProcess
 from twotemp.evaluation.grading import Grading
 from twotemp.evaluation.plan import Plan, TaskChoice
 from twotemp.evaluation.progress import Counter, Watch
-from twotemp.evaluation.work import CellWork, LoadedTask, chunks, unbroken
+from twotemp.evaluation.work import CHUNK_SAMPLES, CellWork, LoadedTask, chunks, unbroken
 from twotemp.graders.base import Grader
 from twotemp.policies import spell
 from twotemp.records import Policy, Request, Sample
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from twotemp.engine import Observer
     from twotemp.models.base import Denoiser
 
-# Finished samples wait for a write of this many, or of this age in seconds: a kill costs no more. A grader that would
-# have nothing to do gets them sooner, but writing takes a small share of the time even where a disk is slow.
-WRITE_SAMPLES, WRITE_SECONDS, HUNGRY_SECONDS, WRITING_SHARE = 64, 2.0, 0.2, 0.05
+# Finished samples wait for a write of this many, or of this age in seconds: a kill costs no more. Where samples come
+# so fast that the disk would hold them up, a write waits for more (a chunk at most, and no longer). A grader that
+# would have nothing to do gets them sooner, but writing takes a small share of the time even where a disk is slow.
+WRITE_SAMPLES, WRITE_SECONDS, HUNGRY_SECONDS, WRITING_SHARE, MOST_WRITING = 64, 2.0, 0.2, 0.05, 0.2
 
 
 class Evaluation:
@@ -150,20 +151,26 @@ class Evaluation:
                 counter.drawn((work.loaded.task.name, sample.request) for sample in samples)
                 yield work, samples
 
-        def hand_over() -> None:
-            for work, samples in list(store()):
+        def hand_over() -> float:
+            """Store and have graded; the seconds that storing took."""
+            began = perf_counter()
+            stored = list(store())
+            took = perf_counter() - began
+            for work, samples in stored:
                 grading.put(work, samples)
+            return took
 
-        count, written, patience = 0, perf_counter(), HUNGRY_SECONDS
+        count, written, took = 0, perf_counter(), 0.0
         try:
             for loaded, sample in drawer.draw(wanted):
                 fresh[work_of[loaded, sample.policy]].append(sample)
                 now, count = perf_counter(), count + 1
-                late = now - written > (patience if grading.hungry else WRITE_SECONDS)
-                if late or count >= WRITE_SAMPLES or grading.failed:
-                    hand_over()
+                hungry = max(HUNGRY_SECONDS, took / WRITING_SHARE)
+                late = now - written > (hungry if grading.hungry else WRITE_SECONDS)
+                slow_disk = now - written < took / MOST_WRITING and count < CHUNK_SAMPLES
+                if late or grading.failed or (count >= WRITE_SAMPLES and not slow_disk):
+                    took = hand_over()
                     count, written = 0, perf_counter()
-                    patience = max(HUNGRY_SECONDS, (written - now) / WRITING_SHARE)
             hand_over()
         except BaseException:  # Ctrl-C and errors, too, leave what is finished in the store
             for work, samples in fresh.items():  # Ctrl-C may have come just after some were written

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import ceil
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from twotemp.records import Key, Policy, Request, Sample
 
@@ -114,13 +116,12 @@ def cut(chunks: Iterable[Chunk[T]], size: int = UNIT) -> Iterator[Unit[T]]:
 
     It depends on the requests alone: the same run is cut the same way, whoever draws it.
     """
-
-    def structure(request: Request) -> Any:
-        return request.policy.structure
-
     for tag, requests in chunks:
-        for _, some in groupby(sorted(requests, key=structure), structure):
-            group = list(some)
+        groups: dict[tuple[str, ...], list[Request]] = defaultdict(list)
+        for policy, some in groupby(requests, attrgetter("policy")):
+            groups[policy.structure].extend(some)
+        for structure in sorted(groups):
+            group = groups[structure]
             count = ceil(len(group) / size)
             for number in range(count):
                 part = group[len(group) * number // count : len(group) * (number + 1) // count]

@@ -1,0 +1,128 @@
+"""What one driver and one store can take from a model that costs nothing, and what a second worker gives.
+
+python -m benchmarks --only driver      samples/s through the driver, with and without workers
+python -m benchmarks --only workers     the demo's mix with 1 and 2 workers, and beside a busy loop
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import table
+from twotemp import graders, tasks
+from twotemp.cli.demo import POLICIES
+from twotemp.evaluation import Drawer, Evaluation, Plan, TaskChoice
+from twotemp.executors import Loading, Processes, Supervisor
+from twotemp.policies import parse
+from twotemp.records import Grade, Problem, Sample
+from twotemp.tasks import ProblemSet, Task
+
+LENGTH, PROMPT = 64, 64  # tokens
+QUESTIONS, N = 60, 64
+
+
+class Free:
+    """A drawer that costs as good as nothing, with samples of a usual size."""
+
+    name, fingerprint = "free", "0"
+
+    def __init__(self, stepped: Callable[[], None] = lambda: None) -> None:
+        self._stepped = stepped
+
+    def encode(self, prompt: Any, *, prefill: str = "", chat: bool | None = None) -> list[int]:
+        return list(range(PROMPT))
+
+    def draw(self, chunks: Any) -> Iterator[tuple[Any, Sample]]:
+        positions, tokens = tuple(range(PROMPT, PROMPT + LENGTH)), tuple(range(1000, 1000 + LENGTH))
+        costs, text = (LENGTH, LENGTH, LENGTH * PROMPT, 0.1), "so many words " * 12
+        for name, requests in chunks:
+            for r in requests:
+                self._stepped()
+                row = (r.id, r.index, r.seed, r.policy, r.prompt, positions, tokens, *costs)
+                yield name, Sample(*row, finish="length", text=f"{text}{r.index}")
+
+
+def free(place: int, stepped: Callable[[], None]) -> Drawer:
+    return Free(stepped)
+
+
+class FreeGrader:
+    name = "free 1"
+
+    def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
+        return (Grade("passed", "1", "all") for _ in items)
+
+    def same(self, problem: Problem, a: str, b: str) -> bool:
+        return a == b
+
+    def close(self) -> None:
+        pass
+
+
+def load(data: Path | None = None, prompt: str | None = None, subset: str | None = None) -> ProblemSet:
+    problems = tuple(Problem(f"free/{i}", "free", f"question {i}") for i in range(QUESTIONS))
+    return ProblemSet(problems, "free", "generated")
+
+
+def rate(drawer: Drawer, plan: Plan) -> float:
+    """Samples per second of an evaluation, drawn, stored and graded; loading is not in it."""
+    drawer.name  # noqa: B018 - whoever loads has loaded
+    with tempfile.TemporaryDirectory() as folder, Evaluation(plan, Path(folder) / "run") as evaluation:
+        began = time.perf_counter()
+        evaluation.run_with(drawer)
+        return evaluation.samples / (time.perf_counter() - began)
+
+
+def driver() -> None:
+    tasks.TASKS["free"] = Task("free", "nothing", "free", LENGTH, load)
+    graders._GRADERS["free"] = (__name__, "FreeGrader")
+    plan = Plan((TaskChoice("free"),), tuple(map(parse, POLICIES)), n=N)
+    rows = [["in this process", f"{rate(Free(), plan):,.0f}"]]
+    for count in (1, 2):
+        with Supervisor(Processes(free), count) as drawer:
+            rows.append([f"{count} worker{'s' * (count > 1)}", f"{rate(drawer, plan):,.0f}"])
+    print(f"{QUESTIONS * N * len(POLICIES):,} samples of {LENGTH} tokens, no trace, graded for nothing\n")
+    print(table(["drawn", "samples/s"], rows))
+
+
+def workers() -> None:
+    plan = Plan(
+        tuple(TaskChoice(name, questions=4) for name in ("countdown-3", "words-3", "programs-2")),
+        tuple(map(parse, POLICIES)),
+        n=N,
+    )
+    found: dict[str, list[float]] = {}
+    cases: dict[str, tuple[int, Callable[[], AbstractContextManager[None]]]] = {
+        "1 worker": (1, nullcontext),
+        "2 workers": (2, nullcontext),
+        "2 workers beside a busy loop": (2, busy),
+    }
+    for _ in range(3):
+        for name, (count, beside) in cases.items():
+            with Supervisor(Processes(Loading("tiny")), count) as drawer, beside():
+                found.setdefault(name, []).append(rate(drawer, plan))
+    best = {name: max(rates) for name, rates in found.items()}
+    rows = [
+        [name, f"{best[name]:.0f}", f"{min(rates):.0f}", f"{best[name] / best['1 worker']:.2f}"]
+        for name, rates in found.items()
+    ]
+    print("The demo's mix, one thread each; the best and the worst of 3 rounds\n")
+    print(table(["", "samples/s", "worst", "best to 1 worker's"], rows))
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """Another program that wants a core all the time."""
+    loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        loop.kill()
+        loop.wait()
