@@ -51,6 +51,15 @@ def test_verdicts_are_the_grader_s(client):
     assert found[0]["outcome"] == "passed"
 
 
+def test_worked_answers_are_graded_too(client):
+    pytest.importorskip("math_verify", reason="needs the extra `eval`")
+    about = client.get("/playground/about").json()
+    task = next(one for one in about["tasks"] if one["name"] == "words-2")
+    body = {"task": "words-2", "problem": task["problems"][0]["id"], "texts": ["no idea"]}
+    (grade,) = client.post("/playground/grade", json=body).json()["grades"]
+    assert grade["outcome"] == "failed"
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -45,10 +45,10 @@ class Late(Exception):
 class Drawing:
     """The rows of one HTTP request in the service's hands; `close` frees those that still run."""
 
-    def __init__(self, service: Service, want: Wanted, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, service: Service, want: Wanted, limits: Limits) -> None:
         if service.load + len(want.requests) > limits.waiting:
             raise Busy
-        self._service, self._metrics = service, metrics
+        self._service = service
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + limits.seconds
         self._events: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
@@ -74,7 +74,6 @@ class Drawing:
                 raise Late from None
             if not isinstance(event, Written):
                 self._jobs.pop(number)
-                self._metrics.count("samples")
             if isinstance(event, UserError):
                 raise Failed(str(event))
             yield number, event
@@ -117,7 +116,7 @@ class Server:
         self.name = served_name(model)
         self._slots, self._cache, self._born = slots, cache, int(time())
         self._service: Service | None = None
-        page = Playground(model, self.name)
+        self._page = page = Playground(model, self.name)
         routes = [
             Route("/", page.html),
             Route("/health", self._health),
@@ -149,6 +148,7 @@ class Server:
         finally:
             # Whoever is still there by now was given up by the ASGI server: nobody waits for it.
             await asyncio.to_thread(service.__exit__, KeyboardInterrupt)
+            self._page.close()
 
     @property
     def service(self) -> Service:
@@ -187,7 +187,7 @@ class Server:
 
     async def _sample(self, request: HttpRequest, chat: bool) -> Response:
         want = wanted(await self._body(request), chat, self.model, self.name, self.limits)
-        drawing = Drawing(self.service, want, self.limits, self.metrics)
+        drawing = Drawing(self.service, want, self.limits)
         replies = Replies(want, self.name)
         if want.stream:
             return Stream(self._chunks(want, drawing, replies), drawing)
@@ -227,6 +227,7 @@ class Server:
 
     def _answer(self, want: Wanted, number: int, event: Sample | Stopped) -> Answer:
         one = answer(self.model, want, want.requests[number], event)
+        self.metrics.count("samples")
         self.metrics.count("tokens", one.tokens)
         return one
 
@@ -241,10 +242,14 @@ class Server:
         if kind != "application/json":  # a page of somebody else's cannot send this without asking first
             raise HTTPException(415, "the content type must be application/json")
         text = bytearray()
-        async for part in request.stream():
-            text += part
-            if len(text) > self.limits.body_bytes:
-                raise HTTPException(413, f"the body exceeds {self.limits.body_bytes} bytes")
+        try:
+            async with asyncio.timeout(self.limits.arriving):
+                async for part in request.stream():
+                    text += part
+                    if len(text) > self.limits.body_bytes:
+                        raise HTTPException(413, f"the body exceeds {self.limits.body_bytes} bytes")
+        except TimeoutError:
+            raise HTTPException(408, f"the body did not arrive within {self.limits.arriving:g} s") from None
         return read(bytes(text))
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateError
+
 from twotemp.errors import UserError, unknown
 from twotemp.models.base import LanguageModel, Message
 from twotemp.policies import PRESETS, parse, policy
@@ -55,7 +57,8 @@ class Limits:
     length: int = 4096  # tokens to generate
     stops: int = 16
     waiting: int = 1024  # rows accepted and not finished; beyond that the answer is 429
-    seconds: float = 600.0
+    seconds: float = 600.0  # to draw the samples of a request
+    arriving: float = 30.0  # seconds for its body
 
 
 class Field(UserError):
@@ -134,22 +137,25 @@ def wanted(data: Mapping[str, Any], chat: bool, model: LanguageModel, name: str,
     )
     if count > limits.samples:
         raise Field("n", f"{count} samples are more than this server's limit of {limits.samples}")
+    block = _integer(given, "block", None, least=1)
+    try:
+        requests = requests_for(
+            model,
+            prompt,
+            chosen,
+            n,
+            0 if fill else length,
+            block,
+            seed,
+            chat=chat,
+            eos_stop=_flag(given, "eos_stop"),
+            trace=trace or logprobs,
+        )
+    except TemplateError as error:  # many a chat template has its own idea of who speaks when
+        raise Field("messages", f"the model's chat format refuses these messages: {error}") from None
     return Wanted(
         chat=chat,
-        requests=tuple(
-            requests_for(
-                model,
-                prompt,
-                chosen,
-                n,
-                0 if fill else length,
-                _integer(given, "block", None, least=1),
-                seed,
-                chat=chat,
-                eos_stop=_flag(given, "eos_stop"),
-                trace=trace or logprobs,
-            )
-        ),
+        requests=tuple(requests),
         policy=chosen,
         seed=seed,
         stop=_stop(given, limits),

@@ -94,6 +94,13 @@ class Playground:
             found = list(grader.grade([(problem, answer(problem, text)) for text in texts]))
         return {"grades": [{"outcome": g.outcome, "answer": g.answer, "detail": g.detail} for g in found]}
 
+    def close(self) -> None:
+        """End the graders' worker processes."""
+        with self._lock:
+            for grader in self._graders.values():
+                grader.close()
+            self._graders.clear()
+
 
 @cache
 def _problems(task: str) -> tuple[Problem, ...]:
