@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from twotemp import metrics
+from twotemp.analysis import grader_of
 from twotemp.errors import UserError
-from twotemp.evaluation import Drawer, Evaluation, Plan, Progress, TaskChoice, grader_of
+from twotemp.evaluation import Drawer, Evaluation, Plan, Progress, TaskChoice
 from twotemp.policies import spell
 from twotemp.records import Policy
 from twotemp.store import Store
