@@ -79,7 +79,7 @@ ALLOWED = {
         "store",
         "tasks",
     },
-    "tuning": {*_DATA, "evaluation", "metrics", "policies", "store", "tasks"},
+    "tuning": {*_DATA, "analysis", "evaluation", "metrics", "policies", "store", "tasks"},
     "training": {
         *_DATA,
         *("asking", "folders", "graders", "metrics", "models", "policies", "rewards", "sampling", "tasks"),

@@ -204,7 +204,7 @@ class Windowed:
             target = torch.tensor(new)
             self.cache.copy(source.to(self.model.device), target.to(self.model.device))
             rows.cached[target] = window.start[target]
-            rows.processed[target] += window.start[target]
+            rows.processed[target] += (window.start[target] - self.model.lookback).clamp_min(0)
 
     def _span(self, rows: Rows, window: Window) -> tuple[Tensor, Tensor, Tensor]:
         """Which columns to compute, [begin, end), and how many are visible; on the host. `rows.cached`: the
