@@ -249,6 +249,8 @@ def test_drift_takes_the_options_of_a_run(folder, loads):
             "mask_id": 2,
             "eos_ids": None,
             "block_size": None,
+            "quantize": None,
+            "device_map": None,
         }
     ]
 

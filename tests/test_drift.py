@@ -33,6 +33,17 @@ def test_a_cache_that_is_never_read_changes_nothing(model):
     assert (found.predictions, found.kl_mean, found.kl_max, found.changed_steps) == (0, 0, 0, 0)
 
 
+def test_another_model_may_be_the_measure(model):
+    """Every prediction is compared: no step of the run is exact. The model itself changes nothing."""
+    same = drift(model, requests_of(2), against=model)
+    assert (same.predictions, same.changed_steps) == (2 * 2 * (4 + 3 + 2 + 1), 0)
+    assert same.kl_max < 1e-5
+    other = drift(model, requests_of(2), against=Proxy("other", width=64, layers=2, vocabulary=96).model())
+    assert other.predictions == same.predictions
+    with pytest.raises(UserError, match="nothing to compare with"):
+        drift(model, requests_of(1))
+
+
 def test_the_batch_size_changes_nothing(model):
     one, many = (drift(model, requests_of(3), "dual", batch_size=size) for size in (1, 3))
     assert one.predictions == many.predictions

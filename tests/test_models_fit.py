@@ -14,11 +14,13 @@ import torch
 from safetensors.torch import save_file
 
 from tests.tiny_checkpoints import CONFIGS, MASK, random_model
+from twotemp.engine.drift import drift
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import INDEX, fingerprint, save
 from twotemp.models.families import FAMILIES
 from twotemp.models.load import load
-from twotemp.models.quantizing import change
+from twotemp.policies import policy
+from twotemp.records import Request
 
 # The published layouts, scaled down.
 LARGER: dict[str, dict[str, Any]] = {
@@ -110,11 +112,11 @@ def test_int8(tmp_path: Path) -> None:
     plain, small = load("tiny"), load("tiny", quantize="int8")
     size = [sum(t.numel() * t.element_size() for t in model.tensors().values()) for model in (plain, small)]
     assert size[1] < 0.4 * size[0]
-    ids = torch.randint(5, 40, (16, 48), generator=torch.Generator().manual_seed(0))
-    ids[:, 16:] = plain.mask_id
-    found = change(plain, small, ids)
-    assert 0 < found["total_variation"] < 0.05
-    assert found["argmax"] < 0.1
+    wanted = [Request(str(i), (5, 6, 7 + i), policy("ct"), length=24) for i in range(8)]
+    found = drift(small, wanted, against=plain)
+    assert found.predictions > 0
+    assert 0 < found.kl_mean < 0.01
+    assert found.changed_tokens < 0.05
     assert fingerprint(plain) != fingerprint(small) == fingerprint(load("tiny", quantize="int8"))
     with pytest.raises(UserError, match="quantized and cannot be saved"):
         save(small, tmp_path / "copy")
@@ -133,13 +135,6 @@ def test_int8_is_quantized_while_it_is_read(tmp_path: Path) -> None:
     found = measure(tmp_path / "m", quantize="int8")
     shard = sum(file.stat().st_size for file in (tmp_path / "m").glob("*.safetensors")) / 16
     assert found["peak"] < 1.2 * (found["size"] + shard)
-
-
-def test_what_changes_between_two_models() -> None:
-    one, same, other = random_model("llada"), random_model("llada"), random_model("llada", seed=1)
-    ids = torch.tensor([[1, 2, MASK, 4, MASK]])
-    assert change(one, same, ids) == {"total_variation": 0.0, "argmax": 0.0, "confidence": 0.0}
-    assert change(one, other, ids)["total_variation"] > 0.1
 
 
 def test_device_map_auto_is_the_cpu_where_there_is_no_gpu(

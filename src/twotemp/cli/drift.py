@@ -1,4 +1,4 @@
-"""`twotemp drift`: what an approximate cache changes, measured."""
+"""`twotemp drift`: what a cache or quantized weights change, measured."""
 
 from __future__ import annotations
 
@@ -20,19 +20,26 @@ def drift(
     model: Model = "tiny",
     task: Annotated[str, typer.Option("--task", "--tasks", help="Whose problems to sample.")] = "words-3",
     policy: Annotated[str, typer.Option(help="As in `twotemp sample`.")] = "ct",
-    cache: Annotated[str, typer.Option(help="prefix or dual.")] = "dual",
+    cache: Annotated[
+        str | None, typer.Option(help="prefix or dual (default: dual, unless --quantize is measured).")
+    ] = None,
     questions: Annotated[int, typer.Option(min=1, help="How many problems.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Compare a cached run's predictions and commits with the exact ones, at every state it visits.
+    """Compare an approximate run's predictions and commits with the exact ones, at every state it visits.
 
-    KL is over the steps that read the cache; the first step of a block computes it afresh and is exact. Changed
-    commits are counted over all steps.
+    With --quantize the model is compared with itself unquantized; else its cache is measured. KL is over the steps
+    that read the cache; the first step of a block computes it afresh and is exact. Changed commits are counted over all
+    steps.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
       twotemp drift --task words-3 --cache dual --policy ct:threshold=0.9
+
+      twotemp drift --task words-3 --quantize int8
     """
+    from dataclasses import replace
+
     from twotemp import tasks
     from twotemp.asking import Ask, requests
     from twotemp.cli.console import output, progress, show_log
@@ -42,6 +49,8 @@ def drift(
     show_log()
     chosen = tasks.get(task)
     loaded = loading.load(model)
+    exact = replace(loading, quantize=None).load(model) if loading.quantize else None
+    cache = cache or (None if exact else "dual")
     asks = [Ask(problem, parse(policy)) for problem in chosen.problems().problems[:questions]]
     length = decoding.length or chosen.length
     wanted = list(requests(loaded, asks, length=length, block=decoding.block, seed=decoding.seed))
@@ -53,13 +62,16 @@ def drift(
             done += 1
             bar.update(done, len(wanted))
 
-        found = measure(loaded, wanted, cache, batch_size=decoding.batch_size, on_sample=advance)
+        found = measure(
+            loaded, wanted, cache, against=exact, batch_size=decoding.batch_size, on_sample=advance
+        )
     if as_json:
         typer.echo(json_text(asdict(found)))
         return
+    what = " and ".join(filter(None, (loading.quantize, cache and f"{cache} cache")))
     output.print(
-        f"{cache} cache, {policy}, {len(wanted)} samples of {task}: {found.predictions} predictions that read it\n"
-        f"  KL(exact || cached): mean {found.kl_mean:.4g}, median {found.kl_median:.4g}, "
+        f"{what}, {policy}, {len(wanted)} samples of {task}: {found.predictions} approximate predictions\n"
+        f"  KL(exact || approximate): mean {found.kl_mean:.4g}, median {found.kl_median:.4g}, "
         f"99 % {found.kl_p99:.4g}, max {found.kl_max:.4g} nats\n"
         f"  steps that commit something else: {100 * found.changed_steps:.1f} % of {found.steps}; "
         f"committed tokens that would differ: {100 * found.changed_tokens:.1f} %",

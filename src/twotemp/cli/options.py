@@ -44,6 +44,10 @@ class LoadingOptions:
         typer.Option(help="End-of-text id, if the checkpoint does not say; may be repeated."),
     ] = None
     block_size: Annotated[int | None, typer.Option(help="Block size of a block-causal checkpoint.")] = None
+    quantize: Annotated[
+        str | None, typer.Option(help="int8, or (on NVIDIA GPUs) int4: smaller weights, other samples.")
+    ] = None
+    device_map: Annotated[str | None, typer.Option(help="auto: spread the layers over all GPUs.")] = None
     compiled: Annotated[
         bool,
         typer.Option("--compile", help="torch.compile the network: slow to start, faster for long runs."),
@@ -63,6 +67,8 @@ class LoadingOptions:
             "mask_id": self.mask_id,
             "eos_ids": self.eos_id,
             "block_size": self.block_size,
+            "quantize": self.quantize,
+            "device_map": self.device_map,
             "compile": self.compiled,
         }
 

@@ -1,4 +1,7 @@
-"""How far an approximate cache strays: at every state a cached run visits, its logits against the exact ones."""
+"""How far an approximation strays: at every state a run visits, its logits against the exact ones.
+
+An approximation is a cache, or another model in the place of the right one: quantized, or in fewer digits.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from twotemp.records import Request, Sample
 
 @dataclass(frozen=True)
 class Drift:
-    """KL(exact || cached) over the predictions that read the cache, and the decisions it changed in the whole run."""
+    """KL(exact || ours) over the predictions that are approximate, and the decisions it changed in the whole run."""
 
-    predictions: int  # those of steps that read the cache: at the first step of a block it is computed afresh
+    predictions: int  # with a cache those that read it: at the first step of a block it is computed afresh
     kl_mean: float
     kl_median: float
     kl_p99: float
@@ -33,18 +36,21 @@ class Drift:
 def drift(
     model: Denoiser,
     requests: Sequence[Request],
-    cache: str,
+    cache: str | None = None,
     *,
+    against: Denoiser | None = None,
     batch_size: int | None = None,
     on_sample: Callable[[Sample], None] | None = None,
 ) -> Drift:
-    """Sample with the cache, and at every step ask the uncached model too. Costs both, in memory too: unset,
-    batch_size is half of what would fit without the comparison."""
+    """Sample, and at every step ask for the exact logits too: of `against` (None: this model), without a cache. Costs
+    both, in memory too: unset, batch_size is half of what would fit without the comparison."""
     if not requests:
         raise UserError("nothing to compare: give at least one request")
+    if cache is None and against is None:
+        raise UserError("nothing to compare with: name a cache, or another model")
     if batch_size is None:
         batch_size = max(1, fit_batch(model, requests, cache)[0] // 2)
-    comparison = _Comparison()
+    comparison = _Comparison(against)
     for sample in run(model, requests, batch_size=batch_size, cache=cache, observer=comparison):
         if on_sample is not None:
             on_sample(sample)
@@ -54,7 +60,8 @@ def drift(
 class _Comparison(Observer):
     """Notes at every step what the exact logits would have done; the sample does not pay for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, against: Denoiser | None) -> None:
+        self.against = against
         self.kl: list[Tensor] = []
         self.row_steps = self.changed_steps = self.committed = self.changed_tokens = 0
 
@@ -62,10 +69,11 @@ class _Comparison(Observer):
         rows, window, model = view.rows, view.window, view.rows.model
         width = rows.width
         real = torch.arange(width, device=model.device) < rows.length[:, None]
-        truth = model.logits(view.before[:, :width], real, window.row * width + window.at)
+        exact = self.against or model
+        truth = exact.logits(view.before[:, :width], real, window.row * width + window.at)
         ours, theirs = view.decision, view.decide(truth)[0]
 
-        read = (view.since > 0).to(model.device)[window.row]
+        read = (view.since > (-1 if self.against else 0)).to(model.device)[window.row]
         forbidden = torch.tensor([*model.forbidden_ids, model.mask_id], device=model.device)
         p, q = (z[read].index_fill(1, forbidden, -torch.inf).log_softmax(-1) for z in (truth, view.logits))
         self.kl.append((p.exp() * (p - q)).nan_to_num(0.0).sum(-1).cpu())  # forbidden ids: 0 * nan

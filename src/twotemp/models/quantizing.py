@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from twotemp.errors import UserError, unknown
-from twotemp.models.base import Denoiser
 
 KINDS = ("int8", "int4")
 
@@ -71,23 +70,3 @@ def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
         else:
             found[key] = tensor
     return found
-
-
-@torch.no_grad()
-def change(
-    one: Denoiser, other: Denoiser, ids: Tensor, attention_mask: Tensor | None = None
-) -> dict[str, float]:
-    """How far two models of one vocabulary are apart at the masked positions of some rows.
-
-    total_variation: the mean of 1/2 sum |p - q|, the share of draws (T_token = 1) that must differ;
-    argmax: the share of positions whose likeliest token is another; confidence: the mean change of max p.
-    """
-    want = ids == one.mask_id
-    if attention_mask is not None:
-        want = want & attention_mask.bool()
-    p, q = (model.logits(ids, attention_mask, want).softmax(1) for model in (one, other))
-    return {
-        "total_variation": float((p - q).abs().sum(1).mean() / 2),
-        "argmax": float((p.argmax(1) != q.argmax(1)).float().mean()),
-        "confidence": float((p.amax(1) - q.amax(1)).abs().mean()),
-    }
