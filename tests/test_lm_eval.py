@@ -152,6 +152,16 @@ def test_chat_templates(tasks):
     assert lm.tok_encode("1 2 -> 3") == lm.model.encode("1 2 -> 3", chat=False)
 
 
+def test_a_rendered_prompt_gets_no_second_set_of_special_tokens(monkeypatch):
+    lm, user = TwoTemp("tiny"), {"role": "user", "content": "1 2 -> 3"}
+    # Of a tokenizer that begins every plain text with a token of its own.
+    monkeypatch.setattr(lm.model, "encode", lambda text, chat: [1, *lm.model.tokens(text)])
+    assert lm.tok_encode("1 2 -> 3") == [1, *lm.model.tokens("1 2 -> 3")]
+    for turns in ([user], [{"role": "system", "content": "4"}, user]):
+        rendered = lm.apply_chat_template(turns)
+        assert lm.tok_encode(rendered) == lm.model.tokens(rendered)
+
+
 def test_a_response_cache_never_hands_out_one_sample_for_all(tasks, tmp_path, plain):
     arguments = {
         "model_args": f"pretrained=tiny,policy={POLICY},seed=3",
