@@ -79,7 +79,7 @@ def micro(place: int, stepped: Stepped) -> Drawer:
 
 @dataclass(frozen=True)
 class Stumbling:
-    """Place 0 (or every worker) does something else after so many steps.
+    """Whoever comes first to so many steps does something else.
 
     folder: of marks, one for each time it stumbled, so that it can be asserted that it did; never more than `times`.
     """
@@ -88,27 +88,29 @@ class Stumbling:
     how: str
     times: int = 1
     after: int = 20  # steps
-    everywhere: bool = False
     make: Callable[[int, Stepped], Drawer] = free
 
     def __call__(self, place: int, stepped: Stepped) -> Drawer:
         if self.after == 0:
-            self._stumble(place)
+            self._stumble()
         taken = [0]
 
         def step() -> None:
             taken[0] += 1
             if taken[0] == self.after and self.how in ("kill", "stop", "hang", "mistake", "crash"):
-                self._stumble(place)
+                self._stumble()
             stepped()
 
         return self.make(place, step)
 
-    def _stumble(self, place: int) -> None:
+    def _stumble(self) -> None:
         marks = len(list(self.folder.iterdir()))
-        if marks >= self.times or (place and not self.everywhere):
+        if marks >= self.times:
             return
-        (self.folder / f"{marks}-{os.getpid()}").touch()
+        try:
+            (self.folder / str(marks)).touch(exist_ok=False)
+        except FileExistsError:  # another one was first
+            return self._stumble()
         match self.how:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)

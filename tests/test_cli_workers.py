@@ -94,7 +94,7 @@ def test_a_profile_is_of_one_process(folder, tmp_path):
     asked = ["eval", "--model", str(folder), "--tasks", "countdown-3", "--questions", "1", "-n", "1"]
     done = CliRunner().invoke(app, [*asked, "--profile", "--workers", "2", "--out", str(tmp_path / "run")])
     assert isinstance(done.exception, UserError)
-    assert "leave --workers out" in str(done.exception)
+    assert "leave --workers and --ray out" in str(done.exception)
 
 
 DRIVER = """

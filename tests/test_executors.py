@@ -98,7 +98,7 @@ def requests(count: int, policy: str = "ar") -> list[Request]:
 
 def test_a_unit_that_costs_three_workers_is_given_up_with_its_name(marks):
     wanted = requests(3)
-    make = Stumbling(marks, "kill", times=9, after=1, everywhere=True)
+    make = Stumbling(marks, "kill", times=9, after=1)
     with (
         crew(make) as drawer,
         pytest.raises(UserError, match=r"3 workers in turn.*sample 0 of 'q' with ar and 2 others.*SIGKILL"),
@@ -119,7 +119,7 @@ def test_workers_that_cannot_even_load_the_model_are_given_up(marks):
 
 def test_a_mistake_of_the_users_is_raised_at_once(marks):
     with (
-        crew(Stumbling(marks, "mistake", times=9, after=1, everywhere=True), 1) as drawer,
+        crew(Stumbling(marks, "mistake", times=9, after=1), 1) as drawer,
         pytest.raises(UserError, match="write English"),
     ):
         list(drawer.draw([(None, requests(3))]))
@@ -192,7 +192,7 @@ from twotemp.executors import Processes, Supervisor
 from twotemp.policies import parse
 from twotemp.records import Request
 wanted = [Request("q", (1, 2), parse("ar"), length=8, index=index) for index in range(10**4)]
-with Supervisor(Processes(Stumbling(Path(sys.argv[1]), "hang", everywhere=True, times=9)), 2) as drawer:
+with Supervisor(Processes(Stumbling(Path(sys.argv[1]), "hang", times=9)), 2) as drawer:
     print(*(hand.worker.pid for hand in drawer._hands), flush=True)
     for _ in drawer.draw([(None, wanted)]):
         pass
