@@ -106,7 +106,7 @@ class Stumbling:
     def _stumble(self) -> None:
         marks = len(list(self.folder.iterdir()))
         if marks >= self.times:
-            return
+            return None
         try:
             (self.folder / str(marks)).touch(exist_ok=False)
         except FileExistsError:  # another one was first

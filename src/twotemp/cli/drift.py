@@ -29,8 +29,8 @@ def drift(
     """Compare an approximate run's predictions and commits with the exact ones, at every state it visits.
 
     With --quantize the model is compared with itself unquantized; else its cache is measured. KL is over the steps
-    that read the cache; the first step of a block computes it afresh and is exact. Changed commits are counted over all
-    steps.
+    that read the cache; the first step of a block computes it afresh and is exact. Changed commits are counted
+    over all steps.
 
     [bold]Examples[/bold]
 
