@@ -106,11 +106,12 @@ class Stumbling:
     def _stumble(self) -> None:
         marks = len(list(self.folder.iterdir()))
         if marks >= self.times:
-            return None
+            return
         try:
             (self.folder / str(marks)).touch(exist_ok=False)
         except FileExistsError:  # another one was first
-            return self._stumble()
+            self._stumble()
+            return
         match self.how:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
