@@ -110,7 +110,8 @@ class Stumbling:
         try:
             (self.folder / str(marks)).touch(exist_ok=False)
         except FileExistsError:  # another one was first
-            return self._stumble()
+            self._stumble()
+            return
         match self.how:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
