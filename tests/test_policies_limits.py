@@ -162,7 +162,10 @@ def test_every_parameter_can_be_spelled():
 
 def test_policies_of_the_first_version_mean_what_they_meant():
     """They had neither a fallback nor a schedule; `steps` was Dream's."""
+    younger = {"tpp", "egi", "fork"}
     for name, preset in PRESETS.items():
+        if name in younger:
+            continue
         old = {
             key: value
             for key, value in preset.policy.to_dict().items()

@@ -122,7 +122,10 @@ def beaten_by(outcomes: dict[T, Outcome], level: float = LEVEL) -> dict[T, T]:
     if not pairs:  # nobody could be measured
         return {}
     first, second = (np.stack([outcomes[one].values for one in side], axis=1) for side in zip(*pairs))
-    high = metrics.paired_bootstrap(first, second, resamples=_RESAMPLES, level=level).high
+    # Percentiles of resamples: who ties with everybody should stay, and the bounds' prior would keep others, too.
+    high = metrics.paired_bootstrap(
+        first, second, method="percentile", resamples=_RESAMPLES, level=level
+    ).high
     return {one: rival for (one, rival), most in zip(pairs, high) if most < 0}
 
 
@@ -155,7 +158,8 @@ def standings(rounds: Sequence[Round[T]]) -> list[Standing[T]]:
     ahead = frontier(here)
     values = np.stack([here[one].values for one in ranked], axis=1)
     behind = metrics.paired_bootstrap(values, np.repeat(values[:, :1], len(ranked), axis=1))
-    gaps = zip(behind.mean.tolist(), behind.low.tolist(), behind.high.tolist())
+    gaps = list(zip(behind.mean.tolist(), behind.low.tolist(), behind.high.tolist()))
+    gaps[0] = (0.0, 0.0, 0.0)  # the winner, to itself
     found = [
         replace(one, finalist=True, on_frontier=one.candidate in ahead, behind=gap, chance=chance)
         for one, gap, chance in zip(_seen(final, ranked), gaps, _chances(values).tolist())
