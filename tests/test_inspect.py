@@ -211,7 +211,7 @@ def test_conversations():
 
 def test_import_then_report_and_select(log, tmp_path, monkeypatch):
     from twotemp import cli
-    from twotemp.report import read
+    from twotemp.analysis import read
     from twotemp.store import Store
 
     def call(*arguments: str) -> None:
@@ -230,7 +230,7 @@ def test_import_then_report_and_select(log, tmp_path, monkeypatch):
     }
     (series,) = read([out])
     assert series.grader == "recorded inspect chain"
-    assert series.correct.sum() == sum(s.scores["chain"].value == "C" for s in log.samples)
+    assert series.table.correct.sum() == sum(s.scores["chain"].value == "C" for s in log.samples)
     call("regrade", out, "--grader", "countdown")
     (ours,) = read([out], "countdown")
     assert (ours.correct == series.correct).all()

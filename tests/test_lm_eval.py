@@ -26,7 +26,7 @@ from lm_eval.tasks import TaskManager
 
 from twotemp.integrations.imports import bring, lm_eval
 from twotemp.integrations.lm_eval import TwoTemp
-from twotemp.report import read
+from twotemp.analysis import read
 from twotemp.store import Store
 
 DOCS = [
@@ -378,7 +378,7 @@ def test_single_verdicts_of_lm_eval_are_taken_over(tasks, tmp_path):
     bring(lm_eval([tmp_path / "out"], None, True), tmp_path / "run")
     (series,) = read([tmp_path / "run"])
     assert series.grader == "recorded lm-eval exact_match,none"
-    assert dict(zip(series.questions, series.correct.tolist())) == {
+    assert dict(zip(series.questions, series.table.correct.tolist())) == {
         "once/0/0": 1,
         "once/1/0": 0,
         "once/2/0": 0,
