@@ -233,7 +233,7 @@ def test_import_then_report_and_select(log, tmp_path, monkeypatch):
     assert series.table.correct.sum() == sum(s.scores["chain"].value == "C" for s in log.samples)
     call("regrade", out, "--grader", "countdown")
     (ours,) = read([out], "countdown")
-    assert (ours.correct == series.correct).all()
+    assert (ours.table.correct == series.table.correct).all()
 
 
 def test_a_scorer_must_be_chosen_where_there_are_several(tmp_path):

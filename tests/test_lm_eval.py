@@ -24,9 +24,9 @@ from lm_eval.evaluator import simple_evaluate
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
+from twotemp.analysis import read
 from twotemp.integrations.imports import bring, lm_eval
 from twotemp.integrations.lm_eval import TwoTemp
-from twotemp.analysis import read
 from twotemp.store import Store
 
 DOCS = [
