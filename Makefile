@@ -1,10 +1,11 @@
-# Two commands for a newcomer: `make demo` and `make test`. Both need Python 3.11 and make, nothing else.
+# Two commands for a newcomer: `make demo` and `make test`. `make docs` builds the site.
+# All need Python 3.11 or newer and make, nothing else.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check bench slow clean
+.PHONY: demo test check docs bench paper slow clean
 .DEFAULT_GOAL := test
 
 # torch first and pinned: otherwise another package may pull a CUDA build of several gigabytes.
@@ -24,13 +25,24 @@ slow: $(STAMP)
 	$(BIN)/pytest -m slow
 
 check: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks experiments docs
+	$(BIN)/ruff format --check src tests benchmarks experiments docs
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_imports.py
+
+# A page that cannot be built without a warning is not built. Nothing is fetched but the packages.
+docs: $(STAMP)
+	$(BIN)/python -c 'import furo, myst_parser' 2> /dev/null || \
+	  $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "the site: docs/_build/html/index.html"
+
+# PARTS="claims again": only these (python -m experiments.paper --list); OPTIONS="--questions 100 -n 16": smaller.
+paper: $(STAMP)
+	$(BIN)/python -m experiments.paper --parts "$(PARTS)" $(OPTIONS)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks --peers "$(PEERS)"
 
 clean:
-	rm -rf $(VENV) demo build dist
+	rm -rf $(VENV) demo build dist docs/_build docs/generated

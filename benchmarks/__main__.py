@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import caching, decoding, growth, scheduling, workers
+from benchmarks import caching, decoding, growth, scheduling, serving, workers
 from benchmarks.measure import machine
 
 
@@ -33,6 +33,7 @@ def main() -> None:
         "growth": ("Growth", growth.report),
         "driver": ("The driver's ceiling", workers.driver),
         "workers": ("Workers", workers.workers),
+        "serving": ("Requests that arrive together", serving.report),
     }
     chosen = given.only.split(",") if given.only else list(parts)
     if unknown := set(chosen) - set(parts):

@@ -1,7 +1,8 @@
 """What one driver and one store can take from a model that costs nothing, and what a second worker gives.
 
 python -m benchmarks --only driver      samples/s through the driver, with and without workers
-python -m benchmarks --only workers     the demo's mix with 1 and 2 workers, and beside a busy loop
+python -m benchmarks --only workers     the same; and the demo's mix in this process, with 1 and 2 workers, beside a
+                                        busy loop and, where Ray is installed, with one actor
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import table
 from twotemp import graders, tasks
 from twotemp.cli.demo import POLICIES
-from twotemp.evaluation import Drawer, Evaluation, Plan, TaskChoice
+from twotemp.evaluation import Drawer, Evaluation, InProcess, Plan, TaskChoice
 from twotemp.executors import Loading, Processes, Supervisor
+from twotemp.executors.ray_actors import LOCAL, RayActors
+from twotemp.models.load import load as load_model
 from twotemp.policies import parse
 from twotemp.records import Grade, Problem, Sample
 from twotemp.tasks import ProblemSet, Task
@@ -82,7 +86,7 @@ def rate(drawer: Drawer, plan: Plan) -> float:
 
 def driver() -> None:
     tasks.TASKS["free"] = Task("free", "nothing", "free", LENGTH, load)
-    graders._GRADERS["free"] = (__name__, "FreeGrader")
+    graders.GRADERS["free"] = FreeGrader
     plan = Plan((TaskChoice("free"),), tuple(map(parse, POLICIES)), n=N)
     rows = [["in this process", f"{rate(Free(), plan):,.0f}"]]
     for count in (1, 2):
@@ -98,23 +102,35 @@ def workers() -> None:
         tuple(map(parse, POLICIES)),
         n=N,
     )
+    driver()
     found: dict[str, list[float]] = {}
-    cases: dict[str, tuple[int, Callable[[], AbstractContextManager[None]]]] = {
-        "1 worker": (1, nullcontext),
-        "2 workers": (2, nullcontext),
-        "2 workers beside a busy loop": (2, busy),
+    here, idle, beside = "in this process", "2 workers", "2 workers beside a busy loop"
+    cases: dict[str, Callable[[], AbstractContextManager[Drawer]]] = {
+        here: lambda: nullcontext(InProcess(load_model("tiny"))),
+        "1 worker": lambda: Supervisor(Processes(Loading("tiny")), 1),
+        idle: lambda: Supervisor(Processes(Loading("tiny")), 2),
+        beside: lambda: Supervisor(Processes(Loading("tiny")), 2),
     }
+    if find_spec("ray"):
+        cases["1 Ray actor"] = lambda: Supervisor(
+            RayActors(Loading("tiny"), address=LOCAL, device="cpu", reachable=True), 1
+        )
     for _ in range(3):
-        for name, (count, beside) in cases.items():
-            with Supervisor(Processes(Loading("tiny")), count) as drawer, beside():
+        for name, make in cases.items():
+            with make() as drawer, busy() if name == beside else nullcontext():
                 found.setdefault(name, []).append(rate(drawer, plan))
     best = {name: max(rates) for name, rates in found.items()}
-    rows = [
-        [name, f"{best[name]:.0f}", f"{min(rates):.0f}", f"{best[name] / best['1 worker']:.2f}"]
-        for name, rates in found.items()
+    rows = [[name, f"{best[name]:.0f}", f"{min(rates):.0f}"] for name, rates in found.items()]
+    print("\nThe demo's mix, one thread each; the best and the worst of 3 rounds\n")
+    print(table(["", "samples/s", "worst"], rows))
+    ratios = [
+        ["2 workers to 1 (at least 1.8)", best[idle] / best["1 worker"]],
+        ["beside a busy loop to idle (at least 0.6)", best[beside] / best[idle]],
     ]
-    print("The demo's mix, one thread each; the best and the worst of 3 rounds\n")
-    print(table(["", "samples/s", "worst", "best to 1 worker's"], rows))
+    if "1 Ray actor" in best:
+        ratios.append(["time of a Ray actor to in-process (at most 1.15)", best[here] / best["1 Ray actor"]])
+    print()
+    print(table(["", "ratio"], [[what, f"{ratio:.2f}"] for what, ratio in ratios]))
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Bias and spread of the likelihood estimators on a table whose exact likelihood is known.
 
-    python experiments/likelihood_estimators.py
+    python -m experiments.likelihood_estimators
 
 A table of all strings of 2 + 6 letters over {a, b, c}, with weights exp(s * normal) of a few values of s (the
 larger, the more the positions depend on each other); samples of several policies; each random estimator drawn
@@ -13,9 +13,12 @@ thresholds (CT) decode as they did. That is `deferral`, which is exact there.
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import torch
 
+from experiments.blocks import signed
+from experiments.blocks import table as markdown
 from twotemp.engine import run
 from twotemp.models.table import TableModel
 from twotemp.policies import parse
@@ -51,9 +54,11 @@ def draw(model: TableModel, spec: str) -> list[Sample]:
     return sorted(run(model, requests), key=lambda s: int(s.request))
 
 
-def main() -> None:
-    print("| dependence | rollouts | estimator | passes per row | bias (nats) | std (nats) |")
-    print("|---|---|---|---|---|---|")
+def measure() -> dict[str, Any]:
+    """Bias and spread of the estimators of strings; what `trajectory` exceeds the law of a trajectory by."""
+    torch.set_num_threads(1)
+    strings: list[dict[str, Any]] = []
+    trajectories: list[dict[str, Any]] = []
     for scale in (0.5, 2.0):
         model = table(scale)
         for spec in POLICIES:
@@ -66,13 +71,9 @@ def main() -> None:
                     asked = ESTIMATORS[name](rows, MASK, number, 1)
                     estimates.append(log_likelihood(model.logits, rows, asked, torch.tensor([MASK])))
                 error = torch.stack(estimates) - truth
-                std = error.std(0).mean() if name in RANDOM else torch.zeros(())
-                passes = len(asked) / len(samples)
-                print(f"| {scale:g} | {spec} | {name} | {passes:.1f} | {error.mean():+.3f} | {std:.3f} |")
-    print("\n| dependence | rollouts | log-probability of a trajectory | trajectory exceeds it by |")
-    print("|---|---|---|---|")
-    for scale in (0.5, 2.0):
-        model = table(scale)
+                std = error.std(0).mean().item() if name in RANDOM else None
+                found = {"bias": error.mean().item(), "std": std, "passes": len(asked) / len(samples)}
+                strings.append({"scale": scale, "rollouts": spec, "estimator": name, **rounded(found)})
         for spec in HARD:
             rows = Completions.of(draw(model, spec), model.eos_ids)
             given_order, decided = (
@@ -80,9 +81,46 @@ def main() -> None:
                 for name in ("trajectory", "deferral")
             )
             excess = given_order - decided
-            print(f"| {scale:g} | {spec} | {decided.mean():.2f} | {excess.mean():.2f} ± {excess.std():.2f} |")
+            found = {"law": decided.mean().item(), "mean": excess.mean().item(), "std": excess.std().item()}
+            trajectories.append({"scale": scale, "rollouts": spec, **rounded(found)})
+    return {"strings": strings, "trajectories": trajectories}
+
+
+def rounded(found: dict[str, float | None]) -> dict[str, float | None]:
+    return {name: None if value is None else round(value, 3) + 0.0 for name, value in found.items()}
+
+
+def of_strings(found: dict[str, Any]) -> str:
+    """Bias ± std, in nats; for `trajectory` the passes that it takes."""
+    lines: dict[tuple[float, str], dict[str, str]] = {}
+    for one in found["strings"]:
+        bias = signed(one["bias"], 3)
+        more = f" ± {one['std']:.3f}" if one["std"] is not None else ""
+        if one["estimator"] == "trajectory":
+            more = f" ({one['passes']:.1f} passes)"
+        lines.setdefault((one["scale"], one["rollouts"]), {})[one["estimator"]] = bias + more
+    heads = ["dependence", "rollouts", *(f"`{name}`" for name in STRINGS)]
+    rows = [
+        [f"{scale:g}", f"`{spec}`", *(line[name] for name in STRINGS)]
+        for (scale, spec), line in lines.items()
+    ]
+    return markdown(heads, rows, len(STRINGS))
+
+
+def of_trajectories(found: dict[str, Any]) -> str:
+    heads = ["dependence", "rollouts", "log-probability of the trajectory", "`trajectory` exceeds it by"]
+    rows = [
+        [
+            f"{one['scale']:g}",
+            f"`{one['rollouts']}`",
+            signed(one["law"], 2),
+            f"{one['mean']:.2f} ± {one['std']:.2f}",
+        ]
+        for one in found["trajectories"]
+    ]
+    return markdown(heads, rows, 2)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    result = measure()
+    print(f"{of_strings(result)}\n\n{of_trajectories(result)}")

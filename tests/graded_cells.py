@@ -59,7 +59,7 @@ def spread(specs, tasks=("countdown-3",), models=("tiny",), questions: int = 12)
     ]
 
 
-def ballot(passed, answers, reward=(), confidence=(), question: str = "q") -> Ballot:
+def ballot(passed, answers, reward=(), confidence=(), likelihood=(), question: str = "q") -> Ballot:
     return Ballot(
         question,
         np.arange(len(passed)),
@@ -68,6 +68,7 @@ def ballot(passed, answers, reward=(), confidence=(), question: str = "q") -> Ba
         tuple(f"answer {i}" for i in range(max(answers, default=-1) + 1)),
         np.array(reward, dtype=float),
         np.array(confidence, dtype=float),
+        np.array(likelihood, dtype=float),
     )
 
 

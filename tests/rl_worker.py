@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -49,8 +50,9 @@ def work(
     model = rl_toys.micro_model()
     model.forbidden_ids += forbidden
     dataset = Dataset(rl_toys.TASK, rl_toys.ManyNumbers(), held_out=held_out)
-    trainer = Trainer(model, dataset, settings, out, workers, {})
-    trainer.run(Budget.parse(budget), lambda record, used: None, lambda: False)
+    with ExitStack() as held:
+        trainer = Trainer(model, dataset, settings, out, workers, held, {})
+        trainer.run(Budget.parse(budget), lambda record, used: None, lambda: False)
     sharded = any(isinstance(p, DTensor) for p in trainer.learner.network.parameters())
     assert sharded == (mode == "fsdp"), "FSDP2 shards every parameter, DDP none"
     save_file(trainer.learner.weights(), out / f"rank-{workers.process_index}.safetensors")

@@ -116,8 +116,8 @@ class Alone:
 
 
 def test_the_evaluation_of_grpo_grades_with_the_prefill():
-    grader = Notes()
-    evaluate(toy_task.micro_model(), grader, [PROBLEM], Alone(), length=4, block=None, batch_size=4)  # type: ignore[arg-type]
+    model, grader = toy_task.micro_model(), Notes()
+    evaluate(model, grader, [PROBLEM], Alone(), length=4, block=None, draw=lambda wanted: run(model, wanted))  # type: ignore[arg-type]
     assert len(grader.texts) == 3
     assert all(text.startswith("3") for text in grader.texts)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.fixture_models import fixture_model
 from tests.test_engine import by_key, requests_of, same
 from tests.tiny_checkpoints import random_model
 from tests.toy import ToyModel
@@ -84,16 +85,14 @@ def test_caches_compute_less(model):
     assert [s.forwards for s in exact] == [s.forwards for s in dual]
 
 
-def test_dual_cache_of_dream(shared):
+def test_dual_cache_of_dream():
     """The shift needs the position before the block in the window; without it the first token would be wrong."""
-    from twotemp.models.load import load
-
-    dream = load(shared / "fixtures/dream/a", mask_id=500, eos_ids=(481,))
+    dream = fixture_model("dream")
     wanted = requests_of(dream, policy("ct", threshold=0.0), count=3, length=12)
     exact, cached = by_key(run(dream, wanted)), by_key(run(dream, wanted, cache="dual"))
     assert {k: s.tokens for k, s in exact.items()} == {k: s.tokens for k, s in cached.items()}
     stepwise = list(run(dream, requests_of(dream, policy("lc"), count=3, length=12), cache="dual"))
-    assert all(500 not in s.tokens for s in stepwise)
+    assert all(dream.mask_id not in s.tokens for s in stepwise)
 
 
 def test_caches_that_cannot_be_are_refused(model):

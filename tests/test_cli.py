@@ -11,10 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
-from tests import tiny_checkpoints, toy_task
+from tests import benchmark_rows, tiny_checkpoints, toy_task
 from twotemp.cli import app, console
 from twotemp.cli.evaluate import split_policies
 from twotemp.cli.options import TaskOptions
@@ -30,16 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
-def _toy(monkeypatch):
-    toy_task.install(monkeypatch)
+def _toy(toy_tasks, monkeypatch):
     monkeypatch.setattr(figures, "FORMATS", ("png",))
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """A checkpoint of a random model."""
-    return save(toy_task.micro_model(), tmp_path_factory.mktemp("model") / "micro")
 
 
 def call(*arguments: object) -> str:
@@ -80,12 +71,12 @@ def test_options_of_one_task_and_of_all():
 # --- one run, through every command ---------------------------------------------------------------------------
 
 
-def test_evaluate_report_regrade_export(folder, tmp_path):
+def test_evaluate_report_regrade_export(micro_folder, tmp_path):
     run = tmp_path / "run"
     command = (
         "eval",
         "--model",
-        folder,
+        micro_folder,
         "--tasks",
         "toy,toy-b",
         "--policies",
@@ -133,17 +124,23 @@ def test_grade_a_file_made_elsewhere(tmp_path):
     assert [v["id"] for v in verdicts] == [row["id"] for row in rows]
 
 
-def test_grade_agrees_with_d1_on_real_generations(tmp_path, shared):
-    """d1's grader through the command line: its verdict on every row, and so its accuracy."""
-    import gzip
-
-    file = shared / "data" / "llada_generations" / "math500.jsonl.gz"
-    out = tmp_path / "out.jsonl"
-    data = shared / "data" / "math500.jsonl"
-    call("grade", "--task", "math500", "--data", data, "--grader", "d1", file, "--out", out)
-    rows = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
-    verdicts = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [v["verdict"] == "passed" for v in verdicts] == [row["d1_correct"] for row in rows]
+def test_grade_takes_a_benchmark_s_file_and_another_grader(tmp_path):
+    """d1 compares strings: 2/14 is 1/7, and not what it reads as right."""
+    problems = benchmark_rows.MADE_UP["math500"](4)
+    data = benchmark_rows.write(tmp_path / "data.jsonl", problems)
+    answers = [r"\frac{0}{7}", r"\frac{2}{14}", r"\frac27", "3/8"]
+    rows = [
+        {"id": row["unique_id"], "generation": rf"It is $\boxed{{{answer}}}$."}
+        for row, answer in zip(problems, answers)
+    ]
+    file, out = benchmark_rows.write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    grade = ("grade", "--task", "math500", "--data", data, file, "--out", out)
+    with pytest.raises(UserError, match="--allow-altered-data"):
+        call(*grade)
+    for grader, right in (("d1", [True, False, True, False]), ("maths", [True, True, True, False])):
+        call(*grade, "--allow-altered-data", "--grader", grader)
+        verdicts = benchmark_rows.read(out)
+        assert [v["verdict"] == "passed" for v in verdicts] == right
 
 
 @pytest.mark.parametrize(
@@ -195,8 +192,8 @@ def test_a_count_is_at_least_one(arguments, number, tmp_path, monkeypatch):
 # --- caches ---------------------------------------------------------------------------------------------------
 
 
-def test_a_cache_is_named_with_what_it_does_to_the_samples(folder, tmp_path):
-    options = ("--model", str(folder), "--length", "8", "--block", "4", "--trace", "--json", "3 7")
+def test_a_cache_is_named_with_what_it_does_to_the_samples(micro_folder, tmp_path):
+    options = ("--model", str(micro_folder), "--length", "8", "--block", "4", "--trace", "--json", "3 7")
     plain, cached = (
         CliRunner().invoke(app, ["sample", *more, *options]) for more in ((), ("--cache", "dual"))
     )
@@ -215,9 +212,11 @@ def test_an_exact_cache_says_so(monkeypatch):
     assert said == ["cache block: exact"]
 
 
-def test_evaluation_says_that_a_cache_is_approximate(folder, tmp_path):
+def test_evaluation_says_that_a_cache_is_approximate(micro_folder, tmp_path):
     options = ["--tasks", "toy", "--policies", "lc", "-n", "1", "--questions", "1", "--cache", "dual"]
-    done = CliRunner().invoke(app, ["eval", "--model", str(folder), "--out", str(tmp_path / "run"), *options])
+    done = CliRunner().invoke(
+        app, ["eval", "--model", str(micro_folder), "--out", str(tmp_path / "run"), *options]
+    )
     assert "cache dual: approximate" in done.stderr
 
 
@@ -235,10 +234,20 @@ def loads(monkeypatch) -> list[dict]:
     return given
 
 
-def test_drift_takes_the_options_of_a_run(folder, loads):
+def test_drift_takes_the_options_of_a_run(micro_folder, loads):
     options = ("--batch-size", 2, "--length", 4, "--block", 2, "--dtype", "float32", "--mask-id", 2)
     text = call(
-        "drift", "--model", folder, "--task", "toy", "--questions", 3, "--policy", "lc", *options, "--json"
+        "drift",
+        "--model",
+        micro_folder,
+        "--task",
+        "toy",
+        "--questions",
+        3,
+        "--policy",
+        "lc",
+        *options,
+        "--json",
     )
     assert json.loads(text)["steps"] == 3 * 4
     assert loads == [
@@ -255,17 +264,19 @@ def test_drift_takes_the_options_of_a_run(folder, loads):
     ]
 
 
-def test_an_evaluation_says_where_its_time_went(folder, tmp_path):
+def test_an_evaluation_says_where_its_time_went(micro_folder, tmp_path):
     options = ["--tasks", "toy", "--policies", "lc", "-n", "2", "--questions", "1", "--profile"]
-    done = CliRunner().invoke(app, ["eval", "--model", str(folder), "--out", str(tmp_path / "run"), *options])
+    done = CliRunner().invoke(
+        app, ["eval", "--model", str(micro_folder), "--out", str(tmp_path / "run"), *options]
+    )
     assert "bookkeeping" in done.stderr
     assert f"{toy_task.LENGTH} steps, {2 * toy_task.LENGTH} row-steps" in done.stderr
 
 
-def test_evaluations_may_be_compiled(folder, loads, tmp_path):
+def test_evaluations_may_be_compiled(micro_folder, loads, tmp_path):
     file = tmp_path / "one.yaml"
     file.write_text("title: t\nshows: s\nmodels: [tiny]\ntasks: [toy]\npolicies: [ar]\n")
-    few = ("-n", 1, "--questions", 1, "--model", folder, "--compile")
+    few = ("-n", 1, "--questions", 1, "--model", micro_folder, "--compile")
     call("eval", "--tasks", "toy", "--policies", "ar", "--out", tmp_path / "eval", *few)
     call("run", file, "--out", tmp_path / "run", *few)
     assert [given["compile"] for given in loads] == [True, True]
@@ -274,25 +285,37 @@ def test_evaluations_may_be_compiled(folder, loads, tmp_path):
 # --- experiments ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_experiment_file_is_runnable(path):
+def test_every_experiment_file_is_runnable():
     """Its names exist: tasks, policies, and the embedded models."""
     from twotemp.models.load import EMBEDDED
 
-    experiment = experiments.read(path)
-    for choice in experiment.plan().tasks:
-        assert choice.problems().problems
-    assert set(experiment.models) <= set(EMBEDDED)
+    found = {path.stem: experiments.read(path) for path in (ROOT / "experiments").glob("*.yaml")}
+    assert found
+    # Most files ask for the same problems.
+    for choice in {choice for experiment in found.values() for choice in experiment.plan().tasks}:
+        assert choice.problems().problems, choice
+    assert {model for experiment in found.values() for model in experiment.models} <= {*EMBEDDED}
 
 
-def test_an_experiment_runs_and_reports(folder, tmp_path):
+def test_an_experiment_runs_and_reports(micro_folder, tmp_path):
     file = tmp_path / "small.yaml"
     file.write_text(
         "title: t\nshows: s\nmodels: [tiny]\ntasks: [toy]\npolicies: [ar, tlc]\nn: 64\nquestions: 9\n"
     )
     other = save(toy_task.micro_model("other", seed=1), tmp_path / "other")
     text = call(
-        "run", file, "--model", folder, "--model", other, "-n", 2, "--questions", 2, "--out", tmp_path / "out"
+        "run",
+        file,
+        "--model",
+        micro_folder,
+        "--model",
+        other,
+        "-n",
+        2,
+        "--questions",
+        2,
+        "--out",
+        tmp_path / "out",
     )
     assert "micro" in text
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"micro", "other", "report"}
@@ -342,8 +365,8 @@ def test_the_demo_is_an_evaluation_and_a_report(tmp_path, monkeypatch):
 # --- the real thing -------------------------------------------------------------------------------------------
 
 
-def test_the_command_itself_killed_and_started_again(folder, tmp_path):
-    """One process as a user starts it, ended by SIGKILL while it draws; then the same command to the end."""
+def test_the_command_itself_killed_and_started_again(micro_folder, tmp_path, forked_processes):
+    """A process, ended by SIGKILL while it draws; then the same command to the end."""
 
     def contents(run: Path) -> dict:
         return {
@@ -355,7 +378,7 @@ def test_the_command_itself_killed_and_started_again(folder, tmp_path):
     options = [
         "eval",
         "--model",
-        folder,
+        micro_folder,
         "--tasks",
         "countdown-3",
         "--policies",

@@ -8,30 +8,22 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from tests import toy_task
 from twotemp.cli import app, console
 from twotemp.errors import UserError, unknown
-from twotemp.models.checkpoint import save
 
 MAIN = [sys.executable, "-c", "from twotemp.cli import main; main()"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return save(toy_task.micro_model(), tmp_path_factory.mktemp("model") / "micro")
-
-
 @pytest.mark.parametrize("workers", [["--profile"], ["--workers", "2"]], ids=["here", "workers"])
-def test_control_c_says_what_is_kept_and_how_to_go_on(folder, tmp_path, workers):
+def test_control_c_says_what_is_kept_and_how_to_go_on(micro_folder, tmp_path, workers, forked_processes):
     """To the whole process group, as a terminal sends it."""
     run = tmp_path / "run"
     options = ["--tasks", "countdown-3", "--policies", "ar,tct", "--questions", "50", "-n", "64"]
-    command = [*MAIN, "eval", "--model", str(folder), *options, *workers, "--out", str(run)]
+    command = [*MAIN, "eval", "--model", str(micro_folder), *options, *workers, "--out", str(run)]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -62,8 +54,8 @@ def test_grading_looks_for_the_file_before_it_loads_the_task(tmp_path, monkeypat
     assert f"there is no file {missing}" in str(result.exception)
 
 
-def test_a_cache_that_does_not_exist_is_refused_before_it_is_announced(folder):
-    done = CliRunner().invoke(app, ["sample", "--model", str(folder), "--cache", "foo", "3 7"])
+def test_a_cache_that_does_not_exist_is_refused_before_it_is_announced(micro_folder):
+    done = CliRunner().invoke(app, ["sample", "--model", str(micro_folder), "--cache", "foo", "3 7"])
     assert isinstance(done.exception, UserError)
     assert "approximate" not in done.stderr
 
@@ -73,8 +65,8 @@ def test_a_name_in_other_capitals_is_recognised():
     assert "did you mean 'Dream'?" in str(unknown("family", "dream", ["Dream", "llada"]))
 
 
-def test_one_answer_alone_has_zero_bits_not_minus_zero(folder):
-    done = CliRunner().invoke(app, ["sample", "--model", str(folder), "--length", "4", "3 7"])
+def test_one_answer_alone_has_zero_bits_not_minus_zero(micro_folder):
+    done = CliRunner().invoke(app, ["sample", "--model", str(micro_folder), "--length", "4", "3 7"])
     assert "1 distinct of 1 (0.00 of 0.00 bits)" in done.stdout
 
 

@@ -17,30 +17,23 @@ from twotemp.cli import app
 from twotemp.cli import workers as cli
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, Plan, TaskChoice
-from twotemp.models.checkpoint import save
 from twotemp.policies import parse
+from twotemp.rl import evaluation
 from twotemp.store import Store
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return save(toy_task.micro_model(), tmp_path_factory.mktemp("model") / "micro")
+def drawn(out: Path) -> dict:
+    found = (sample for cell in Store.open(out).cells() for sample in cell.samples())
+    return {(s.key, s.policy): (s.tokens, s.text, s.nfe) for s in found}
 
 
-def test_workers_make_the_run_that_one_process_makes(folder, tmp_path):
-    """Also one that was begun by the other, and with a plug-in's policy."""
-    plugin = tmp_path / "mine.py"
-    plugin.write_text(
-        "from dataclasses import replace\n"
-        "from twotemp import plugins\n"
-        "from twotemp.policies import parse\n"
-        "plugins.add_policy(replace(parse('lc'), name='mine'))\n"
-    )
+def test_workers_make_the_run_that_one_process_makes(micro_folder, tmp_path, forked_processes):
+    """Also one that was begun by the other."""
 
     def evaluate(out: str, n: int, *more: str):
         options = ["--tasks", "countdown-3", "--policies", "ar,tct", "--questions", "4", "-n", str(n)]
         done = CliRunner().invoke(
-            app, ["eval", "--model", str(folder), *options, *more, "--out", str(tmp_path / out)]
+            app, ["eval", "--model", str(micro_folder), *options, *more, "--out", str(tmp_path / out)]
         )
         assert done.exit_code == 0, done.output
         return done
@@ -50,16 +43,49 @@ def test_workers_make_the_run_that_one_process_makes(folder, tmp_path):
     said = evaluate("workers", 6, "--workers", "2").stderr
     assert said.count("drawing with 2 workers, 1 thread each") == 1
     assert "batch size" not in said, "workers do not print"
+    assert len(drawn(tmp_path / "here")) == 2 * 4 * 6
+    assert drawn(tmp_path / "workers") == drawn(tmp_path / "here")
 
-    def drawn(out: str):
-        found = (sample for cell in Store.open(tmp_path / out).cells() for sample in cell.samples())
-        return {(s.key, s.policy): (s.tokens, s.text, s.nfe) for s in found}
 
-    assert len(drawn("here")) == 2 * 4 * 6
-    assert drawn("workers") == drawn("here")
+OTHERS = {
+    "forks": "--questions 3 --quantile 0.98 --alternatives 2 --json",
+    "tune": "--policies ar:t_token=1,lc:t_token=1 --at pass@2 --budget 2000 --questions 4 --json",
+    "grpo": "--policy tct --budget 2steps --groups 2 --size 4 --lora-rank 4 --held-out 4 --device cpu",
+}
+
+
+@pytest.mark.parametrize("command", [pytest.param("forks", marks=pytest.mark.slow), "tune", "grpo"])
+def test_whatever_draws_may_have_workers(micro_folder, tmp_path, forked_processes, command):
+    """The same forks, the same race, the same evaluations before and after the training."""
+
+    def found(out: Path, *more: str):
+        asked = [command, "--model", str(micro_folder), "--task", "countdown-3", "--out", str(out)]
+        done = CliRunner().invoke(app, [*asked, *OTHERS[command].split(), *more])
+        assert done.exit_code == 0, done.output
+        assert done.stderr.count("drawing with 2 workers") == (len(more) > 0) * (1 + (command == "grpo"))
+        if command == "grpo":
+            return [(one.step, one.points) for one in evaluation.read(out)]
+        return done.stdout
+
+    here, there = found(tmp_path / "here"), found(tmp_path / "there", "--workers", "2")
+    assert here
+    assert here == there
+    assert not list((tmp_path / "there").glob(".tmp-*")), "what was lent to workers is gone"
+
+
+def test_a_worker_has_the_plug_ins_of_its_driver(micro_folder, tmp_path, forked_processes):
+    """Neither the driver nor its worker has seen the file before."""
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from dataclasses import replace\n"
+        "from twotemp import plugins\n"
+        "from twotemp.policies import parse\n"
+        "plugins.add_policy(replace(parse('lc'), name='mine'))\n"
+    )
     done = subprocess.run(
         [
-            *(sys.executable, "-c", "from twotemp.cli import main; main()", "eval", "--model", str(folder)),
+            *(sys.executable, "-c", "from twotemp.cli import main; main()"),
+            *("eval", "--model", str(micro_folder)),
             *("--tasks", "countdown-3", "--questions", "1", "-n", "2", "--workers", "1"),
             *("--policies", "mine", "--plugin", str(plugin), "--out", str(tmp_path / "mine")),
         ],
@@ -67,7 +93,7 @@ def test_workers_make_the_run_that_one_process_makes(folder, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert len(drawn("mine")) == 2
+    assert len(drawn(tmp_path / "mine")) == 2
 
 
 @pytest.mark.parametrize(
@@ -90,11 +116,11 @@ def test_how_many_workers_unless_told(tmp_path, monkeypatch, model, samples, dev
     assert cli.default_workers(model, samples, device, gpus) == count
 
 
-def test_a_profile_is_of_one_process(folder, tmp_path):
-    asked = ["eval", "--model", str(folder), "--tasks", "countdown-3", "--questions", "1", "-n", "1"]
+def test_a_profile_is_of_one_process(micro_folder, tmp_path):
+    asked = ["eval", "--model", str(micro_folder), "--tasks", "countdown-3", "--questions", "1", "-n", "1"]
     done = CliRunner().invoke(app, [*asked, "--profile", "--workers", "2", "--out", str(tmp_path / "run")])
     assert isinstance(done.exception, UserError)
-    assert "leave --workers and --ray out" in str(done.exception)
+    assert "leave --workers, --ray and --sglang out" in str(done.exception)
 
 
 DRIVER = """
@@ -113,7 +139,9 @@ with Evaluation(test_cli_workers.PLAN, sys.argv[1]) as prepared:
 PLAN = Plan((TaskChoice("toy"), TaskChoice("toy-b")), (parse("ar"), parse("tct")), n=8, questions=6)
 
 
-def test_a_driver_that_was_killed_and_started_again_draws_only_what_is_missing(tmp_path, monkeypatch):
+def test_a_driver_that_was_killed_and_started_again_draws_only_what_is_missing(
+    tmp_path, monkeypatch, forked_processes
+):
     toy_task.install(monkeypatch)
     run = tmp_path / "run"
     command = [sys.executable, "-c", DRIVER, str(run)]

@@ -82,8 +82,9 @@ def test_an_error_of_the_model_reaches_who_waits_and_nobody_else(model, collect,
     with monkeypatch.context() as patch:
         patch.setattr(Live, "turn", broken)
         for future in [collector.submit(request) for request in asked]:
-            with pytest.raises(RuntimeError, match="no such device"):
+            with pytest.raises(UserError, match="a step failed") as caught:
                 future.result(60)
+            assert "no such device" in str(caught.value.__cause__)
     assert collector.submit(asked[1]).result(60).index == 1
 
 
@@ -91,5 +92,6 @@ def test_closing_ends_the_thread_and_who_waits(model):
     collector = Collector(model, slots=1)
     futures = [collector.submit(request) for request in requests(model, 4)]
     collector.close()
-    assert not collector._thread.is_alive()
+    assert not collector._service._thread.is_alive()
+    assert not collector._waiting
     assert all(future.done() for future in futures)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+import torch
 
 from benchmarks.proxies import Proxy
+from tests.toy import FixedModel
 from twotemp.engine.drift import drift
 from twotemp.errors import UserError
 from twotemp.policies import policy
@@ -33,15 +37,40 @@ def test_a_cache_that_is_never_read_changes_nothing(model):
     assert (found.predictions, found.kl_mean, found.kl_max, found.changed_steps) == (0, 0, 0, 0)
 
 
-def test_another_model_may_be_the_measure(model):
-    """Every prediction is compared: no step of the run is exact. The model itself changes nothing."""
+def test_the_model_itself_as_the_measure_changes_nothing(model):
+    """Every prediction is compared: no step of the run is exact."""
     same = drift(model, requests_of(2), against=model)
     assert (same.predictions, same.changed_steps) == (2 * 2 * (4 + 3 + 2 + 1), 0)
     assert same.kl_max < 1e-5
-    other = drift(model, requests_of(2), against=Proxy("other", width=64, layers=2, vocabulary=96).model())
-    assert other.predictions == same.predictions
     with pytest.raises(UserError, match="nothing to compare with"):
         drift(model, requests_of(1))
+
+
+def test_another_model_may_be_the_measure():
+    """KL(exact || ours) = sum p log(p / q) in closed form: neither model looks at the context.
+
+    Ours fills the four places in the order 0, 1, 2, 3, and so predicts place i at i + 1 steps. The exact model has
+    another best token at place 1, and is surest of place 3, so that it would begin there.
+    """
+    ours = [[0.90, 0.05, 0.05], [0.80, 0.15, 0.05], [0.70, 0.20, 0.10], [0.60, 0.30, 0.10]]
+    exact = [[0.70, 0.20, 0.10], [0.30, 0.60, 0.10], [0.70, 0.20, 0.10], [0.95, 0.03, 0.02]]
+    prompt, mask = (
+        torch.full((3, 4), 0.25).log(),
+        torch.full((4, 1), 0.5).log(),
+    )  # the mask's logit counts nowhere
+    models = [
+        FixedModel(torch.cat([prompt, torch.cat([torch.tensor(rows).log(), mask], 1)]), mask_id=3)
+        for rows in (ours, exact)
+    ]
+    wanted = [Request("q", (0, 1, 2), policy("lc", t_token=0.0), 4, 4)]
+    found = drift(models[0], wanted, against=models[1], batch_size=1)
+    kl = [sum(p * math.log(p / q) for p, q in zip(*rows)) for rows in zip(exact, ours)]
+    seen = sorted(value for place, value in enumerate(kl) for _ in range(place + 1))
+    assert (found.predictions, found.steps) == (10, 4)
+    assert found.kl_mean == pytest.approx(sum(seen) / 10, rel=1e-5)
+    assert found.kl_max == pytest.approx(seen[-1], rel=1e-5)
+    assert found.changed_tokens == 1 / 4  # at place 1
+    assert found.changed_steps == 3 / 4  # all but the last, where only place 3 is left
 
 
 def test_the_batch_size_changes_nothing(model):

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from scipy import stats
 
 import twotemp
+from tests.fixture_models import fixture_model
 from tests.toy import FixedModel, ToyModel
 from twotemp.engine import run, states
 from twotemp.engine.scheduler import Scheduler
-from twotemp.models.load import load
 from twotemp.models.table import TableModel
-from twotemp.policies import PRESETS, policy
+from twotemp.policies import PRESETS, parse, policy
+from twotemp.policies.positions import Text
 from twotemp.policies.step import Noise, PolicyBatch
 from twotemp.records import Request, Sample
 from twotemp.rng import row_key
@@ -25,10 +25,14 @@ FAMILIES = ("llada", "dream", "sdar", "llada2")
 
 
 def requests_of(model, chosen, count=8, length=12, block=4, **more) -> list[Request]:
-    """Prompts of different lengths, so that every batch is padded."""
+    """Prompts of different lengths, so that every batch is padded. Where samples repel each other, each is the first
+    of its question (tests/test_groups.py has the others)."""
     block = None if model.block_size else block
+    index = [0 if chosen.repel else i for i in range(count)]
     return [
-        Request(f"q{i}", tuple(range(2, 5 + 3 * (i % 4))), chosen, length, block, seed=3, index=i, **more)
+        Request(
+            f"q{i}", tuple(range(2, 5 + 3 * (i % 4))), chosen, length, block, seed=3, index=index[i], **more
+        )
         for i in range(count)
     ]
 
@@ -45,15 +49,8 @@ def same(a: Sample, b: Sample) -> bool:
 
 
 @pytest.fixture(scope="module")
-def fixture_models(shared):
-    found = {}
-    for family in FAMILIES:
-        folder = shared / "fixtures" / family / "a"
-        facts = json.loads((folder / "fixture.json").read_text())
-        found[family] = load(
-            folder, mask_id=facts["mask_token_id"], eos_ids=(481,), block_size=facts.get("block_size")
-        )
-    return found
+def fixture_models():
+    return {family: fixture_model(family) for family in FAMILIES}
 
 
 # --- equivalence classes
@@ -78,24 +75,35 @@ def test_alone_batched_refilled_and_replayed_are_one_sample(name):
 
 def assert_replays(model, request: Request, found: Sample) -> None:
     """Feed the states of the trace to the policy again: it must take the same decisions."""
-    batch = PolicyBatch([request.policy], eos_ids=model.eos_ids, forbidden_ids=model.forbidden_ids)
-    memory = None
+    batch = PolicyBatch(
+        [request.policy], eos_ids=model.eos_ids, forbidden_ids=model.forbidden_ids, mask_id=model.mask_id
+    )
+    memory = text = None
     key = torch.tensor([row_key(request.seed, request.id, request.index)])
-    origin, width = min(found.positions), request.block
-    for step, (row, committed) in enumerate(states(found, model.mask_id)):
+    start = origin = min(found.positions)
+    path, width = list(states(found, model.mask_id)), request.block
+    edits = torch.zeros(1, len(path[0][0]), dtype=torch.int64)
+    for step, (row, written) in enumerate(path):
         ids = torch.tensor([row])
-        first = row.index(model.mask_id)
-        start = origin + (first - origin) // width * width
+        # A step that finds nothing to edit writes nothing, and is the last one in its block.
+        start = origin + (min(written, default=start) - origin) // width * width
         at = torch.arange(start, min(start + width, len(row)))[None]
-        masked = ids.gather(1, at) == model.mask_id
+        tokens = ids.gather(1, at)
+        asked = masked = tokens == model.mask_id
+        if batch.edit is not None:
+            asked = torch.ones_like(masked)
+            text = Text(tokens, asked, edits.gather(1, at))
         want = torch.zeros_like(ids, dtype=torch.bool)
-        want[0, at[masked]] = True
+        want[0, at[asked]] = True
         noise = Noise(key, torch.tensor([step]), at)
-        drawn = batch.draw(noise, model.logits(ids, None, want), masked, masked.flatten().nonzero()[:, 0])
-        decision, memory = batch.choose(noise, drawn, masked, memory=memory)
-        assert at[decision.commit].tolist() == sorted(committed)
-        final = dict(zip(found.positions, found.tokens))
-        assert decision.tokens[decision.commit].tolist() == [final[p] for p in sorted(committed)]
+        index = asked.flatten().nonzero()[:, 0]
+        drawn = batch.draw(noise, model.logits(ids, None, want), asked, index, text=text)
+        decision, memory = batch.choose(noise, drawn, masked, memory=memory, text=text)
+        assert at[decision.commit].tolist() == written
+        after = path[step + 1][0] if step + 1 < len(path) else dict(zip(found.positions, found.tokens))
+        assert decision.tokens[decision.commit].tolist() == [after[p] for p in written]
+        if decision.edit is not None:
+            edits[0, at[decision.edit]] += 1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -111,13 +119,13 @@ def test_real_layouts_do_not_depend_on_the_batch(fixture_models, family, name):
 
 
 @pytest.mark.parametrize("family", ["sdar", "llada2"])
-@pytest.mark.parametrize("name", ["lc", "tct"])
+@pytest.mark.parametrize("name", ["lc", "tct", "t2m:edits=1"])
 def test_block_cache_is_exact(fixture_models, family, name, monkeypatch):
     """The same tokens as the full forward at every step."""
     from twotemp.engine import batch, runner
 
     model = fixture_models[family]
-    wanted = requests_of(model, policy(name), count=4, length=14)
+    wanted = requests_of(model, parse(name), count=4, length=14)
     cached = by_key(run(model, wanted, batch_size=3))
     monkeypatch.setattr(batch, "runner_for", lambda model, *_: runner.Uncached(model))
     for key, full in by_key(run(model, wanted, batch_size=3)).items():
@@ -185,10 +193,13 @@ def test_conformance(name):
         assert len(found.tokens) == 12
         assert not set(found.tokens) & {7, 8, model.mask_id}
         steps = found.trace.steps
-        assert sorted(set(steps)) == list(range(max(steps) + 1))  # no empty step
+        rewritten = [step for step, _, _ in found.trace.edits]
+        empty = found.forwards - len({*steps, *rewritten})
+        # None, but for the last look at each of three blocks where something might have been edited.
+        assert empty == (0 if found.policy.edit == "never" else 3)
         for left, right in zip(range(0, 8, 4), range(4, 12, 4)):
             assert max(steps[left : left + 4]) < min(steps[right : right + 4])
-        assert found.forwards == max(steps) + 1
+        assert found.nfe == found.forwards or name == "ar"
         assert all(0 < c <= 1 for c in found.trace.confidence)
         assert Sample.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
@@ -222,46 +233,6 @@ def test_any_order_samples_the_model_itself_one_at_a_time():
     found = twotemp.sample(model, [3], policy("random", t_token=1.0), n=10_000, length=2, batch_size=5000)
     counts = [sum(s.tokens == seq for s in found) for seq, _ in sequences]
     assert stats.chisquare(counts, [w * 10_000 for _, w in sequences]).pvalue > 1e-3
-
-
-# --- the official samplers' greedy tokens
-
-
-def test_llada_official_greedy(shared, fixture_models):
-    model, folder = fixture_models["llada"], shared / "fixtures/llada/a"
-    compare_generate(model, folder, policy("lc", t_token=0.0, k=2), block=8)
-
-
-def test_dream_official_greedy(shared, fixture_models):
-    model, folder = fixture_models["dream"], shared / "fixtures/dream/a"
-    chosen = policy("dream", t_token=0.0, steps=8, top_p=1.0)
-    compare_generate(model, folder, chosen, block=16)
-
-
-def test_sdar_official_greedy(shared, fixture_models):
-    model, folder = fixture_models["sdar"], shared / "fixtures/sdar/a"
-    compare_generate(model, folder, policy("ar", t_token=0.0), block=None)
-
-
-def test_llada2_official_greedy(shared, fixture_models):
-    model, folder = fixture_models["llada2"], shared / "fixtures/llada2/a"
-    compare_generate(model, folder, policy("llada2", t_token=0.0, threshold=0.95, k=2), block=None)
-
-
-def compare_generate(model, folder, chosen, block):
-    """All rows of the official run in one batch; upstream left-pads, we do not pad prompts at all."""
-    golden = load_file(folder / "generate.safetensors")
-    real = golden["attention_mask"].bool()
-    prompts = [ids[keep].tolist() for ids, keep in zip(golden["input_ids"], real)]
-    width = golden["input_ids"].shape[1]
-    # LLaDA-2's file holds the generated part only.
-    answers = (
-        golden["sequences"]
-        if len(prompts) == 1 and "llada2" in str(folder)
-        else golden["sequences"][:, width:]
-    )
-    found = twotemp.sample(model, prompts, chosen, length=answers.shape[1], block=block)
-    assert [list(s.tokens) for s in found] == answers.tolist()
 
 
 # --- infilling

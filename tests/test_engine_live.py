@@ -32,7 +32,7 @@ def arrivals(live: Live, wanted: list[Request], every: int = 2) -> dict[tuple[st
 def test_a_sample_does_not_depend_on_when_its_request_arrives(name):
     model = ToyModel(sharpness=1.5)
     wanted = requests_of(model, policy(name), count=7, trace=True)
-    wanted += [replace(r, id="wide", block=7, length=15) for r in wanted[:2]]
+    wanted += [replace(r, id=f"wide {r.id}", block=7, length=15) for r in wanted[:2]]
     together = by_key(run(model, wanted))
     for slots in (2, 9):
         apart = arrivals(Live(model, slots), wanted)
@@ -40,8 +40,10 @@ def test_a_sample_does_not_depend_on_when_its_request_arrives(name):
         assert all(same(together[key], apart[key]) for key in together)
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.parametrize("name", ["tct", "klass"])
+# KLASS remembers the last step, which is the policy's affair: one layout of each kind is enough for it.
+@pytest.mark.parametrize(
+    ("family", "name"), [*((family, "tct") for family in CONFIGS), ("llada", "klass"), ("sdar", "klass")]
+)
 def test_nor_with_real_layouts_and_caches(family, name):
     model = random_model(family)
     wanted = requests_of(model, policy(name), count=6, length=9)

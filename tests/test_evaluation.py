@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests import toy_task
+from tests import benchmark_rows, toy_task
 from twotemp import sampling
 from twotemp.analysis import read
 from twotemp.engine import run as engine_run
@@ -31,10 +30,7 @@ POLICIES = tuple(parse(spec) for spec in ("ar", "tlc", "tct:threshold=0.3"))
 PLAN = Plan((TaskChoice("toy"), TaskChoice("toy-b")), POLICIES, n=3, questions=4)
 
 
-@pytest.fixture(autouse=True)
-def _toy(monkeypatch):
-    toy_task.install(monkeypatch)
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("toy_tasks")
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +119,38 @@ def test_more_questions_and_policies_may_be_added(model, tmp_path, whole):
     evaluate(model, replace(PLAN, questions=2, policies=POLICIES[:1]), tmp_path / "run")
     evaluate(model, PLAN, tmp_path / "run")
     assert rows(tmp_path / "run") == whole
+
+
+def test_samples_that_repel_each_other_are_the_same_after_any_stop_and_stored_once(
+    model, tmp_path, monkeypatch
+):
+    """A larger n and a stop in the midst of a group: the group is drawn again, what is there already not stored."""
+    plan = replace(PLAN, policies=(parse("odd:t_token=1.5"), parse("tlc")), n=4)
+    expected = rows(evaluate(model, plan, tmp_path / "whole"))
+    monkeypatch.setattr(work, "CHUNK_SAMPLES", 12)
+    evaluate(model, replace(plan, n=1), tmp_path / "run")
+    drawn: list[Request] = []
+
+    def stumbling(model, requests, **options):
+        drawn.extend(wanted := list(requests))
+        found = list(original(model, wanted, **options))
+        odd = [sample for sample in found if sample.policy.repel]
+        yield from odd[: 1 + len(odd) // 2]
+        raise KeyboardInterrupt
+
+    original = sampling.draw
+    monkeypatch.setattr(sampling, "draw", stumbling)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(model, replace(plan, n=3), tmp_path / "run")
+    monkeypatch.setattr(sampling, "draw", original)
+    assert {request.index for request in drawn if request.policy.repel} == {0, 1, 2}
+    assert {request.index for request in drawn if not request.policy.repel} == {1, 2}
+    states: list[Progress] = []
+    evaluate(model, plan, tmp_path / "run", watch=states.append)
+    assert rows(tmp_path / "run") == expected
+    assert states[-1].samples == states[-1].all_samples == len(expected)
+    written = (batch for file in (tmp_path / "run").glob("*/samples-*") for batch in read_batches(file))
+    assert sum(map(len, written)) == len(expected)
 
 
 def test_tasks_take_turns_and_a_question_keeps_its_policies_together(model, tmp_path, monkeypatch):
@@ -362,10 +390,8 @@ def test_what_is_wrong_is_found_before_a_folder_is_made(tmp_path, choice, messag
     assert not (tmp_path / "run").exists()
 
 
-def test_an_altered_data_file_is_refused_unless_allowed(tmp_path, shared):
-    lines = (shared / "data" / "gsm8k_test.jsonl").read_text().splitlines(keepends=True)
-    file = tmp_path / "altered.jsonl"
-    file.write_text("".join([lines[0].replace("duck", "goose"), *lines[1:]]))
+def test_an_altered_data_file_is_refused_unless_allowed(tmp_path):
+    file = benchmark_rows.write(tmp_path / "altered.jsonl", benchmark_rows.MADE_UP["gsm8k"](3))
     with pytest.raises(UserError, match="--allow-altered-data"):
         Evaluation(replace(PLAN, tasks=(TaskChoice("gsm8k", data=file),)), tmp_path / "run")
     allowed = TaskChoice("gsm8k", data=file, allow_altered=True)

@@ -12,7 +12,6 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests import toy_task
 from tests.executor_makes import Free, Stumbling, free, free_sample, micro, slow
@@ -20,7 +19,7 @@ from tests.test_evaluation import rows
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, InProcess, Plan, TaskChoice
 from twotemp.executors import Processes, Supervisor
-from twotemp.executors.messages import cut
+from twotemp.executors.messages import Done, Drawn, Ready, cut
 from twotemp.executors.processes import environment
 from twotemp.folders.frames import read_batches
 from twotemp.policies import parse
@@ -33,10 +32,7 @@ WANTED = 2 * 6 * 4 * 3
 UNIT = 16
 
 
-@pytest.fixture(autouse=True)
-def _toy(monkeypatch):
-    toy_task.install(monkeypatch)
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("toy_tasks", "forked_processes")
 
 
 @pytest.fixture
@@ -90,6 +86,20 @@ def test_a_killed_worker_leaves_no_mark_on_any_bit_and_other_cuts_only_on_the_la
         assert sample.trace.steps == other.trace.steps
         assert sample.trace.confidence == pytest.approx(other.trace.confidence, abs=1e-5)
         assert sample.trace.entropy == pytest.approx(other.trace.entropy, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_groups_are_the_same_on_workers(marks):
+    """Samples that repel each other, in more units than one; a unit of a lost worker is drawn again as a whole."""
+    chosen = parse("odd:t_token=1.5")
+    wanted = [Request(f"q{n}", (10, 11 + n), chosen, 6, index=i) for n in range(6) for i in range(5)]
+    expected = {
+        sample.key: sample.tokens for _, sample in InProcess(toy_task.micro_model()).draw([(0, wanted)])
+    }
+    with crew(Stumbling(marks, "kill", make=micro), unit=8) as drawer:
+        found = {sample.key: sample.tokens for _, sample in drawer.draw([(0, wanted)])}
+    assert len(list(marks.iterdir())) == 1
+    assert found == expected
 
 
 def requests(count: int, policy: str = "ar") -> list[Request]:
@@ -146,6 +156,34 @@ def test_what_was_left_early_does_not_turn_up_later():
         found = list(drawer.draw([("new", requests(20, "tlc"))]))
     assert [tag for tag, _ in found] == ["new"] * 20
     assert {sample.policy.name for _, sample in found} == {"tlc"}
+
+
+class Late:
+    """A crew of one, whose sign of life was under way when its unit ended, as an actor's may be."""
+
+    def __init__(self):
+        self.news = [Ready("free", "f1nger")]
+
+    def start(self, place):
+        return self
+
+    def send(self, order):
+        drawn = tuple(map(free_sample, order.requests))
+        self.news += [Drawn(drawn[:1]), Drawn(drawn[1:]), Done(), Drawn()]
+
+    def hear(self, workers, seconds):
+        news, self.news = self.news, []
+        return [(0, one) for one in news]
+
+    def kill(self):
+        pass
+
+    close = kill
+
+
+def test_a_sign_of_life_may_come_after_the_end():
+    with Supervisor(Late(), 1, unit=UNIT) as drawer:
+        assert len(list(drawer.draw([(None, requests(40))]))) == 40
 
 
 def test_the_next_chunk_is_asked_for_before_the_last_one_ends():

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 
 import pytest
 
-from tests import toy_task
 from tests.executor_makes import Free, Stumbling, free, slow
-from tests.test_evaluation import rows
-from tests.test_executors import PLAN, UNIT, WANTED
+from tests.test_executors import UNIT, run
 from twotemp.errors import UserError
-from twotemp.evaluation import Evaluation
 from twotemp.executors import Supervisor
 from twotemp.executors.ray_actors import RayActors
 
 # Not importorskip: how Ray asks for a token is decided before it is imported.
-pytestmark = pytest.mark.skipif(
-    find_spec("ray") is None, reason="needs the extra: pip install 'twotemp[ray]'"
-)
+if find_spec("ray") is None:
+    pytest.skip("needs the extra: pip install 'twotemp[ray]'", allow_module_level=True)
 
 
-@pytest.fixture(autouse=True)
-def _toy(monkeypatch):
-    toy_task.install(monkeypatch)
+pytestmark = pytest.mark.usefixtures("toy_tasks")
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +38,6 @@ def cluster():
         made.spare = made.add_node(num_cpus=1)
         yield made
         made.shutdown()
-
-
-def run(drawer, out):
-    with Evaluation(PLAN, out) as prepared:
-        return rows(prepared.run_with(drawer))
 
 
 @pytest.mark.parametrize("how", ["never", "kill", "hang", "ray.kill", "node removed"])
@@ -74,7 +65,6 @@ def test_whatever_happens_to_an_actor_nothing_is_lost(cluster, tmp_path, how):
         while how == "node removed" and not all(hand.card for hand in drawer._hands):
             drawer._hear()  # both nodes have work
         found = run(Struck(), tmp_path / "run")
-    assert len(found) == WANTED
     assert found == run(Free(), tmp_path / "here")
     assert len(list(marks.iterdir())) == (how in ("kill", "hang"))
     assert (drawer.resent > 0) == (how != "never")
@@ -112,3 +102,34 @@ def test_a_local_cluster_keeps_strangers_out_and_secrets_away():
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stdout.splitlines() == ["actor has: None", *(["stranger: True False True"] * 2)], done.stderr
+
+
+@pytest.mark.slow
+def test_control_c_is_as_quiet_as_without_ray(micro_folder, tmp_path):
+    """To the whole process group, as a terminal sends it; Ray's own servers have nothing to say about it."""
+    run = tmp_path / "run"
+    options = ["--tasks", "countdown-3", "--policies", "ar,tct", "--questions", "50", "-n", "64"]
+    command = [
+        sys.executable,
+        "-c",
+        "from twotemp.cli import main; main()",
+        "eval",
+        "--model",
+        str(micro_folder),
+    ]
+    process = subprocess.Popen(
+        [*command, *options, "--ray", "local", "--ray-reachable", "--workers", "1", "--out", str(run)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    while not list(run.glob("*/samples-*")):
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert f"stopped; what was finished is kept in {run}, and the same command continues" in said
+    assert len(said.splitlines()) <= 3, said

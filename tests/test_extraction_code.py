@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
+from tests.benchmark_rows import MADE_UP, Row, read
+from tests.conftest import Beside
 from twotemp.graders.code_extraction import find_code
 
 RIGHT = "def f(x): return 2 * x"
@@ -107,28 +107,34 @@ FORMS: dict[str, Callable[[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_references_are_found_in_every_form(shared: Path, form: str) -> None:
-    path = shared / "data" / "humaneval.jsonl"
-    if not path.exists():
-        pytest.skip("needs humaneval.jsonl in the shared folder")
-    for row in map(json.loads, path.read_text().splitlines()):
-        code = (row["prompt"] + row["canonical_solution"]).strip("\n").rstrip()
-        found, _ = find_code(FORMS[form](code), (row["entry_point"],), body=True)
-        assert found.split() == code.split(), row["task_id"]
-        compile(found, row["task_id"], "exec")
+def check_forms(rows: list[Row]) -> None:
+    for form, written in FORMS.items():
+        for row in rows:
+            code = (row["prompt"] + row["canonical_solution"]).strip("\n").rstrip()
+            found, _ = find_code(written(code), (row["entry_point"],), body=True)
+            assert found.split() == code.split(), (form, row["task_id"])
+            compile(found, row["task_id"], "exec")
 
 
-def test_bodies_of_references_are_indented_again(shared: Path) -> None:
-    path = shared / "data" / "humaneval.jsonl"
-    if not path.exists():
-        pytest.skip("needs humaneval.jsonl in the shared folder")
-    for row in map(json.loads, path.read_text().splitlines()):
+def check_bodies(rows: list[Row]) -> None:
+    """A body alone is indented again."""
+    for row in rows:
         body = row["canonical_solution"]
         for text in (textwrap.dedent(body), body.strip(), body):
             found, _ = find_code(text, (row["entry_point"],), body=True)
             assert found.split() == body.split()
             compile(f"{row['prompt']}\n{found}", row["task_id"], "exec")
+
+
+def test_references_are_found_in_every_form() -> None:
+    check_forms(MADE_UP["humaneval"](3))
+    check_bodies(MADE_UP["humaneval"](3))
+
+
+def test_every_humaneval_reference_is_found_in_every_form(beside: Beside) -> None:
+    rows = read(beside("data/humaneval.jsonl"))
+    check_forms(rows)
+    check_bodies(rows)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,18 @@ from typer.testing import CliRunner
 
 from twotemp import __version__, folders
 from twotemp.errors import UserError
-from twotemp.folders import Log, claim, disk_errors, expect, from_json, json_text, kind_of, read_log, to_json
-from twotemp.plain import record
+from twotemp.folders import (
+    Log,
+    claim,
+    continued,
+    disk_errors,
+    expect,
+    kind_of,
+    only_writer,
+    read_log,
+    write_run,
+)
+from twotemp.plain import from_json, json_text, record, to_json
 from twotemp.policies import policy
 from twotemp.records import Policy
 
@@ -73,6 +83,51 @@ with replacing(Path(sys.argv[1]) / "a.json") as partial:
         partial.write_text("still being written")
         claim(tmp_path, "training", {})
         assert sorted(tmp_path.rglob(".tmp-*")) == sorted([partial, *elsewhere])
+
+
+def test_a_folder_has_one_writer_until_that_one_ends_or_is_killed(tmp_path: Path):
+    code = """
+import sys
+from pathlib import Path
+from twotemp.folders import only_writer
+
+with only_writer(Path(sys.argv[1])):
+    print("writing", flush=True)
+    sys.stdin.read()
+"""
+    folder = tmp_path / "run"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "writing\n"
+        with (
+            pytest.raises(UserError, match=r"another process is writing .*run; wait until it has ended"),
+            only_writer(folder),
+        ):
+            pass
+        with only_writer(tmp_path):  # the folder around it is another one
+            pass
+        other.kill()
+        other.wait()
+        with only_writer(folder):
+            pass
+    with pytest.raises(KeyboardInterrupt), only_writer(folder):
+        raise KeyboardInterrupt
+    with only_writer(folder):
+        pass
+
+
+def test_a_file_system_without_locks_refuses_nobody(tmp_path: Path, monkeypatch):
+    asked = []
+
+    def none(*_: object) -> None:
+        asked.append(1)
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    with only_writer(tmp_path), only_writer(tmp_path):
+        assert len(asked) == 2
 
 
 @pytest.mark.parametrize(
@@ -171,8 +226,12 @@ def changed(**settings: float) -> dict[str, object]:
     return {**RUN, "settings": {**RUN["settings"], **settings}}
 
 
-def test_only_the_same_run_goes_on_and_what_may_differ_is_said(tmp_path: Path):
+def go_on(folder: Path, identity: dict[str, object], step: int = 0) -> None:
     rules = {"free": ["settings.batch"], "mendable": ["settings.rate"]}
+    write_run(folder, continued(folder, "grpo", identity, step=step, **rules))
+
+
+def test_only_the_same_run_goes_on_and_what_may_differ_is_said(tmp_path: Path):
     claim(tmp_path, "grpo", RUN)
     before = (tmp_path / "run.json").stat().st_mtime_ns
     claim(tmp_path, "grpo", RUN, step=4)
@@ -181,11 +240,11 @@ def test_only_the_same_run_goes_on_and_what_may_differ_is_said(tmp_path: Path):
     with pytest.raises(UserError, match=said):
         claim(tmp_path, "grpo", changed(seed=1, batch=4, rate=1.0))
     with pytest.raises(UserError, match=r"\(settings\.seed: 0, now 1\)\. Nothing was changed"):
-        claim(tmp_path, "grpo", changed(seed=1, batch=4, rate=1.0), **rules)
+        go_on(tmp_path, changed(seed=1, batch=4, rate=1.0))
     assert (tmp_path / "run.json").stat().st_mtime_ns == before
-    claim(tmp_path, "grpo", changed(batch=4), step=5, **rules)
-    claim(tmp_path, "grpo", changed(rate=1.0), step=6, **rules)
-    claim(tmp_path, "grpo", changed(rate=1.0), step=7, **rules)
+    go_on(tmp_path, changed(batch=4), step=5)
+    go_on(tmp_path, changed(rate=1.0), step=6)
+    go_on(tmp_path, changed(rate=1.0), step=7)
     found = json.loads((tmp_path / "run.json").read_text())
     assert found["changes"] == [{"after step": 6, "settings.rate": 1.0}]
     assert (found["kind"], found["twotemp"], found["settings"]["batch"]) == ("grpo", __version__, 8)
@@ -233,6 +292,13 @@ def test_what_a_folder_is(tmp_path: Path):
         expect(tmp_path / "evaluation" / "a@b", "evaluation")
     folders.write_json(tmp_path / "grpo" / "run.json", {"format": "twotemp run", "version": 1, "kind": "x"})
     with pytest.raises(UserError, match="'x', which this twotemp does not know"):
+        kind_of(tmp_path / "grpo")
+    for kind in (["x"], {"x": 1}):
+        folders.write_json(tmp_path / "grpo" / "run.json", {**folders.identity.FORMAT, "kind": kind})
+        with pytest.raises(UserError, match="which this twotemp does not know"):
+            kind_of(tmp_path / "grpo")
+    (tmp_path / "grpo" / "run.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"run\.json cannot be read"):
         kind_of(tmp_path / "grpo")
 
 
@@ -321,3 +387,21 @@ def test_a_training_log_goes_on_where_the_run_does(tmp_path: Path, monkeypatch, 
     whole, parts = (read_log(tmp_path / name / "log.jsonl") for name in ("whole", "parts"))
     assert [{**row, "seconds": 0} for row in parts] == [{**row, "seconds": 0} for row in whole]
     assert kind_of(tmp_path / "parts") == "training"
+
+
+def test_sweeping_does_not_look_into_what_a_living_process_writes(tmp_path, monkeypatch):
+    """Between a listing and a look inside, another process may rename it to its place."""
+    with folders.replacing(tmp_path / "cell") as draft:
+        draft.mkdir()
+        scan = os.scandir
+
+        def gone(path="."):
+            if Path(path).name == draft.name:
+                raise FileNotFoundError(path)
+            return scan(path)
+
+        monkeypatch.setattr(os, "scandir", gone)
+        claim(tmp_path, "evaluation", {})
+        monkeypatch.undo()
+        assert draft.is_dir()
+    assert (tmp_path / "cell").is_dir()

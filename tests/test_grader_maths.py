@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import twotemp.graders
+from tests.conftest import Beside
 from twotemp.errors import UserError
 from twotemp.graders import maths
 from twotemp.graders.d1 import D1Grader
@@ -265,21 +266,12 @@ def test_d1(gold: str, text: str, kind: str, right: bool) -> None:
     assert grade(D1Grader(), gold, text, kind).passed is right
 
 
-def rows(shared: Path, name: str) -> list[dict[str, Any]]:
-    path = shared / "data" / "llada_generations" / f"{name}.jsonl.gz"
-    if not path.exists():
-        pytest.skip(f"needs {path.name} in the shared folder")
-    with gzip.open(path, "rt") as file:
-        return [json.loads(line) for line in file]
-
-
-REAL = [("gsm8k", "number"), ("math500", "latex")]
-
-
-@pytest.mark.parametrize(("name", "kind"), REAL)
-def test_human_verdicts(shared: Path, grader: MathsGrader, name: str, kind: str) -> None:
-    real = rows(shared, name)
-    verdicts = list(grader.grade((problem(row["ground_truth"], kind), row["generation"]) for row in real))
+@pytest.mark.parametrize(("name", "kind"), [("gsm8k", "number"), ("math500", "latex")])
+def test_human_verdicts_and_d1_s(beside: Beside, grader: MathsGrader, name: str, kind: str) -> None:
+    with gzip.open(beside("data/llada_generations") / f"{name}.jsonl.gz", "rt") as file:
+        real = [json.loads(line) for line in file]
+    pairs = [(problem(row["ground_truth"], kind), row["generation"]) for row in real]
+    verdicts = list(grader.grade(pairs))
     # An answer that stands only in the reasoning counts as wrong.
     errors = [
         (row["id"], row["gen_length"], row["verdict"], verdict)
@@ -288,13 +280,7 @@ def test_human_verdicts(shared: Path, grader: MathsGrader, name: str, kind: str)
     ]
     assert errors == []
     assert all(verdict.outcome != "ungraded" for verdict in verdicts)
-
-
-@pytest.mark.parametrize(("name", "kind"), REAL)
-def test_d1_agrees_everywhere(shared: Path, name: str, kind: str) -> None:
-    real = rows(shared, name)
-    verdicts = D1Grader().grade((problem(row["ground_truth"], kind), row["generation"]) for row in real)
-    assert [verdict.passed for verdict in verdicts] == [row["d1_correct"] for row in real]
+    assert [verdict.passed for verdict in D1Grader().grade(pairs)] == [row["d1_correct"] for row in real]
 
 
 PROBLEMS = [Problem(name, "t", "", {"answer": str(n)}) for n, name in enumerate(("a", "b", "c"))]

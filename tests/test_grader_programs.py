@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.benchmark_rows import MADE_UP, Row, read
+from tests.conftest import Beside
 from twotemp.errors import UserError
 from twotemp.graders import programs as module
 from twotemp.graders import sandbox
@@ -153,36 +153,30 @@ def test_a_sandbox_that_does_not_work_is_refused(monkeypatch: pytest.MonkeyPatch
     working_way.cache_clear()
 
 
-def rows(shared: Path, name: str) -> list[dict[str, Any]]:
-    path = shared / "data" / f"{name}.jsonl"
-    if not path.exists():
-        pytest.skip(f"needs {path.name} in the shared folder")
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_humaneval_references_pass(shared: Path, grader: ProgramGrader) -> None:
+def check_references(grader: ProgramGrader, name: str, rows: list[Row]) -> None:
     items = []
-    for row in rows(shared, "humaneval"):
-        reference = {"kind": "humaneval", **{key: row[key] for key in ("prompt", "test", "entry_point")}}
-        solution = f"```python\n{row['prompt']}{row['canonical_solution']}\n```"
-        items.append((Problem(row["task_id"], "humaneval", "", reference | {"timeout": 20}), solution))
+    for row in rows:
+        reference: dict[str, Any] = {"kind": name, "timeout": 120 if row["task_id"] == 123 else 20}
+        if name == "humaneval":
+            reference |= {key: row[key] for key in ("prompt", "test", "entry_point")}
+            solution = row["prompt"] + row["canonical_solution"]
+        else:
+            reference |= {"tests": row["test_list"], "setup": row["test_setup_code"]}
+            solution = row["code"]
+        items.append((Problem(str(row["task_id"]), name, "", reference), f"```python\n{solution}\n```"))
     grades = list(grader.grade(items))
-    assert len(grades) == 164
+    assert len(grades) == len(rows)
     assert [(p.id, g.detail) for (p, _), g in zip(items, grades) if not g.passed] == []
 
 
-def test_mbpp_references_pass(shared: Path, grader: ProgramGrader) -> None:
-    items = []
-    for row in rows(shared, "mbpp"):
-        reference = {
-            "kind": "mbpp",
-            "tests": row["test_list"],
-            "setup": row["test_setup_code"],
-            "timeout": 20,
-        }
-        if row["task_id"] == 123:
-            reference["timeout"] = 120  # four seconds on an idle machine
-        items.append((Problem(str(row["task_id"]), "mbpp", "", reference), f"```python\n{row['code']}\n```"))
-    grades = list(grader.grade(items))
-    assert len(grades) == 500
-    assert [(p.id, g.detail) for (p, _), g in zip(items, grades) if not g.passed] == []
+@pytest.mark.parametrize("name", ["humaneval", "mbpp"])
+def test_references_of_the_benchmarks_form_pass(grader: ProgramGrader, name: str) -> None:
+    check_references(grader, name, MADE_UP[name](4))
+
+
+def test_references_pass(beside: Beside, grader: ProgramGrader) -> None:
+    """All of HumanEval's and MBPP's; its number 123 takes four seconds on an idle machine."""
+    for name, count in (("humaneval", 164), ("mbpp", 500)):
+        rows = read(beside(f"data/{name}.jsonl"))
+        assert len(rows) == count
+        check_references(grader, name, rows)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests import toy_task
 from tests.test_evaluation import PLAN, evaluate, rows
@@ -21,11 +20,7 @@ from twotemp.policies import parse
 from twotemp.records import Sample
 from twotemp.store import Store, Writer
 
-
-@pytest.fixture(autouse=True)
-def _toy(monkeypatch):
-    toy_task.install(monkeypatch)
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("toy_tasks")
 
 
 @pytest.fixture(scope="module")

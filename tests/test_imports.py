@@ -13,11 +13,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "src" / "twotemp"
 
 # room -> rooms of ours that it may import, from the ground up. `docs/architecture.md` draws this.
-_DATA = {"errors", "plain", "records"}
+_DATA = {"errors", "plain", "records", "groups"}
 ALLOWED = {
     "errors": set(),
     "plain": {"errors"},
     "records": {"errors", "plain"},
+    "groups": {"errors", "records"},
     "rng": {"errors"},
     "folders": {"errors", "plain"},
     "policies": {*_DATA, "rng"},
@@ -34,7 +35,18 @@ ALLOWED = {
     "plugins": {*_DATA, "graders", "policies", "tasks"},
     "integrations": {
         *_DATA,
-        *("asking", "engine", "folders", "models", "policies", "sampling", "scoring", "store", "tasks"),
+        *(
+            "asking",
+            "engine",
+            "folders",
+            "models",
+            "policies",
+            "rng",
+            "sampling",
+            "scoring",
+            "store",
+            "tasks",
+        ),
     },
     "rewards": {*_DATA, "asking", "models", "store", "tasks"},
     "evaluation": {
@@ -48,37 +60,16 @@ ALLOWED = {
         "store",
         "tasks",
     },
-    "executors": {*_DATA, "engine", "evaluation", "models", "plugins"},
-    "selection": {*_DATA, "analysis", "graders", "metrics", "policies", "rewards", "store", "tasks"},
-    "analysis": {
-        *_DATA,
-        "folders",
-        "graders",
-        "metrics",
-        "policies",
-        "rewards",
-        "store",
-        "tasks",
-        "selection",
-    },
+    "executors": {*_DATA, "asking", "engine", "evaluation", "models", "plugins", "policies"},
+    "selection": {*_DATA, "analysis", "graders", "metrics", "rewards", "store"},
+    "analysis": {*_DATA, "folders", "metrics", "policies", "store", "tasks"},
     "serving": {
         *_DATA,
-        *("asking", "engine", "graders", "models", "policies", "report", "sampling", "tasks"),
+        *("asking", "engine", "executors", "graders", "models", "policies", "report", "sampling", "tasks"),
     },
     "forks": {*_DATA, "asking", "engine", "folders", "graders", "models", "policies"},
     "rl": {*_DATA, "asking", "engine", "folders", "graders", "metrics", "models", "policies", "rng", "tasks"},
-    "report": {
-        *_DATA,
-        "analysis",
-        "folders",
-        "forks",
-        "metrics",
-        "policies",
-        "rl",
-        "selection",
-        "store",
-        "tasks",
-    },
+    "report": {*_DATA, "analysis", "folders", "forks", "metrics", "policies", "rl"},
     "tuning": {*_DATA, "analysis", "evaluation", "metrics", "policies", "store", "tasks"},
     "training": {
         *_DATA,
@@ -87,7 +78,19 @@ ALLOWED = {
 }
 FREE = {"cli", "__init__"}  # the command line may import everything
 TORCH_FREE = {
-    *("errors", "plain", "records", "folders", "tasks", "graders", "metrics", "store", "asking", "samples"),
+    *(
+        "errors",
+        "plain",
+        "records",
+        "groups",
+        "folders",
+        "tasks",
+        "graders",
+        "metrics",
+        "store",
+        "asking",
+        "samples",
+    ),
     *("plugins", "evaluation", "selection", "analysis", "report", "tuning"),
 }
 

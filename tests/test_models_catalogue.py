@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from tests.tiny_checkpoints import CONFIGS, random_model
+from tests.tiny_checkpoints import CONFIGS, LLADA_8B, random_model
 from twotemp.cli import app
 from twotemp.errors import UserError
 from twotemp.models import catalogue
@@ -19,20 +20,6 @@ from twotemp.models.load import load
 from twotemp.models.survey import survey
 
 ROOT = Path(__file__).parents[1]
-LLADA_8B = {
-    "model_type": "llada",
-    "architectures": ["LLaDAModelLM"],
-    "d_model": 4096,
-    "n_layers": 32,
-    "n_heads": 32,
-    "n_kv_heads": 32,
-    "mlp_hidden_size": 12288,
-    "embedding_size": 126_464,
-    "max_sequence_length": 4096,
-    "rope_theta": 500000.0,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "bfloat16",
-}
 
 
 def test_the_table_in_the_docs_is_the_one_in_the_code() -> None:
@@ -43,14 +30,10 @@ def test_the_table_in_the_docs_is_the_one_in_the_code() -> None:
     )
 
 
-def test_every_family_says_what_was_checked_and_has_its_fixtures() -> None:
-    fixtures = [json.loads(path.read_text()) for path in ROOT.glob("tests/fixtures/*/config.json")]
-    compared = {family(config) for config in fixtures}
-    for name, kind in FAMILIES.items():
-        checked = {catalogue.CHECKED[other] for other in catalogue.CHECKED if FAMILIES[other] is kind}
-        assert len(checked) == 1, name
-        assert (checked != {"nothing"}) == (kind in compared), name
-    assert {model.family for model in catalogue.MODELS} <= catalogue.CHECKED.keys()
+def test_every_family_is_compared_with_its_own_code() -> None:
+    """Its fixture has what that code computed, and is what all other tests of families run on."""
+    assert {FAMILIES[name] for name in CONFIGS} == set(FAMILIES.values())
+    assert {FAMILIES[model.family] for model in catalogue.MODELS} <= set(FAMILIES.values())
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -64,6 +47,8 @@ def test_a_family_is_known_by_architecture_before_model_type(name: str) -> None:
         ({"model_type": "diffusion_gemma", "architectures": ["DiffusionGemmaForBlockDiffusion"]}, "uniform"),
         ({"model_type": "wedlm", "architectures": ["WeDLMForCausalLM"]}, "WeDLM: .* verified"),
         ({"model_type": "qwen3", "architectures": ["IDLMForCausalLM"]}, "I-DLM: .* verified"),
+        ({"model_type": "qwen3", "architectures": ["EfficientDLM"]}, "modeling_edlm.py .* becomes a family"),
+        ({"model_type": "edlm"}, "Efficient-DLM: the code"),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "unknown model family"),
         ({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}, "unknown model family"),
     ],
@@ -115,6 +100,7 @@ def test_a_survey_fetches_no_weights(published: list[list[str]]) -> None:
     found = survey("GSAI-ML/LLaDA-8B-Instruct")
     assert found.parameters == 8_015_581_184
     assert found.weights == found.missing == 16_031_162_368
+    assert found.dtype == torch.bfloat16  # by its size: the published config.json does not say
     assert found.about == "mask id 126336, bidirectional"
     assert found.int8 is not None
     assert 8.9e9 < found.int8 < 9.2e9  # the embedding and the head keep two bytes
@@ -154,6 +140,10 @@ def test_doctor_on_folders(tmp_path: Path) -> None:
     state, detail = doctor("--model", str(folder))[1]["tokens"]
     assert state == "missing"
     assert "mask_id=" in detail
+    code, found = doctor("--model", "GSAI-ML/LLaDA-8B-Instruct")  # tests run with the hub offline
+    assert code == 1
+    assert "cannot be reached" in found["model"][1]
+    assert found["published"] == ("ok", "llada, mask id 126336, shifted: no, bidirectional")
     code, found = doctor("--model", "./nope")
     assert code == 1
     assert found["model"][0] == "broken"

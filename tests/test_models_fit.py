@@ -88,7 +88,8 @@ def measure(folder: Path, **options: str) -> dict[str, int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc")
-@pytest.mark.parametrize("model_type", [pytest.param("llada", marks=pytest.mark.slow), "llada2_moe"])
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["llada", "llada2_moe"])
 def test_the_host_holds_the_model_and_one_shard(model_type: str, tmp_path: Path) -> None:
     """The experts of a mixture are stacked in place: no second copy of them, nor of anything else."""
     write_shards(model_type, tmp_path / "m", shards=12)
@@ -108,7 +109,7 @@ def test_quantized_loading_needs_its_extra_and_a_kind_that_exists() -> None:
 
 
 def test_int8(tmp_path: Path) -> None:
-    pytest.importorskip("torchao")
+    pytest.importorskip("torchao", reason="needs the extra: pip install 'twotemp[quantize]'")
     plain, small = load("tiny"), load("tiny", quantize="int8")
     size = [sum(t.numel() * t.element_size() for t in model.tensors().values()) for model in (plain, small)]
     assert size[1] < 0.4 * size[0]
@@ -130,7 +131,7 @@ def test_int8(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_int8_is_quantized_while_it_is_read(tmp_path: Path) -> None:
     """The host never holds the float32 model: the peak is the quantized one and a shard."""
-    pytest.importorskip("torchao")
+    pytest.importorskip("torchao", reason="needs the extra: pip install 'twotemp[quantize]'")
     write_shards("llada", tmp_path / "m", shards=16)
     found = measure(tmp_path / "m", quantize="int8")
     shard = sum(file.stat().st_size for file in (tmp_path / "m").glob("*.safetensors")) / 16
@@ -140,7 +141,7 @@ def test_int8_is_quantized_while_it_is_read(tmp_path: Path) -> None:
 def test_device_map_auto_is_the_cpu_where_there_is_no_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("accelerate")
+    pytest.importorskip("accelerate", reason="needs the extra: pip install 'twotemp[train]'")
     folder = save(random_model("llada"), tmp_path / "m")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert fingerprint(load(folder, device_map="auto")) == fingerprint(load(folder))

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from tests.tiny_checkpoints import (
     BLOCK,
@@ -167,18 +169,25 @@ def test_the_fingerprint_sees_weights_and_ids() -> None:
 def test_sharded_folders(model_type: str, tmp_path: Path) -> None:
     model = random_model(model_type)
     folder = save(model, tmp_path / "copy")
-    weights = load_file(folder / SINGLE)
-    (folder / SINGLE).unlink()
-    keys = sorted(weights)
-    shards = {"model-1-of-2.safetensors": keys[::2], "model-2-of-2.safetensors": keys[1::2]}
-    for name, part in shards.items():
-        save_file({key: weights[key] for key in part}, folder / name)
-    index = {"metadata": {}, "weight_map": {key: name for name, part in shards.items() for key in part}}
-    (folder / INDEX).write_text(json.dumps(index))
+    shard(folder)
     assert torch.equal(logits(load(folder)), logits(model))
     (folder / "model-2-of-2.safetensors").unlink()
     with pytest.raises(UserError, match="model-2-of-2"):
         load(folder)
+
+
+@pytest.mark.parametrize("model_type", ["llada", "a2d-qwen3"])
+def test_a_stored_head_counts_though_the_config_ties_it(model_type: str, tmp_path: Path) -> None:
+    """dllm's smaller checkpoints have one of their own."""
+    changes = {"weight_tying" if model_type == "llada" else "tie_word_embeddings": True}
+    model = random_model(model_type, changes=changes)
+    folder = save(model, tmp_path / "copy")
+    embedding = model.module.model.embed_tokens.weight.detach()
+    change_weights(folder, lambda w: w.update({model.head: embedding.clone()}))
+    assert torch.equal(logits(load(folder)), logits(model))
+    change_weights(folder, lambda w: w.update({model.head: -embedding}))
+    assert torch.equal(logits(load(folder)), -logits(model))
+    assert torch.equal(logits(load(save(load(folder), tmp_path / "again"))), -logits(model))
 
 
 def test_loading_never_runs_code_from_the_checkpoint(folder: Path, tmp_path: Path) -> None:
@@ -217,16 +226,47 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any
     save_file(weights, folder / SINGLE)
 
 
+def shard(folder: Path, **changes: Any) -> None:
+    """Deal the weights out over two files; the index with changes."""
+    weights = load_file(folder / SINGLE)
+    (folder / SINGLE).unlink()
+    where = {}
+    for number in (1, 2):
+        name = f"model-{number}-of-2.safetensors"
+        part = sorted(weights)[number - 1 :: 2]
+        save_file({key: weights[key] for key in part}, folder / name)
+        where |= dict.fromkeys(part, name)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where, **changes}))
+
+
+def shard_twice(folder: Path) -> None:
+    shard(folder)
+    save_file(load_file(folder / "model-1-of-2.safetensors"), folder / "copy.safetensors")
+    (folder / INDEX).unlink()
+
+
 HEAD = "model.transformer.ff_out.weight"
 SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "no config.json"),
     "config is not JSON": (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
+    "config is a folder": (
+        lambda f: ((f / "config.json").unlink(), (f / "config.json").mkdir()),
+        "no config.json",
+    ),
+    "config is too deep": (lambda f: (f / "config.json").write_text("[" * 100_000), "not valid JSON"),
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), "JSON object"),
     "unknown family": (lambda f: change_config(f, model_type="lada"), "did you mean 'llada'"),
     "no family": (lambda f: change_config(f, model_type="DROP"), "unknown model family"),
     "no weights": (lambda f: (f / SINGLE).unlink(), "no weights"),
     "pickle only": (lambda f: (f / SINGLE).rename(f / "pytorch_model.bin"), "safetensors"),
     "truncated": (lambda f: (f / SINGLE).write_bytes((f / SINGLE).read_bytes()[:-9]), "download it again"),
+    "index without files": (lambda f: shard(f, weight_map={}), "no weight_map"),
+    "index is a list": (lambda f: shard(f, weight_map=[1]), "no weight_map"),
+    "index leaves the folder": (
+        lambda f: shard(f, weight_map={"a": "/etc/passwd"}),
+        "names passwd, which is missing",
+    ),
+    "a weight in two files": (shard_twice, "is in another file of the folder, too"),
     "missing weight": (lambda f: change_weights(f, lambda w: w.pop(HEAD)), f"missing {HEAD}"),
     "unexpected weight": (
         lambda f: change_weights(f, lambda w: w.update(extra=torch.ones(1))),
@@ -241,6 +281,10 @@ SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
         "is stored as I8; take the checkpoint in 16 or 32 bits",
     ),
     "config of another size": (lambda f: change_config(f, n_layers=3), "missing .*blocks.2"),
+    "config of thousands of layers": (
+        lambda f: change_config(f, n_layers=10**6),
+        "1000000 layers, the files have 21 tensors",
+    ),
     "another activation": (lambda f: change_config(f, activation_type="swiglu"), "activation_type='swiglu'"),
     "another block": (lambda f: change_config(f, block_type="sequential"), "block_type"),
     "biases": (lambda f: change_config(f, include_bias=True), "include_bias"),
@@ -256,6 +300,15 @@ SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: change_config(f, eos_token_id="DROP"),
         r"config.json, or pass load\(..., eos_ids=",
     ),
+    "mask id is a list": (lambda f: change_config(f, mask_token_id=[39]), r"mask_id: \[39\] is not one"),
+    "eos is nested": (lambda f: change_config(f, eos_token_id=[[1]]), r"eos_ids: \[1\] is not one"),
+    "eos is an object": (lambda f: change_config(f, eos_token_id={"a": 1}), "eos_ids: {'a': 1} is not one"),
+    "odd heads": (lambda f: change_config(f, n_heads=32, n_kv_heads=32), "must be pairs"),
+    "no feed-forward width": (lambda f: change_config(f, mlp_hidden_size=None), "mlp_ratio is missing"),
+    "architectures are numbers": (
+        lambda f: change_config(f, architectures=[1], model_type="DROP"),
+        "unknown model family",
+    ),
     "eos is the mask": (lambda f: change_config(f, eos_token_id=MASK), "both the mask"),
     "tokenizer broken": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer files"),
 }
@@ -267,6 +320,44 @@ def test_a_spoilt_folder_gets_a_clear_error(case: str, folder: Path) -> None:
     spoil(folder)
     with pytest.raises(UserError, match=message):
         load(folder)
+
+
+HARMLESS: dict[str, Callable[[Path], Any]] = {
+    "frequencies": lambda f: change_weights(f, lambda w: w.update({"a.rotary_emb.inv_freq": torch.ones(4)})),
+    "byte order mark": lambda f: (f / "config.json").write_bytes(
+        b"\xef\xbb\xbf" + (f / "config.json").read_bytes()
+    ),
+    "no index": lambda f: (shard(f), (f / INDEX).unlink()),
+    "a name of a file": lambda f: (f / SINGLE).rename(f / "weights.safetensors"),
+    "no architectures": lambda f: change_config(f, architectures=None),
+    "one architecture": lambda f: change_config(f, architectures="LLaDAModelLM"),
+    "heads of keys left out": lambda f: change_config(f, n_kv_heads=None),
+    "a ratio for a width": lambda f: change_config(f, mlp_hidden_size=None, mlp_ratio=WIDTHS),
+    "only vocab_size": lambda f: change_config(f, embedding_size=None, vocab_size=VOCABULARY),
+    "in double precision": lambda f: change_weights(
+        f, lambda w: w.update({key: tensor.double() for key, tensor in w.items()})
+    ),
+}
+WIDTHS = 2
+
+
+@pytest.mark.parametrize("case", HARMLESS)
+def test_other_spellings_of_the_same_model_load(case: str, tmp_path: Path) -> None:
+    model = random_model(
+        "llada", changes={"n_kv_heads": 4, "mlp_hidden_size": WIDTHS * CONFIGS["llada"]["d_model"]}
+    )
+    folder = save(model, tmp_path / "of words & signs, ü")
+    HARMLESS[case](folder)
+    assert torch.equal(logits(load(folder)), logits(model))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"rope_scaling": "linear"}, {"rope_parameters": [1]}, {"num_experts_per_tok": 99}, {"n_group": 3}],
+)
+def test_configs_that_cannot_be_are_errors_of_the_user(changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"take config\.json from the published checkpoint"):
+        FAMILIES["llada2_moe"].native_config({**CONFIGS["llada2_moe"], **changes})
 
 
 @pytest.mark.parametrize("model_type", ["Dream", "sdar", "llada2_moe"])
@@ -285,11 +376,35 @@ def test_other_families_refuse_other_architectures_too(model_type: str, tmp_path
             load(spoilt)
 
 
+def test_weights_that_do_not_fit_are_an_error_that_says_what_would(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: torch.nn.Module, *, device: torch.device) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 1 GiB")
+
+    monkeypatch.setattr(torch.nn.Module, "to_empty", full)
+    with pytest.raises(UserError, match=r"has no room \(tried .* quantize='int8' .* doctor --model"):
+        load(folder)
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder: Path) -> None:
+    word_tokenizer().save_pretrained(folder)
+    assert load(folder).encode("a", chat=False) == [0]
+    for size, words in (("8", 8), ("60", 60)):  # too few, too many for 40 rows
+        core = Tokenizer(models.WordLevel({f"w{i}": i for i in range(words)}, unk_token="w0"))
+        PreTrainedTokenizerFast(tokenizer_object=core, unk_token="w0").save_pretrained(folder)
+        with pytest.raises(UserError, match=f"has {size} tokens, the model 40: it belongs to another model"):
+            load(folder)
+
+
 def test_bad_arguments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="no model 'nowhere'"):
         load("nowhere")
-    with pytest.raises(UserError, match="could not be fetched"):
+    with pytest.raises(UserError, match="could not be fetched from the hub: the hub cannot be reached"):
         load("someone/something")  # tests run with the hub offline
+    for name in ("GSAI-ML/LLaDA-8B-Instrct", "LLaDA-8B-Instruct", "gsai/llada-8b-instruct"):
+        with pytest.raises(UserError, match="did you mean 'GSAI-ML/LLaDA-8B-Instruct'"):
+            load(name)
     with pytest.raises(UserError, match="revision"):
         load(folder, revision="main")
     with pytest.raises(UserError, match="no block size"):

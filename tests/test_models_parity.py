@@ -14,20 +14,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.tiny_checkpoints import left_padded
+from tests.conftest import Beside
+from tests.fixture_models import FIXTURES
+from tests.tiny_checkpoints import LLADA_8B, left_padded
+from twotemp import sample
 from twotemp.engine import run
 from twotemp.models.checkpoint import save
-from twotemp.models.dream import Dream
-from twotemp.models.fast_dllm import FastDLLM
+from twotemp.models.families import Dream, FastDLLM
 from twotemp.models.llada import LLaDA
 from twotemp.models.load import load
 from twotemp.models.transformer import Transformer
 from twotemp.policies import policy
 from twotemp.records import Request
 
-FIXTURES = Path(__file__).parent / "fixtures"
 NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/reference.json"))
-LARGER = ("llada", "dream", "sdar", "llada2")
 TOLERANCE = 1e-4
 
 
@@ -150,62 +150,70 @@ class Reference:
 
     def __init__(self, folder: Path) -> None:
         about = json.loads((folder / "fixture.json").read_text())
-        self.options = {
-            "mask_id": about["mask_token_id"],
-            "eos_ids": (about["pad_token_id"],),
-            "block_size": about.get("block_size"),
-        }
+        self.model = load(
+            folder,
+            mask_id=about["mask_token_id"],
+            eos_ids=(about["pad_token_id"],),
+            block_size=about.get("block_size"),
+        )
         self.shift = about["logits_shift"]
         inputs = load_file(folder / "inputs.safetensors")
         self.ids, self.real = inputs["input_ids"], inputs["attention_mask"].bool()
         self.logits = load_file(folder / "logits.safetensors")
+        self.generated = load_file(folder / "generate.safetensors")
 
-    def batch_error(self, folder: Path) -> float:
+    def batch_error(self) -> float:
         """The largest difference on the left-padded batch, where there is anything to predict."""
-        model = load(folder, **self.options)
         want = self.real.clone()
         first = self.real.long().argmax(1)
         if self.shift:  # the first token of a row has no row that predicts it
             want[torch.arange(len(first)), first] = False
         expected = self.logits["logits"].roll(self.shift, dims=1)[want]
         with torch.no_grad():
-            return float((model.logits(self.ids, self.real, want) - expected).abs().max())
+            return float((self.model.logits(self.ids, self.real, want) - expected).abs().max())
+
+    def cache_error(self) -> float:
+        """The largest difference on the last block, once the blocks before it are in the cache."""
+        ids = self.ids[:1]
+        length, block = ids.shape[1], self.model.block_size
+        cache = self.model.new_cache(1, length)
+        positions = torch.arange(length)[None]
+        visible = torch.ones(1, length, dtype=torch.bool)
+        for window in (slice(0, length - block), slice(length - block, length)):
+            want = torch.ones_like(ids[:, window], dtype=torch.bool)
+            logits = self.model.window_logits(ids[:, window], positions[:, window], visible, cache, want)
+        return float((logits - self.logits["cached_last_block_logits"][0]).abs().max())
+
+    def answers(self, prompt_included: bool) -> tuple[list[list[int]], list[list[int]]]:
+        """The official sampler's prompts, without the padding it put before them, and its tokens."""
+        ids, real = self.generated["input_ids"], self.generated["attention_mask"].bool()
+        found = self.generated["sequences"][:, ids.shape[1] if prompt_included else 0 :]
+        return [row[keep].tolist() for row, keep in zip(ids, real)], found.tolist()
+
+
+LARGER = {
+    "llada": (policy("lc", t_token=0.0, k=2), 8),
+    "dream": (policy("dream", t_token=0.0, steps=8, top_p=1.0), 16),
+    "sdar": (policy("ar", t_token=0.0), None),
+    "llada2": (policy("llada2", t_token=0.0, threshold=0.95, k=2), None),
+}
 
 
 @pytest.mark.parametrize("family", LARGER)
-def test_left_padded_batch_matches_the_reference(family: str, shared: Path) -> None:
-    folder = shared / "fixtures" / family / "a"
-    assert Reference(folder).batch_error(folder) < TOLERANCE
-
-
-def test_sdar_block_cache_matches_the_reference(shared: Path) -> None:
-    folder = shared / "fixtures" / "sdar" / "a"
-    reference = Reference(folder)
-    model = load(folder, **reference.options)
-    ids = reference.ids[:1]
-    length, block = ids.shape[1], model.block_size
-    cache = model.new_cache(1, length)
-    positions = torch.arange(length)[None]
-    visible = torch.ones(1, length, dtype=torch.bool)
-    for window in (slice(0, length - block), slice(length - block, length)):
-        want = torch.ones_like(ids[:, window], dtype=torch.bool)
-        logits = model.window_logits(ids[:, window], positions[:, window], visible, cache, want)
-    assert (logits - reference.logits["cached_last_block_logits"][0]).abs().max() < TOLERANCE
+def test_larger_models_match_the_reference(family: str, beside: Beside) -> None:
+    """A left-padded batch's logits, SDAR's block cache, and the official sampler's greedy tokens in one batch."""
+    reference = Reference(beside("fixtures") / family / "a")
+    assert reference.batch_error() < TOLERANCE
+    if family == "sdar":
+        assert reference.cache_error() < TOLERANCE
+    prompts, expected = reference.answers(prompt_included=family != "llada2")
+    chosen, block = LARGER[family]
+    found = sample(reference.model, prompts, chosen, length=len(expected[0]), block=block)
+    assert [list(s.tokens) for s in found] == expected
 
 
 # What the published indices say.
 
-LLADA_8B = {
-    "d_model": 4096,
-    "n_layers": 32,
-    "n_heads": 32,
-    "n_kv_heads": 32,
-    "mlp_hidden_size": 12288,
-    "embedding_size": 126_464,
-    "max_sequence_length": 4096,
-    "rope_theta": 500000.0,
-    "rms_norm_eps": 1e-5,
-}
 DREAM_7B = {
     "vocab_size": 152_064,
     "hidden_size": 3584,

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
 
-from tests.tiny_checkpoints import EOS, random_model, word_tokenizer
+from tests.tiny_checkpoints import CONFIGS, EOS, random_model, word_tokenizer
 from tests.toy import ToyModel
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel, language_model
 from twotemp.models.checkpoint import fingerprint
+from twotemp.models.families import FAMILIES
 
-CHATML = (
-    "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}a{% endif %}"
-    "{% if enable_thinking is defined and not enable_thinking %} b{% endif %}"
-)
+RENDERED = json.loads((Path(__file__).parent / "fixtures" / "chats.json").read_text("utf-8"))
 
 
 def said(role: str, content: str) -> dict[str, str]:
@@ -29,35 +32,93 @@ def test_a_prompt_becomes_a_turn_and_a_prefill_follows_it() -> None:
     assert model.encode("a b", chat=False) == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("family", "user", "chat"),
-    [
-        ("llada", [2, 5, 0], [2, 5, 0, 5, 1, 5, 0]),
-        ("Dream", [7, 2, 5, 0], [7, 2, 5, 0, 5, 1, 5, 0]),  # the beginning of text first
-        ("sdar", [2, 5, 0, 1], [2, 5, 0, 5, 1, 5, 0, 1]),  # no thinking
-        ("llada2_moe", [2, 5, 0], [2, 5, 0, 5, 1, 5, 0]),
-    ],
+# What the published tokenizers' templates do with turns of text, in our own words; `chats.json` is what they
+# themselves rendered.
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}"
+    "<|eot_id|>{% endfor %}<|start_header_id|>assistant<|end_header_id|>{{ '\n\n' }}"
 )
-def test_messages_go_through_the_chat_format_of_the_family(family, user, chat) -> None:
-    model = random_model(family, word_tokenizer(CHATML))
-    assert model.encode("c") == model.encode([said("user", "c")]) == user
-    turns = [said("user", "c"), said("assistant", "a"), said("user", "b")]
-    assert model.encode(turns) == chat
-    started = [*turns, said("assistant", " c")]
-    assert model.encode(started) == [*chat, 2] == model.encode(turns, prefill=" c")
+QWEN3 = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>{{ '\n\n' }}{% endif %}"
+)
+QWEN2 = (
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LING = (
+    "<role>SYSTEM</role>{% if messages[0].role == 'system' %}{{ messages[0].content + '\n' }}{% endif %}"
+    "detailed thinking off<|role_end|>{% for m in messages if m.role != 'system' %}"
+    "<role>{{ 'HUMAN' if m.role == 'user' else 'ASSISTANT' }}</role>{{ m.content }}<|role_end|>{% endfor %}"
+    "<role>ASSISTANT</role>"
+)
+TEMPLATES = {
+    "llada": LLAMA3,
+    "Dream": QWEN2,
+    "sdar": QWEN3,
+    "sdar_moe": QWEN3,
+    "llada2_moe": LING,
+    "LLaDAMoEModelLM": LING,
+    "Fast_dLLM_Qwen": QWEN2,
+    "a2d-qwen3": QWEN3,
+    "a2d-qwen2": QWEN2,
+}
+# Their templates were not seen; RND1 is a base model.
+UNSEEN = {"StableDiffcoderForCausalLM", "a2d-llama", "rnd1"}
 
 
-def test_llada2_has_a_format_of_its_own_where_no_template_is_shipped() -> None:
-    model = random_model("llada2_moe", word_tokenizer(template=None))
-    assert model.has_chat
-    assert model.chat([said("user", "hello")]) == (
-        "<role>SYSTEM</role>detailed thinking off<|role_end|>"
-        "<role>HUMAN</role>hello<|role_end|><role>ASSISTANT</role>"
+def byte_tokenizer(template: str) -> PreTrainedTokenizerFast:
+    """A token for each byte and each special token: any text can be read back."""
+    vocabulary = {byte: i for i, byte in enumerate(sorted(ByteLevel.alphabet()))}
+    core = Tokenizer(models.BPE(vocabulary, []))
+    core.pre_tokenizer, core.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    special = [
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+        "<|role_end|>",
+    ]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token="<|startoftext|>",
+        eos_token="<|endoftext|>",
+        mask_token="<|mask|>",
+        additional_special_tokens=special,
+        chat_template=template,
     )
-    assert model.chat([said("system", "be kind"), said("user", "x"), said("assistant", "y")]) == (
-        "<role>SYSTEM</role>be kind\ndetailed thinking off<|role_end|>"
-        "<role>HUMAN</role>x<|role_end|><role>ASSISTANT</role>y<|role_end|><role>ASSISTANT</role>"
-    )
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_chats_read_as_the_published_templates_render_them(family: str) -> None:
+    """System, user and assistant turns, with and without a beginning of the answer."""
+    if family in UNSEEN:
+        assert family not in RENDERED["families"]
+        return
+    tokenizer = byte_tokenizer(TEMPLATES[family])
+    rows = {"embedding_size" if family == "llada" else "vocab_size": len(tokenizer)}
+    model = random_model(family, tokenizer, {**rows, "mask_token_id": tokenizer.mask_token_id})
+    for messages, text in zip(RENDERED["chats"], RENDERED["families"][family]["texts"], strict=True):
+        assert tokenizer.decode(model.encode(messages)) == text
+        begun = [*messages, said("assistant", " So,\nit")]
+        assert model.encode(begun) == model.encode(messages, prefill=" So,\nit")
+        assert tokenizer.decode(model.encode(begun)) == text + " So,\nit"
+
+
+def test_every_family_has_its_chats() -> None:
+    """A new family brings what its template renders, or says that it was not seen."""
+    assert {FAMILIES[name] for name in [*RENDERED["families"], *UNSEEN]} == set(FAMILIES.values())
+
+
+def test_a_template_may_refuse_a_turn() -> None:
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}a"
+    model = random_model("llada", word_tokenizer(template))
+    assert model.encode([said("user", "b")]) == [0]
+    with pytest.raises(UserError, match=r"refuses these messages \(no system turn\); give turns"):
+        model.encode([said("system", "c"), said("user", "b")])
 
 
 def test_text_ends_at_the_first_end_token() -> None:

@@ -11,10 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
-from tests import toy_task
 from twotemp.cli import app
 from twotemp.evaluation import Evaluation, Plan, TaskChoice
 from twotemp.models.load import load
@@ -27,9 +25,7 @@ PLAN = Plan((TaskChoice("toy"), TaskChoice("toy-b")), POLICIES, n=3, questions=3
 
 
 @pytest.fixture
-def old(tmp_path, monkeypatch) -> Path:
-    toy_task.install(monkeypatch)
-    torch.set_num_threads(1)
+def old(tmp_path, toy_tasks) -> Path:
     return shutil.copytree(FIXTURES / "run-0.1.0", tmp_path / "run")
 
 

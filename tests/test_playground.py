@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 
 import pytest
@@ -12,6 +11,7 @@ pytest.importorskip("httpx", reason="needs httpx, Starlette's test client")
 
 import twotemp
 from tests.test_serving import client_of, listening
+from twotemp.engine import states
 from twotemp.graders import get
 from twotemp.serving import Server
 from twotemp.serving.playground import TASKS
@@ -42,7 +42,7 @@ def test_verdicts_are_the_grader_s(client):
     about = client.get("/playground/about").json()
     task = about["tasks"][0]
     problem = task["problems"][0]
-    texts = ["10 + 15 = 25 , 20 + 25 = 45", "10 + 15 = 26 , 20 + 25 = 45", ""]
+    texts = ["22 + 26 = 48 , 48 + 31 = 79", "22 + 26 = 47 , 48 + 31 = 79", ""]
     body = {"task": task["name"], "problem": problem["id"], "texts": texts}
     found = client.post("/playground/grade", json=body).json()["grades"]
     (given,) = (p for p in TASKS[task["name"]].task().problems().problems if p.id == problem["id"])
@@ -80,21 +80,6 @@ def test_nothing_is_graded_that_cannot_be_and_no_program_is_run(client, body):
 
 
 @pytest.fixture(scope="module")
-def browser():
-    where = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if where is None:
-        pytest.skip("no Chromium installed (Debian: apt-get install chromium)")
-    api = pytest.importorskip("playwright.sync_api")
-    flags = (
-        "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --no-first-run"
-    )
-    with api.sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=where, args=flags.split())
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
 def address(model):
     with listening(Server(model, slots=16)) as (_, port):
         yield f"http://127.0.0.1:{port}"
@@ -114,7 +99,7 @@ def tab(browser, address):
     opened.close()
 
 
-STATE = "#prompt=20+10+15+-%3E+45&problem=countdown-3/test/0&t=0.8&n=12&length=12&seed=3&a=lc&b=tct:t_pos=0.3"
+STATE = "#prompt=22+26+31+-%3E+79&problem=countdown-3/test/0&t=0.8&n=12&length=12&seed=3&a=lc&b=tct:t_pos=0.3"
 
 
 def until(condition) -> None:
@@ -131,7 +116,7 @@ def settled(tab) -> None:
 
 
 def seen(tab) -> list[str]:
-    return tab.locator("main ol button, main .facts, main .canvas, #curve").all_inner_texts()
+    return tab.locator("main ol button, main .facts, main .canvas, main .tree, #curve").all_inner_texts()
 
 
 def test_the_same_address_gives_the_same_page_and_counts_add_up(tab, address, model):
@@ -141,10 +126,14 @@ def test_the_same_address_gives_the_same_page_and_counts_add_up(tab, address, mo
     for number, policy in enumerate(("lc", "tct:t_pos=0.3")):
         panel = tab.locator("main > section").nth(number)
         counts = [int(text) for text in panel.locator("ol .count").all_inner_texts()]
-        expected = twotemp.sample(model, "20 10 15 -> 45", policy, n=12, length=12, seed=3)
+        expected = twotemp.sample(model, "22 26 31 -> 79", policy, n=12, length=12, seed=3)
         (answers,) = expected.answers().values()
         assert sum(counts) == 12
         assert sorted(counts, reverse=True) == counts == [count for _, count in answers.most_common()]
+        # The tree holds every sample once: its first ways and what it only counts, too.
+        ways = panel.locator(".tree > ul > li > button small").all_inner_texts()
+        rest = panel.locator(".tree > ul > li.more").all_inner_texts()
+        assert sum(map(int, ways)) + sum(int(text.split()[2]) for text in rest) == 12
         verdicts = panel.locator("ol .hidden").all_inner_texts()
         assert set(verdicts) <= {"right", "wrong"}
     assert tab.locator("#curve svg path").count() == 2
@@ -185,6 +174,91 @@ def test_the_slider_reaches_infinity_and_the_address_follows(tab, address):
     tab.keyboard.press("Home")
     until(lambda: "t_pos%3D0&" in tab.url + "&")
     settled(tab)
+
+
+def test_a_way_of_the_tree_leads_to_its_samples(tab, address):
+    tab.goto(f"{address}/{STATE}")
+    settled(tab)
+    panel = tab.locator("main > section").nth(1)
+    way = panel.locator(".tree > ul > li > button").last
+    way.click()
+    words = way.locator(".words").inner_text()
+    chosen = panel.locator('ol button[aria-current="true"] > span').last.inner_text()
+    assert chosen.startswith(words)
+
+
+@pytest.mark.parametrize("name", ["llada2.1", "t2m"])
+def test_a_replay_shows_what_was_rewritten(tab, address, model, name):
+    spec = f"{name}:edit_threshold=0.6"
+    drawn = (
+        twotemp.sample(model, "22 26 31 -> 79", spec + ",t_token=0.8", length=12, seed=seed, trace=True)[0]
+        for seed in range(200)
+    )
+    one = next(sample for sample in drawn if sample.trace.edits)
+    state = STATE.replace("a=lc", f"a={spec}").replace("n=12", "n=1").replace("seed=3", f"seed={one.seed}")
+    tab.goto(f"{address}/{state}")
+    settled(tab)
+    panel = tab.locator("main > section").first
+    tab.get_by_label("Step of the sample").first.focus()
+    tab.keyboard.press("Home")
+    for row, _ in states(one, model.mask_id):
+        expected = [
+            model.decode([row[p]], cut=False).strip() or "▪" for p in one.positions if row[p] != model.mask_id
+        ]
+        assert panel.locator(".tok.on").all_inner_texts() == expected
+        tab.keyboard.press("ArrowRight")
+    assert "rewritten, mean" in panel.locator(".facts").inner_text()
+
+
+def test_a_link_pasted_into_the_same_tab_is_followed(tab, address):
+    tab.goto(f"{address}/{STATE}")
+    settled(tab)
+    tab.evaluate(f"location.hash = {STATE.replace('n=12', 'n=5').replace('a=lc', 'a=ar')!r}")
+    until(lambda: tab.locator("main ol").first.locator(".count").count() > 0 and "n=5" in tab.url)
+    settled(tab)
+    panels = tab.locator("main > section")
+    assert panels.count() == 2
+    assert sum(map(int, panels.first.locator("ol .count").all_inner_texts())) == 5
+    assert panels.first.locator("select").input_value() == "ar"
+
+
+def test_what_is_copied_runs(tab, address, model):
+    """As Python: the samples on the page. As curl: bodies that the server takes."""
+    import json
+
+    import httpx
+
+    tab.goto(f"{address}/{STATE}")
+    settled(tab)
+    tab.evaluate("() => { navigator.clipboard.writeText = async (text) => { window.copied = text; }; }")
+    copied = {}
+    for name in ("python", "curl"):
+        tab.locator(f"#{name}").click()
+        until(lambda: name in tab.locator("#copied").inner_text().lower())  # noqa: B023
+        copied[name] = tab.evaluate("window.copied")
+    printed = []
+    exec(copied["python"], {"print": printed.append})
+    shown = [
+        sorted(panel.locator("ol button > span:last-child").all_inner_texts())
+        for panel in tab.locator("main > section").all()
+    ]
+    assert [sorted({one.text for one in samples}) for samples in printed] == shown
+    for line in copied["curl"].splitlines():
+        body = json.loads(line.split(" -d ", 1)[1].strip("'"))
+        answer = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60)
+        assert len(answer.json()["choices"]) == 12
+
+
+@pytest.mark.parametrize("width", [360, 1300])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_sticks_out(tab, address, width, scheme):
+    tab.emulate_media(color_scheme=scheme)
+    tab.set_viewport_size({"width": width, "height": 800})
+    tab.goto(f"{address}/{STATE}")
+    settled(tab)
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (page == "rgb(16, 17, 20)") == (scheme == "dark")
 
 
 def test_an_error_is_said(tab, address):

@@ -13,10 +13,12 @@ import pytest
 import twotemp
 from tests.toy_task import micro_model
 from twotemp import graders, plugins, tasks
+from twotemp.analysis import problems_of
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, Plan, TaskChoice
 from twotemp.policies import PRESETS, parse, policy, spell
 from twotemp.records import Policy
+from twotemp.store import Store
 
 PLUGIN = """
 from twotemp import plugins
@@ -51,7 +53,7 @@ plugins.add_policy(Policy("careful", "confidence", "threshold", threshold=0.95),
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
     """What a test adds is gone after it."""
-    tables: tuple[dict, ...] = (tasks.TASKS, graders._GRADERS, PRESETS, sys.modules)  # type: ignore[type-arg]
+    tables: tuple[dict, ...] = (tasks.TASKS, graders.GRADERS, PRESETS, sys.modules)  # type: ignore[type-arg]
     before = [dict(table) for table in tables]
     yield
     for table, kept in zip(tables, before):
@@ -81,6 +83,8 @@ def test_a_task_a_grader_and_a_policy_from_a_file_work_in_an_evaluation(file, tm
     found = drawn(plan, tmp_path / "run")
     assert set(found) == {"sums@careful", "sums@careful:threshold=0.5", "sums@ar"}
     assert all(len(texts) == 4 for texts in found.values())
+    for cell in Store.open(tmp_path / "run").cells():  # a report asks without the hub
+        assert [p.id for p in problems_of(cell, hub=False).problems] == ["sums/0", "sums/1"]
 
 
 def test_a_module_and_an_entry_point_are_plugins_too(file, tmp_path, monkeypatch):
@@ -109,6 +113,12 @@ def test_a_plugin_that_fails_says_which_and_why(tmp_path, text, message):
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(UserError, match=message):
         plugins.load_plugin(str(tmp_path / "mine.py"))
+
+
+@pytest.mark.parametrize("get", [tasks.get, graders.get, parse], ids=["task", "grader", "policy"])
+def test_what_a_plugin_would_add_is_unknown_and_the_message_says_how_to_name_it(get):
+    with pytest.raises(UserError, match=r"unknown \w+ 'sums'.*--plugin FILE.py"):
+        get("sums")
 
 
 def test_a_plugin_that_is_not_there(tmp_path, file):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from itertools import permutations
 
 import pytest
@@ -23,9 +24,13 @@ from twotemp.records import Policy
 DRAWS = 20_000
 
 
+@cache
+def keys_of(rows: int) -> torch.Tensor:
+    return torch.tensor([rng.row_key(7, "q", i) for i in range(rows)])
+
+
 def noise(rows: int, width: int, step: int = 0) -> Noise:
-    keys = torch.tensor([rng.row_key(7, "q", i) for i in range(rows)])
-    return Noise(keys, torch.full((rows,), step), torch.arange(width).expand(rows, -1))
+    return Noise(keys_of(rows), torch.full((rows,), step), torch.arange(width).expand(rows, -1))
 
 
 def decide(chosen: Policy, logits: torch.Tensor, rows: int, eos: Sequence[int] = (), **more):
@@ -268,16 +273,15 @@ def test_tail_tokens_keep_their_probability_at_full_vocabulary():
 
 
 def test_rare_tokens_are_drawn_at_their_rate():
-    """400,000 draws at p = 1e-4: 40 expected (Poisson)."""
+    """400,000 draws at p = 1e-4: 40 expected (Poisson). A row's key is drawn from once per step, as in the engine."""
     z = torch.zeros(1000)
     p_rare = 1e-4
     z[7] = math.log(p_rare * 999 / (1 - p_rare))
-    weights = z.exp().expand(20_000, -1)
-    hits = 0
-    for part in range(20):
-        keys = torch.tensor([rng.row_key(part, "rare", i) for i in range(20_000)])
+    keys, hits = keys_of(DRAWS), 0
+    weights = z.exp().expand(DRAWS, -1)
+    for step in range(400_000 // DRAWS):
         u = rng.uniform(
-            keys, torch.zeros_like(keys), torch.zeros(20_000, 1, dtype=torch.int64), rng.Stream.TOKEN
+            keys, torch.full_like(keys, step), torch.zeros(DRAWS, 1, dtype=torch.int64), rng.Stream.TOKEN
         )
         hits += int((draw(weights, u[:, 0]) == 7).sum())
     assert stats.poisson.sf(hits - 1, 40) > 1e-3

@@ -145,6 +145,8 @@ def test_names_of_scores_and_rules_are_those_of_the_tables():
         ({"entropy_bound": -1.0}, "entropy_bound must be in"),
         ({"steps": -1}, "steps must be an integer >= 0"),
         ({"k": True}, "k must be an integer >= 1"),
+        ({"top_k": 2**31}, "top_k must be at most 2147483647"),
+        ({"name": ["x"]}, "a policy's name must be a text"),
     ],
 )
 def test_every_field_of_a_policy_is_checked(fields, message):
@@ -162,7 +164,7 @@ def test_every_parameter_can_be_spelled():
 
 def test_policies_of_the_first_version_mean_what_they_meant():
     """They had neither a fallback nor a schedule; `steps` was Dream's."""
-    younger = {"tpp", "egi", "fork"}
+    younger = {"tpp", "egi", "fork", "llada2.1", "t2m", "odd"}
     for name, preset in PRESETS.items():
         if name in younger:
             continue

@@ -10,13 +10,15 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
 
-from tests.program_pairs import read
+from tests import program_pairs
+from tests.benchmark_rows import MADE_UP, Row, read
+from tests.conftest import Beside
 from twotemp.graders.programs import assemble, entry_points
 from twotemp.graders.sandbox import Program, Sandbox, why_not
 from twotemp.records import Problem
@@ -47,7 +49,8 @@ for line in sys.stdin:
 """
 
 
-def in_plain_interpreter(programs: list[Program]) -> list[str]:
+@cache  # the same for both ways of confinement
+def in_plain_interpreter(programs: tuple[Program, ...]) -> list[str]:
     lines = "".join(json.dumps([p.code, p.tests, p.seconds]) + "\n" for p in programs)
     python = getattr(sys, "_base_executable", sys.executable)
     done = subprocess.run(
@@ -71,13 +74,13 @@ def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
 
 
 def test_there_are_a_hundred_programs() -> None:
-    assert len({pair.code for pair in read("program_pairs")}) >= 100
+    assert len({pair.code for pair in program_pairs.read("program_pairs")}) >= 100
 
 
 def test_small_programs(box: Sandbox) -> None:
-    table = read("program_pairs")
+    table = program_pairs.read("program_pairs")
     programs = [Program(pair.code, pair.tests, ("f",), seconds=10.0) for pair in table]
-    plain = in_plain_interpreter(programs)
+    plain = in_plain_interpreter(tuple(programs))
     expected = ["passed" if pair.holds else "failed" for pair in table]
     assert [pair for pair, *both in zip(table, plain, expected) if both[0] != both[1]] == [], (
         "the table is wrong"
@@ -90,20 +93,17 @@ def test_small_programs(box: Sandbox) -> None:
 
 
 def test_what_differs_by_design(box: Sandbox) -> None:
-    table = read("program_differences")
+    table = program_pairs.read("program_differences")
     programs = [Program(pair.code, pair.tests, ("f",), seconds=10.0) for pair in table]
-    assert {*in_plain_interpreter(programs)} == {"passed"}
+    assert {*in_plain_interpreter(tuple(programs))} == {"passed"}
     passed = [pair.name for pair, program in zip(table, programs) if box.ask(program).outcome != "failed"]
     assert passed == []
 
 
-def benchmark(shared: Path) -> list[tuple[Problem, str]]:
+def benchmark(of: Callable[[str], list[Row]]) -> list[tuple[Problem, str]]:
     items = []
     for name in ("humaneval", "mbpp"):
-        path = shared / "data" / f"{name}.jsonl"
-        if not path.exists():
-            pytest.skip(f"needs {path.name} in the shared folder")
-        for row in map(json.loads, path.read_text().splitlines()):
+        for row in of(name):
             reference: dict[str, Any] = {"kind": name, "timeout": 0.5}
             if name == "humaneval":
                 reference |= {key: row[key] for key in ("prompt", "test", "entry_point")}
@@ -147,7 +147,7 @@ def compare(box: Sandbox, items: list[tuple[Problem, str]], count: int) -> None:
         for i, variant in enumerate((code, *mutants(code, problem.id, count))):
             programs.append(assemble(problem, variant, entry_points(problem)))
             names.append(f"{problem.id} mutant {i}" if i else problem.id)
-    plain = in_plain_interpreter(programs)
+    plain = in_plain_interpreter(tuple(programs))
     assert {"passed", "failed"} <= {*plain}
     wrong = []
     for name, program, expected in zip(names, programs, plain):
@@ -157,10 +157,10 @@ def compare(box: Sandbox, items: list[tuple[Problem, str]], count: int) -> None:
     assert wrong == []
 
 
-def test_some_references_and_mutants(box: Sandbox, shared: Path) -> None:
-    compare(box, benchmark(shared)[::24], count=3)
+def test_made_up_references_and_mutants(box: Sandbox) -> None:
+    compare(box, benchmark(lambda name: MADE_UP[name](3)), count=3)
 
 
 @pytest.mark.slow
-def test_references_and_mutants(box: Sandbox, shared: Path) -> None:
-    compare(box, benchmark(shared), count=3)
+def test_references_and_mutants(box: Sandbox, beside: Beside) -> None:
+    compare(box, benchmark(lambda name: read(beside(f"data/{name}.jsonl"))), count=3)

@@ -255,13 +255,14 @@ RECIPE = verifier.VerifierRecipe(
     name="test",
     model="tiny",
     sampled={"words-2": 2},
+    samples=2,
     policies=("ct", "tct"),
-    rewritten={"countdown-3": 12, "words-2": 6},
+    rewritten={"countdown-3": 40, "words-2": 6},
     rewrites=2,
-    largest_share=0.5,
+    largest_share=0.2,
     t_token=0.8,
     validation=3,
-    batch_rows=8,
+    batch_pairs=4,
     steps=3,
     warmup=1,
     learning_rate=1e-3,
@@ -280,7 +281,7 @@ def tiny(tmp_path: Path) -> verifier.VerifierRecipe:
 def test_training_problems_are_never_test_or_validation_problems():
     for split in ("train", "validation"):
         for task in RECIPE.tasks:
-            found = verifier.examples(task, 50, RECIPE.seed, split)
+            found = SOURCES[task].distinct(RECIPE.seed, split, 50)
             assert {split_of(f"{task} {example.key}") for example in found} == {split}
             held_out = {problem.prompt for problem in tasks.get(task).problems().problems}
             assert not held_out & {example.prompt for example in found}
@@ -320,10 +321,61 @@ def test_training_gives_a_folder_that_loads_as_any_reward_model(tmp_path):
     assert again == folder
     assert all(abs(score) > 0 for score in model.score(ITEMS[:2]))
     report = json.loads((tmp_path / "out" / "report.json").read_text())["validation"]
-    assert report["countdown-3"]["samples"] == 6
+    assert report["countdown-3"]["samples"] == 3 * 2 * 2
+    assert {"verifier", "pll"} < set(report["words-2"])
     rows = [json.loads(line) for line in (tmp_path / "out" / "train.jsonl").read_text().splitlines()]
-    assert len(rows) == 2 * 3 + 18 * 3
-    assert sum(row["passed"] for row in rows) >= 18
+    assert len(rows) == 2 * 2 * 2 + 46 * 2
+    assert any(row["passed"] for row in rows)
+
+
+def judged(problem: str, answer: str, passed: bool, task: str = "countdown-3") -> verifier.Judged:
+    return verifier.Judged(task, problem, "4 9 2 -> 34", answer, passed)
+
+
+def test_only_problems_with_right_and_wrong_answers_teach_and_each_answer_once():
+    rows = [
+        judged("both", "4 * 9 = 36", True),
+        judged("both", "4 * 9 = 36", True),
+        judged("both", "4 + 9 = 13", False),
+        judged("both", "4 - 2 = 2", False),
+        judged("all right", "4 * 9 = 36", True),
+        judged("all wrong", "4 + 9 = 13", False),
+        judged("other", "4 + 9 = 13", False, "words-2"),
+    ]
+    found = verifier.questions(words.build(), rows)
+    assert {task: [(len(q.right), len(q.wrong)) for q in here] for task, here in found.items()} == {
+        "countdown-3": [(1, 2)],
+        "words-2": [],
+    }
+
+
+def test_auc_is_within_a_question():
+    """Scores that only tell an easy question from a hard one are worth nothing."""
+    rows = [judged(q, str(i), i < right) for q, right in (("easy", 3), ("hard", 1)) for i in range(4)]
+    assert verifier.within_question_auc(rows, [5.0] * 4 + [1.0] * 4) == 0.5
+    assert verifier.within_question_auc(rows, [1, 1, 1, 0, 9, 7, 8, 9]) == pytest.approx((1 + 2.5 / 3) / 2)
+    assert verifier.within_question_auc(rows[:3], [1, 2, 3]) is None
+
+
+def test_the_pair_loss_is_its_formula_whatever_the_padding(tmp_path):
+    recipe = tiny(tmp_path)
+    module, tokenizer = verifier.start(recipe)
+    with torch.no_grad():
+        module.score.weight.copy_(
+            torch.randn(module.score.weight.shape, generator=torch.Generator().manual_seed(0))
+        )
+    right = verifier.encodings(tokenizer, [judged("a", "4 * 9 = 36 , 36 - 2 = 34", True)])
+    wrong = verifier.encodings(tokenizer, [judged("a", "4 + 9 = 13", False)])
+    model = module.eval()
+    logits = []
+    for row in (*right, *wrong):
+        with torch.no_grad():
+            hidden = model.model(input_ids=torch.tensor([row.ids]), use_cache=False).last_hidden_state
+        logits.append(model.score(hidden)[0, :, 0][row.answer :].double())
+    a, b = logits
+    dense = torch.cat([-torch.sigmoid(a).log(), -torch.sigmoid(-b).log()]).mean()
+    expected = dense - torch.sigmoid(a[-1] - b[-1]).log()
+    assert verifier.pair_loss(model, right, wrong).item() == pytest.approx(expected.item(), rel=1e-4)
 
 
 def test_an_unknown_key_or_task_in_a_recipe_is_an_error(tmp_path):
@@ -340,7 +392,7 @@ def test_the_shipped_verifier_is_small_and_tells_right_from_wrong():
     """Right answers to held-out problems against the same with one wrong result. It is no proof checker (how good
     it is: docs/selection.md), but no coin either, whose chance of 6 in 10 of 200 is one in four hundred."""
     folder = locate("verifier", embedded=("verifier",))
-    assert sum(file.stat().st_size for file in folder.iterdir()) <= 2_000_000
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 4_000_000
     model = rewards.load()
     right, wrong = [], []
     for number, example in enumerate(islice(SOURCES["countdown-3"].examples(77, "validation"), 200)):

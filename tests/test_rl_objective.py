@@ -87,7 +87,9 @@ def test_k3_has_the_expectation_of_the_kl():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL, which is no dependency")
+@pytest.mark.skipif(
+    importlib.util.find_spec("trl") is None, reason="needs TRL, which no extra brings: pip install trl"
+)
 @pytest.mark.parametrize("beta", [0.0, 0.04])
 def test_same_numbers_as_trl(beta):
     """TRL's loss on a toy batch (a mean over tokens, and its newer correction of the KL off, as in d1)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors.torch import load_file
 from tests.rl_worker import work
 from twotemp.rl import checkpoint, evaluation, telemetry
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -21,11 +21,9 @@ def launch(out: Path, mode: str, budget: str = "2steps", succeeds: bool = True, 
     """Two workers; returns what they said."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "tests.rl_worker"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, str(out), mode, budget, *(f"{key}={value}" for key, value in changes.items())],
         cwd=ROOT,
-        env=environment,
         capture_output=True,
         text=True,
         timeout=600,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -61,14 +61,13 @@ def test_train_twice_and_compare(checkpoint, tmp_path):
         assert (tmp_path / "ar" / "report" / f"grpo.{kind}").stat().st_size > 10_000
 
 
-def test_ctrl_c_ends_after_the_step_and_the_same_command_continues(checkpoint, tmp_path):
+def test_ctrl_c_ends_after_the_step_and_the_same_command_continues(checkpoint, tmp_path, forked_processes):
     run = tmp_path / "run"
     command = [sys.executable, "-c", "from twotemp.cli import main; main()"]
     command += arguments(checkpoint, run, "tct", "100000steps")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and len(telemetry.read(run)) < 2:
-        pass
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130, errors

@@ -20,6 +20,7 @@ from tests import rl_toys
 from tests.rl_toys import ManyNumbers, go, micro_model, tensors
 from twotemp.engine import run
 from twotemp.errors import UserError
+from twotemp.folders import only_writer
 from twotemp.models.load import load
 from twotemp.records import Grade
 from twotemp.rl import checkpoint, evaluation, telemetry
@@ -28,8 +29,6 @@ from twotemp.rl.likelihood import ESTIMATORS
 from twotemp.rl.objective import advantages
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.rollouts import collect, training_problems
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +76,12 @@ def test_a_stopped_run_continues_to_the_same_weights(tmp_path, lora_rank):
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "parts"))
     rewards = [[r.reward for r in telemetry.read(tmp_path / name)] for name in ("whole", "parts")]
     assert rewards[0] == rewards[1]
+
+
+def test_two_processes_do_not_write_one_run(tmp_path):
+    with only_writer(tmp_path), pytest.raises(UserError, match="another process is writing"):
+        go(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_controlled_threshold_survives_a_stop(tmp_path):

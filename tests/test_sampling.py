@@ -126,14 +126,19 @@ def test_a_policy_may_be_spelled(model):
         ({"seed": "x"}, "seed must be an integer, not 'x'"),
         ({"stop": ["", "a"]}, "stop must be"),
         ({"stop": [3]}, "stop must be"),
+        ({"stop": 3}, "stop must be"),
+        ({"batch_size": "2"}, "batch_size must be an integer >= 1, not '2'"),
+        ({"batch_size": 1.5}, "batch_size must be"),
+        ({"batch_size": 2, "columns": "x"}, "columns must be"),
+        ({"model": "tiny"}, "or twotemp.wrap returns, not 'tiny'"),
     ],
 )
 @pytest.mark.parametrize("front", [twotemp.sample, twotemp.stream])
 def test_wrong_types_give_one_clear_error_before_anything_runs(model, front, change, message):
     before = model.calls
-    arguments = {"prompts": [5, 6], "policy": TCT, "length": 4, **change}
+    arguments = {"model": model, "prompts": [5, 6], "policy": TCT, "length": 4, **change}
     with pytest.raises(UserError, match=message):
-        front(model, **arguments)
+        front(**arguments)
     assert model.calls == before
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 import torch
 
 import twotemp
 from tests.tiny_checkpoints import random_model
+from tests.toy import string_table
 from twotemp.errors import UserError
 from twotemp.models.table import TableModel
 from twotemp.rl.likelihood import Completions, elbo, stratified
@@ -22,11 +21,7 @@ COMPLETIONS = [[1, 2, 0, 1], [0, 0, 2, 2], [2, 1, 1, 0]]
 
 @pytest.fixture(scope="module")
 def table() -> TableModel:
-    """All strings of 6 letters, with weights that tie the positions together."""
-    generator = torch.Generator().manual_seed(0)
-    strings = list(product(range(3), repeat=6))
-    weights = torch.randn(len(strings), generator=generator).mul(1.5).exp().tolist()
-    return TableModel(list(zip(strings, weights)), vocab_size=5, mask_id=MASK, eos_ids=(EOS,))
+    return string_table(MASK, EOS)
 
 
 def exact(table: TableModel, prompt: list[int], completion: list[int]) -> float:

@@ -113,12 +113,16 @@ def read(run, **options) -> list[Graded]:
 
 
 def fill(
-    store: Store, spec: str, samples: dict[int, list[tuple[str, str | None, bool]]], trace: bool = False
+    store: Store,
+    spec: str,
+    samples: dict[int, list[tuple[str, str | None, bool]]],
+    trace: bool = False,
+    model: str = "tiny",
 ):
     """A cell of countdown-3; for each question (by number) samples as (text, answer, passed)."""
     policy = parse(spec)
     config = Config(
-        "countdown-3", PROBLEMS.digest, "", "test", "tiny", "mark", policy, 12, None, 0, version="1"
+        "countdown-3", PROBLEMS.digest, "", "test", model, "mark", policy, 12, None, 0, version="1"
     )
     cell = store.cell(f"countdown-3@{spec}", config)
     with cell.writer() as writer:
@@ -351,6 +355,46 @@ def test_a_report_has_the_selection_page_too_with_the_scores_the_run_holds(tmp_p
     once = fill(Store.create(tmp_path / "once"), "ar", {i: [("1", "x", True)] for i in range(3)})
     assert CliRunner().invoke(app, ["report", str(once.path.parent)]).exit_code == 0
     assert not (tmp_path / "once" / "report" / "selection.md").exists()
+
+
+def test_choosing_by_likelihood_asks_the_model_that_drew_and_is_no_reward(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from twotemp import rewards
+
+    class Likelihood(ByText):
+        name = "pll tiny 1"
+
+    asked = []
+    monkeypatch.setattr(rewards, "load", lambda source, **k: asked.append(source) or Likelihood())
+    monkeypatch.setattr(figures, "available", lambda: False)
+    run = a_run(tmp_path / "run")
+    done = CliRunner().invoke(app, ["select", str(run), "--by", "pll", "--json"])
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [(r["policy"], r["selector"]) for r in rows] == [(p, "pll") for p in ("ar", "ct", "tct")]
+    assert asked == ["pll:tiny"]
+    assert scored_by(read_cells([run])) is None
+
+
+def test_each_model_judges_its_own_samples_by_likelihood(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from twotemp import rewards
+
+    class Likelihood(ByText):
+        def __init__(self, source: str) -> None:
+            super().__init__()
+            self.name = f"pll {source} 1"
+
+    monkeypatch.setattr(rewards, "load", lambda source, **k: Likelihood(source))
+    monkeypatch.setattr(figures, "available", lambda: False)
+    store = Store.create(tmp_path / "run")
+    samples = {i: [("1", "x", True), ("2", "y", False)] for i in range(3)}
+    cells = [fill(store, "ct", samples), fill(store, "tct", samples, model="other")]
+    done = CliRunner().invoke(app, ["select", str(store.path), "--by", "pll"])
+    assert done.exit_code == 0, done.output
+    assert [cell.scorers() for cell in cells] == [["pll pll:tiny 1"], ["pll pll:other 1"]]
 
 
 def test_voting_alone_needs_no_reward_model(tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ def test_probability_is_the_logistic_function():
 def take(one: Ballot, at) -> Ballot:
     at = list(at)
     return Ballot(one.question, one.index[at], one.passed[at], one.answers[at], one.spelled, one.reward[at],
-                  one.confidence[at])  # fmt: skip
+                  one.confidence[at], one.likelihood[at])  # fmt: skip
 
 
 def brute_force(one: Ballot, selector: str, k: int) -> float:
@@ -77,7 +77,7 @@ def questions(draw) -> Ballot:
     right = draw(st.sets(st.integers(0, 2)))  # the grader is consistent: an answer is right or wrong
     scores = st.lists(st.sampled_from([-1.5, -0.5, 0.0, 0.25, 2.0]), min_size=n, max_size=n)
     sure = st.lists(st.sampled_from([0.23, 0.52, 0.91]), min_size=n, max_size=n)
-    return ballot([a in right for a in answers], answers, draw(scores), draw(sure))
+    return ballot([a in right for a in answers], answers, draw(scores), draw(sure), draw(scores))
 
 
 @pytest.mark.parametrize("selector", SELECTORS)
@@ -94,7 +94,7 @@ def test_best_at_k_is_the_mean_over_all_subsets(selector, one):
 def test_with_one_sample_every_selector_is_pass_at_1_and_the_oracle_is_pass_at_k():
     rng = np.random.default_rng(0)
     answers = rng.integers(-1, 4, 16)
-    one = elected(ballot(answers == 2, answers, rng.normal(size=16), rng.random(16)))
+    one = elected(ballot(answers == 2, answers, rng.normal(size=16), rng.random(16), rng.normal(size=16)))
     for name in SELECTORS:
         assert best_at(one, name, [1])[0, 0] == pytest.approx(np.mean(answers == 2), abs=0.03)
     expected = metrics.pass_at_k(16, int((answers == 2).sum()), [1, 4, 16])[0]
@@ -135,6 +135,8 @@ def test_unknown_selectors_and_missing_rewards_are_errors():
         best_at(one, "orm", [1])
     with pytest.raises(UserError, match="needs traces"):
         list(choices(one, "confidence"))
+    with pytest.raises(UserError, match="needs likelihoods"):
+        best_at(one, "pll", [1])
 
 
 def test_auc_is_the_share_of_pairs_in_the_right_order():

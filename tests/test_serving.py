@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +13,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -78,6 +81,14 @@ def openai_client(model):
 # --- the real client
 
 
+def test_the_example_of_the_page_about_serving(openai_client, capsys):
+    page = (Path(__file__).parents[1] / "docs" / "serve.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    assert "http://127.0.0.1:8000/v1" in example
+    exec(example.replace("http://127.0.0.1:8000/v1", str(openai_client.base_url)), {})
+    assert len(capsys.readouterr().out.splitlines()) == 8
+
+
 def test_models(openai_client):
     assert [one.id for one in openai_client.models.list()] == ["tiny"]
     assert openai_client.models.retrieve("tiny").owned_by == "twotemp"
@@ -112,11 +123,28 @@ def test_chats_are_the_samples_of_the_same_seed(openai_client, model):
             n=4,
             seed=1,
             max_completion_tokens=12,
-            extra_body={"t_pos": "inf"},
+            extra_body={"t_pos": "inf", "threshold": 0.9},
         )
-        expected = twotemp.sample(model, messages, "tct:t_pos=inf", n=4, length=12, seed=1)
+        expected = twotemp.sample(model, messages, "tct:t_pos=inf,threshold=0.9", n=4, length=12, seed=1)
         assert [c.message.content for c in found.choices] == [s.text for s in expected]
         assert {c.finish_reason for c in found.choices} <= {"stop", "length"}
+
+
+def test_a_conversation_of_several_turns(openai_client, model):
+    """Every turn is in the prompt: what the client said, and what it was answered."""
+    turns = [{"role": "system", "content": "3 7"}, *CHAT]
+    ask = {"model": "tiny", "seed": 5, "max_tokens": 8, "extra_body": {"policy": "tlc"}}
+    prompts = []
+    for follow_up in ("3 7 12 -> 33", "12 4 -> 16"):
+        found = openai_client.chat.completions.create(messages=turns, **ask)
+        (expected,) = twotemp.sample(model, turns, "tlc", length=8, seed=5)
+        assert found.choices[0].message.content == expected.text
+        assert found.usage.prompt_tokens == len(model.encode(turns))
+        prompts.append(model.encode(turns))
+        turns = [*turns, found.choices[0].message.model_dump(include={"role", "content"})]
+        turns.append({"role": "user", "content": follow_up})
+    said = model.tokens(" " + turns[2]["content"] + " ")
+    assert any(prompts[1][n : n + len(said)] == said for n in range(len(prompts[0]), len(prompts[1])))
 
 
 def test_streams_add_up_to_the_samples(openai_client, model):
@@ -165,19 +193,25 @@ def test_diffusing_streams_replace_the_text(openai_client, model):
 
 def test_stop_suffix_logprobs_trace_and_eos_stop(openai_client, model):
     ask = {"model": "tiny", "prompt": PROMPT, "n": 6, "seed": 4, "max_tokens": 12}
-    stopped = openai_client.completions.create(**ask, stop=["=", ","], logprobs=1)
+    whole = twotemp.sample(model, PROMPT, "tct", n=6, length=12, seed=4, chat=False)
+    # Words that the model writes, in the middle of what it writes.
+    stops = sorted({one.text.split()[len(one.text.split()) // 2] for one in whole if one.text.strip()})[:2]
+    stopped = openai_client.completions.create(**ask, stop=stops, logprobs=1)
     expected = twotemp.sample(
-        model, PROMPT, "tct", n=6, length=12, seed=4, chat=False, stop=["=", ","], trace=True
+        model, PROMPT, "tct", n=6, length=12, seed=4, chat=False, stop=stops, trace=True
     )
     assert [c.text for c in stopped.choices] == [s.text for s in expected]
-    assert {c.finish_reason for c in stopped.choices} == {"stop"}
+    has_stop = [any(stop in one.text for stop in stops) for one in whole]
+    assert any(has_stop)
+    assert all(c.finish_reason == "stop" for c, has in zip(stopped.choices, has_stop) if has)
     for choice, one in zip(stopped.choices, expected):
-        assert "".join(choice.logprobs.tokens).strip() in choice.text
+        # The token in which the stop string begins is the last one.
+        assert "".join(choice.logprobs.tokens).strip().startswith(choice.text.strip())
         count = len(choice.logprobs.tokens)
         assert choice.logprobs.token_logprobs == pytest.approx(
             [math.log(c) for c in one.trace.confidence[:count]]
         )
-    freed = openai_client.completions.create(**ask, stop=["=", ","])
+    freed = openai_client.completions.create(**ask, stop=stops)
     assert [c.text for c in freed.choices] == [s.text for s in expected]
 
     traced = openai_client.completions.create(**ask, extra_body={"trace": True, "eos_stop": True})
@@ -210,6 +244,7 @@ def test_errors_are_openai_s_and_name_the_nearest(openai_client):
         ({"policy": "tctt"}, "policy", "'tct'"),
         ({"t_poss": 1}, "t_poss", "'t_pos'"),
         ({"policy": "lc", "t_pos": 1}, "policy", "parameter of policy 'lc'"),
+        ({"policy": "lc", "repel": 2}, "policy", "whole groups, which a server cannot do"),
     ]:
         with pytest.raises(openai.BadRequestError) as caught:
             openai_client.completions.create(**ask, extra_body=extra)
@@ -252,6 +287,8 @@ def test_limits(model):
         assert status(prompt=[PROMPT] * 3, n=3) == 400
         assert status(max_tokens=33) == 400
         assert status(stop=["a"] * 17) == 400
+        assert status(stop="a" * 1001) == 400
+        assert status(policy="tct:" + "t_pos=1," * 200) == 400  # what was understood is kept
         assert status(prompt="1 " * 2000) == 413
         busy = client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 8, "n": 7})
         assert busy.headers["retry-after"] == "1"
@@ -302,6 +339,84 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(model):
         assert b" 408 " in connection.recv(1000)
 
 
+def test_a_client_that_does_not_read_is_not_waited_for(model):
+    """Its rows are freed, and so is what it did not read."""
+    server = Server(model, slots=4, limits=Limits(seconds=0.5, arriving=0.2))
+    body = json.dumps({"prompt": PROMPT, "n": 8, "max_tokens": 100, "policy": "ar", "stream": True})
+    stuck = []
+
+    async def ask() -> None:
+        messages = [{"type": "http.request", "body": body.encode()}]
+        never = asyncio.Event()
+
+        async def receive():
+            if messages:
+                return messages.pop()
+            return await never.wait()
+
+        async def send(message):
+            if message["type"] == "http.response.body":
+                stuck.append(server.service.load)
+                await never.wait()
+
+        head = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""}
+        await server.app(head | {"headers": [(b"content-type", b"application/json")]}, receive, send)
+        assert server.metrics._requests["/v1/completions", 200] == 1
+
+    async def lifetime() -> None:
+        async with server._life(None):
+            await asyncio.wait_for(ask(), 60)
+            while server.service.load:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(lifetime())
+    assert stuck
+    assert stuck[0] == 8
+
+
+def test_a_large_body_keeps_nobody_waiting(model, monkeypatch):
+    """While it is read, another request is answered."""
+    reading, go = threading.Event(), threading.Event()
+    honest = type(model).encode
+
+    def encode(self, prompt, **options):
+        if len(prompt) > 10_000:
+            reading.set()
+            assert go.wait(30)
+        return honest(self, prompt, **options)
+
+    monkeypatch.setattr(type(model), "encode", encode)
+    with client_of(model) as client:
+        ask = {"prompt": "1 " * 10_000, "max_tokens": 4}
+        found = []
+        asking = threading.Thread(target=lambda: found.append(client.post("/v1/completions", json=ask)))
+        asking.start()
+        try:
+            assert reading.wait(30)
+            assert client.get("/health").status_code == 200
+        finally:
+            go.set()
+        asking.join(30)
+        assert found[0].status_code == 400
+        assert "context" in found[0].json()["error"]["message"]
+
+
+def test_what_went_wrong_in_a_step_is_told_to_the_log_alone(caplog):
+    secret = "somebody else's prompt"
+    model = random_model("a2d-qwen3", word_tokenizer())
+
+    def broken(*_):
+        raise RuntimeError(secret)
+
+    model.logits = broken
+    with client_of(model) as client:
+        answer = client.post("/v1/completions", json={"prompt": "a b", "max_tokens": 4})
+        assert answer.status_code == 500
+        assert secret not in answer.text
+        assert secret in caplog.text
+        assert client.service.load == 0
+
+
 def test_a_folder_s_place_is_not_told(tmp_path):
     class Named:
         name = str(tmp_path)
@@ -326,7 +441,7 @@ def test_a_graceful_stop_delivers_what_was_accepted(model):
     import httpx
 
     server, found = Server(model, slots=4), []
-    ask = {"prompt": PROMPT, "n": 24, "max_tokens": 60, "policy": "ar", "seed": 0}
+    ask = {"prompt": PROMPT, "n": 12, "max_tokens": 24, "policy": "ar", "seed": 0}
     with listening(server) as (running, port):
         url = f"http://127.0.0.1:{port}/v1/completions"
         asking = threading.Thread(target=lambda: found.append(httpx.post(url, json=ask, timeout=60)))
@@ -335,12 +450,12 @@ def test_a_graceful_stop_delivers_what_was_accepted(model):
         running.should_exit = True
         asking.join(60)
         assert found[0].status_code == 200
-        assert len(found[0].json()["choices"]) == 24
+        assert len(found[0].json()["choices"]) == 12
         with pytest.raises(httpx.TransportError):
             httpx.post(url, json=ask)
 
 
-def test_the_command_refuses_another_host_without_a_key_and_stops_at_sigterm():
+def test_the_command_refuses_another_host_without_a_key_and_stops_at_sigterm(forked_processes):
     run = "from twotemp.cli import main; main()"
     command = [sys.executable, "-c", run, "serve", "--port", "1"]
     refused = subprocess.run([*command, "--host", "0.0.0.0"], capture_output=True, text=True, timeout=120)

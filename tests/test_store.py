@@ -333,7 +333,9 @@ except UserError as error:
     assert rows(cell) == expected(8)
 
 
-def test_killed_twenty_times_it_equals_an_uninterrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_killed_twenty_times_it_equals_an_uninterrupted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_processes: None
+):
     monkeypatch.chdir(ROOT)
     run, n = tmp_path / "killed", 60
     hits = kill_at_random(worker(run, n), kills=20, longest=0.05, ready="ready", seed=1)
@@ -345,7 +347,7 @@ def test_killed_twenty_times_it_equals_an_uninterrupted_run(tmp_path: Path, monk
     assert not list(killed.pending(GRADER))
 
 
-def test_several_processes_write_one_cell(tmp_path: Path):
+def test_several_processes_write_one_cell(tmp_path: Path, forked_processes: None):
     processes = [
         subprocess.Popen(worker(tmp_path / "run", 20, shard, 4), cwd=ROOT, stdout=subprocess.DEVNULL)
         for shard in range(4)
@@ -380,7 +382,7 @@ def test_two_processes_that_disagree_cannot_both_make_the_cell(
 
 
 def test_export_has_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pq = pytest.importorskip("pyarrow.parquet")
+    pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra: pip install 'twotemp[analysis]'")
     monkeypatch.setattr("twotemp.store.parquet._GROUP", 7)
     store = Store.create(tmp_path / "run")
     cell = store.cell("toy.tct", CONFIG)

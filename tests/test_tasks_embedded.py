@@ -12,7 +12,7 @@ from twotemp.errors import UserError
 from twotemp.graders.puzzles import judge
 from twotemp.records import Problem
 from twotemp.tasks import SOURCES, countdown, programs, words
-from twotemp.tasks.generated import PROBLEMS, split_of
+from twotemp.tasks.generated import PROBLEMS, made, split_of
 from twotemp.training import tokenizer
 from twotemp.training.corpus import encode
 
@@ -42,8 +42,8 @@ def test_the_same_numbers_in_another_order_are_the_same_problem() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_problem_sets_are_fixed_distinct_and_say_what_they_are(name: str) -> None:
     task = tasks.get(name)
-    first, again = task.problems(), task.problems()
-    assert first == again
+    first = task.problems()
+    assert made.__wrapped__(SOURCES[name], "test") == first
     assert len({p.prompt for p in first.problems}) == len({p.id for p in first.problems}) == PROBLEMS
     other = task.problems(subset="validation")
     assert other.digest != first.digest
@@ -54,22 +54,49 @@ def test_the_first_test_problems_are_those_the_shipped_weights_were_measured_on(
     """A change of a generator must raise its version; these lines are how it is noticed."""
     first = {name: tasks.get(name).problems().problems[0].prompt for name in NAMES}
     assert first == {
-        "countdown-3": "20 10 15 -> 45",
-        "countdown-4": "18 8 20 14 -> 24",
-        "programs-1": "8 3 8 -> 8 ; 5 0 8 5 -> 8 ; 2 3 2 7 -> 7",
-        "programs-2": "7 9 8 8 -> 2 ; 2 8 2 -> 0 ; 4 2 5 2 -> 1",
-        "words-2": "box 20 pen 3 key 18 map 19 hat 10 toy 15 . "
-        "Cal buys 2 for 33 . 2 of her cheapest and 3 of her dearest cost ?",
-        "words-3": "box 3 key 10 bag 9 hat 8 map 14 pen 7 . "
-        "Eve buys 3 for 32 . 3 of her cheapest and 2 of her dearest cost ?",
+        "countdown-3": "22 26 31 -> 79",
+        "countdown-4": "1 13 11 11 -> 14",
+        "programs-1": "0 4 0 2 -> 2 0 4 0 ; 0 4 9 5 -> 5 9 4 0 ; 9 3 4 -> 4 3 9",
+        "programs-2": "1 9 1 -> 12 ; 4 0 1 -> 7 ; 6 6 8 -> 11",
+        "words-2": "pen 12 toy 9 map 6 bag 4 key 20 box 3 . "
+        "Ann buys 2 for 32 . 2 of her cheapest and 3 of her dearest cost ?",
+        "words-3": "box 19 hat 13 pen 11 map 4 cup 8 key 9 . "
+        "Eve buys 3 for 21 . 2 of her cheapest and 3 of her dearest cost ?",
     }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_held_out_set_of_another_seed_has_other_problems_of_the_same_split(name: str) -> None:
+    """So that a result can be tried again: at most one problem in ten is met twice among the first 500 of each."""
+    ours, other = tasks.get(name).problems(), tasks.get(name).problems(subset="test:7")
+    assert ours.digest != other.digest
+    assert {p.id.rsplit("/", 1)[0] for p in other.problems} == {f"{name}/test:7"}
+    keys = []
+    for problems, seed in ((ours, 20), (other, 7)):
+        distinct: dict[str, str] = {}
+        for example in draw(name, 1000, "test", seed):
+            distinct.setdefault(example.key, example.prompt)
+        assert [*distinct.values()][:500] == [p.prompt for p in problems.problems[:500]]
+        keys.append({*[*distinct][:500]})
+    assert len(keys[0]) == len(keys[1]) == 500
+    assert len(keys[0] & keys[1]) <= 50
+
+
+def test_a_words_problem_is_the_same_with_other_multipliers_names_and_things() -> None:
+    """What is held out must not be met in training as the same shop and price with another bill after it."""
+    bills: dict[str, set[str]] = {}
+    for example in draw("words-2", 30_000):
+        bills.setdefault(example.key, set()).add(example.prompt.split(" . ")[2])
+    assert max(map(len, bills.values())) > 1
+    assert all(len(key.split("]")[1].split()) == 2 for key in bills)
 
 
 def test_unknown_names_are_told_apart() -> None:
     with pytest.raises(UserError, match="did you mean 'countdown-3'"):
         tasks.get("countdown3")
-    with pytest.raises(UserError, match="subset"):
-        tasks.get("words-2").problems(subset="train")
+    for subset in ("train", "train:7", "test:", "test:x", "test:-1"):
+        with pytest.raises(UserError, match=r"unknown subset of words-2.*known: test, test:7, validation"):
+            tasks.get("words-2").problems(subset=subset)
     with pytest.raises(UserError, match="one prompt"):
         tasks.get("words-2").problems(prompt="zero-shot")
 

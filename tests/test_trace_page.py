@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ from typer.testing import CliRunner
 
 from tests.toy import ToyModel
 from twotemp.cli import app
+from twotemp.engine import states
 from twotemp.errors import UserError
 from twotemp.policies import policy
-from twotemp.records import Sample, Trace
+from twotemp.records import Grade, Sample, Trace
 from twotemp.report.trace_page import page, pieces
 from twotemp.sampling import infill, sample
 
@@ -89,7 +92,7 @@ def test_data_survive_hostile_tokens():
     # The template has two script elements of its own, and no token added or closed one.
     assert html.count("<script") == html.count("</script>") == 2
     assert "/*DATA*/" not in html
-    assert data["shared"]
+    assert data["prompt"] == "plain" + HOSTILE[1]
 
 
 def test_cells_carry_the_trace():
@@ -97,8 +100,9 @@ def test_cells_carry_the_trace():
     (found,) = sample(model, [5, 6, 7], policy("tlc", t_pos=math.inf), length=9, seed=4, trace=True)
     assert found.trace is not None
     one = data_of(page([found]))["samples"][0]
-    assert [c["id"] for c in one["cells"]] == [5, 6, 7, *found.tokens]
-    written = one["cells"][3:]
+    written = one["cells"]  # the prompt stands above the samples, once
+    assert [c["id"] for c in written] == list(found.tokens)
+    assert data_of(page([found]))["prompt"] == "5 6 7"
     assert [c["step"] for c in written] == list(found.trace.steps)
     assert [c["confidence"] for c in written] == pytest.approx(found.trace.confidence, abs=1e-5)
     assert [c["entropy"] for c in written] == pytest.approx(found.trace.entropy, abs=1e-5)
@@ -106,12 +110,21 @@ def test_cells_carry_the_trace():
     assert ["T", "pos", "∞"] in one["settings"]
 
 
+def test_special_tokens_of_the_prompt_are_left_out_and_verdicts_told():
+    samples = [replace(one, prompt=(0, 12, 12, 0)) for one in two_samples()]
+    samples = [replace(one, positions=tuple(p + 2 for p in one.positions)) for one in samples]
+    data = data_of(page([*samples, samples[0]], Words(), grades=[Grade("passed"), Grade("failed")]))
+    assert data["prompt"] == "plain plain"
+    assert [one["verdict"] for one in data["samples"]] == ["right", "wrong", None]
+    assert data_of(page(samples[:1], grades=[Grade("ungraded")]))["samples"][0]["verdict"] is None
+
+
 def test_infill_keeps_the_given_tokens_in_place():
     model = ToyModel()
     text = [5, model.mask_id, 7, model.mask_id, 9]
     (found,) = infill(model, text, policy("lc"), trace=True)
     data = data_of(page([found]))
-    assert not data["shared"]
+    assert data["prompt"] is None
     assert ["step" in cell for cell in data["samples"][0]["cells"]] == [False, True, False, True, False]
 
 
@@ -154,14 +167,12 @@ def test_command_puts_sources_side_by_side(tmp_path):
     out = tmp_path / "page.html"
     done = CliRunner().invoke(app, ["trace", *map(str, files), "--out", str(out), "--request", "1"])
     assert done.exit_code == 0, done.output
-    shown = data_of(out.read_text())["samples"]
-    assert [(s["name"], s["index"]) for s in shown] == [
-        ("Low confidence", 0),
-        ("Low confidence", 1),
-        ("Random", 0),
-        ("Random", 1),
+    data = data_of(out.read_text())
+    assert [(s["name"], s["index"]) for s in data["samples"]] == [
+        (name, index) for name in ("LC", "RANDOM") for index in range(3)
     ]
-    assert all(s["cells"][0]["id"] == 7 for s in shown)
+    assert data["each"] == 2
+    assert data["prompt"] == "7 8"
 
     for arguments, message in (
         ([str(files[0]), "--request", "9"], "no sample of request '9'; there are 0, 1"),
@@ -183,27 +194,18 @@ def test_command_names_the_broken_line(tmp_path):
 # --- in a browser -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    where = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if where is None:
-        pytest.skip("no Chromium installed (Debian: apt-get install chromium)")
-    api = pytest.importorskip("playwright.sync_api")
-    flags = (
-        "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update "
-        "--disable-sync --no-first-run"
-    ).split()
-    with api.sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=where, args=flags)
-        yield opened
-        opened.close()
-
-
 @pytest.fixture
 def opened(browser, tmp_path) -> Iterator[Any]:
-    """The page of two hostile samples; at the end, that nothing was asked for and nothing went wrong."""
-    file = tmp_path / "trace.html"
-    file.write_text(page(two_samples(), Words()), encoding="utf-8")
+    """The page of two hostile samples."""
+    with opened_page(browser, tmp_path, page(two_samples(), Words())) as tab:
+        yield tab
+
+
+@contextmanager
+def opened_page(browser, folder: Path, html: str) -> Iterator[Any]:
+    """A tab; at the end, that nothing was asked for and nothing went wrong."""
+    file = folder / "trace.html"
+    file.write_text(html, encoding="utf-8")
     tab = browser.new_page(viewport={"width": 1200, "height": 800})
     asked, errors = [], []
     tab.on("request", lambda request: asked.append(request.url))
@@ -225,7 +227,7 @@ def written(tab, panel: int) -> int:
 
 
 def test_page_shows_both_samples_complete(opened):
-    assert opened.locator("article h2").all_inner_texts() == ["Low confidence", "TCT"]
+    assert opened.locator("article h2").all_inner_texts() == ["LC", "TCT"]
     assert [written(opened, 0), written(opened, 1)] == [LENGTH, LENGTH]
     assert opened.locator(".prompt p").inner_text() == "plain" + HOSTILE[1]
     shown = opened.locator("article >> nth=0").locator(".tok").all_text_contents()
@@ -313,3 +315,74 @@ def test_hover_tells_confidence_and_entropy(opened):
     opened.locator("article >> nth=0").locator(".tok").nth(1).hover()
     assert "masked" in tip.inner_text()
     assert "img" not in tip.inner_text()
+
+
+def test_what_is_said_of_a_token_covers_neither_it_nor_its_plot(opened):
+    tip = opened.locator("#tip")
+    for what in (".tok", "circle"):
+        for place in (0, LENGTH - 1):
+            target = opened.locator("article >> nth=0").locator(what).nth(place)
+            target.hover()
+            assert tip.is_visible()
+            for kept in (target, opened.locator("article >> nth=0").locator(".plot svg")):
+                assert not overlap(tip.bounding_box(), kept.bounding_box()), (what, place)
+
+
+def overlap(a, b) -> bool:
+    return all(
+        a[x] < b[x] + b[size] and b[x] < a[x] + a[size] for x, size in (("x", "width"), ("y", "height"))
+    )
+
+
+def test_a_row_a_policy_with_a_map_of_all_its_samples(browser, tmp_path):
+    lc, tct = two_samples()
+    samples = [replace(one, index=index) for one in (lc, tct) for index in range(5)]
+    grades = [Grade("passed" if one.index == 4 else "failed") for one in samples]
+    html = page(samples, Words(), each=2, grades=grades)
+    with opened_page(browser, tmp_path, html) as tab:
+        rows = tab.locator("section.policy")
+        assert rows.locator("h2").all_inner_texts() == ["LC", "TCT"]
+        assert [rows.nth(n).locator("article").count() for n in (0, 1)] == [2, 2]
+        boxes = [rows.first.locator("article").nth(n).bounding_box() for n in (0, 1)]
+        assert boxes[0]["y"] == boxes[1]["y"]
+        assert "1 of 5 right" in rows.first.locator(".settings").first.inner_text()
+        chart = rows.first.get_by_role("slider", name="Samples of LC")
+        chart.focus()
+        tab.keyboard.press("End")
+        assert chart.get_attribute("aria-valuetext") == "sample 4, right"
+        shown = rows.first.locator("article .settings").all_inner_texts()
+        assert [text.split()[1] for text in shown] == ["4", "0"]
+        assert "right" in shown[0]
+        tab.keyboard.press("ArrowUp")
+        assert chart.get_attribute("aria-valuenow") == "3"
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    four = [replace(lc, index=index) for index in range(4)]
+    with opened_page(browser, tmp_path, page(four, Words())) as tab:  # two and two, not three and one
+        tops = [one.bounding_box()["y"] for one in tab.locator("article").all()]
+        assert tops[0] == tops[1] < tops[2] == tops[3]
+
+
+@pytest.mark.parametrize("name", ["llada2.1", "t2m"])
+def test_a_position_that_is_rewritten_shows_what_stood_there(browser, tmp_path, name):
+    model = ToyModel()
+    samples = sample(
+        model, [5, 6, 7], policy(name, t_token=1.0, edit_threshold=0.5), n=8, length=9, trace=True
+    )
+    one = max(samples, key=lambda found: len(found.trace.edits))
+    rows = [row for row, _ in states(one, model.mask_id)]
+    standing = [[str(row[p]) for p in one.positions if row[p] != model.mask_id] for row in rows]
+    standing.append([str(token) for token in one.tokens])
+    masks = [[p for p in one.positions if row[p] == model.mask_id] for row in rows]
+    taken_back = any(set(after) - set(before) for before, after in pairwise(masks))
+    assert taken_back == (name == "t2m")
+    assert one.trace.edits
+    with opened_page(browser, tmp_path, page([one])) as tab:
+        tab.keyboard.press("Home")
+        for done, expected in enumerate(standing):
+            assert tab.locator(".tok.on").all_text_contents() == expected, done
+            assert f"{len(expected)} tokens" in tab.locator(".count small").inner_text()
+            tab.keyboard.press("ArrowRight")
+        assert f"{len(one.trace.edits)} rewrite" in tab.locator("article .facts").inner_text()
+        place = one.trace.edits[0][1]
+        tab.locator(".tok").nth(place).hover()
+        assert "before:" in tab.locator("#tip").inner_text()

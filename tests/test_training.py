@@ -11,13 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from twotemp import training
 from twotemp.errors import UserError
+from twotemp.folders import only_writer
 from twotemp.models.load import load
-from twotemp.training import Recipe, checkpoints, loop, tokenizer, train
+from twotemp.training import Recipe, checkpoints, loop, tokenizer, train, verifier
 from twotemp.training.corpus import Corpus, Shelf, generate
+from twotemp.training.muon import Muon, orthogonal
 from twotemp.training.objective import diffusion_loss, next_token_loss, stratified_times
 
 torch.set_num_threads(1)
+WORDS = tokenizer.build()
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
 MICRO = Recipe(
@@ -36,15 +40,26 @@ MICRO = Recipe(
 )
 
 
-def test_times_are_uniform_and_one_in_each_slice() -> None:
-    times = torch.stack([stratified_times(8, torch.Generator().manual_seed(s)) for s in range(500)])
-    assert torch.equal((times * 8).floor(), torch.arange(8.0).double().expand(500, 8))
-    assert float((times * 8 % 1).mean()) == pytest.approx(0.5, abs=0.02)
+@pytest.mark.parametrize("least", [0.0, 0.02, 0.5])
+def test_times_are_uniform_and_evenly_spaced(least: float) -> None:
+    times = torch.stack([stratified_times(8, least, torch.Generator().manual_seed(s)) for s in range(500)])
+    shares = (times - least) / (1 - least) * 8
+    assert torch.equal(shares.floor(), torch.arange(8.0).double().expand(500, 8))
+    assert torch.allclose(shares % 1, (shares % 1)[:, :1].expand(500, 8))
+    assert float((shares % 1).mean()) == pytest.approx(0.5, abs=0.04)
 
 
-def test_diffusion_loss_is_the_papers_objective() -> None:
-    """Equation (3) in closed form. With alpha(t) = t, a set M of m of the L positions is masked with probability
-    t^m (1-t)^(L-m), and int_0^1 t^(m-1) (1-t)^(L-m) dt = B(m, L-m+1): the exact loss is a finite sum over M."""
+@pytest.mark.parametrize(
+    ("options", "times", "weight"),
+    [
+        ({}, (0.0, 1.0), lambda t: 1 / t),
+        ({"least_time": 0.1, "largest_weight": 2.5}, (0.1, 1.0), lambda t: min(1 / t, 2.5)),
+    ],
+    ids=["equation 3", "bounded"],
+)
+def test_diffusion_loss_is_the_papers_objective(options, times, weight) -> None:
+    """A set M of m of the L positions is masked with probability t^m (1-t)^(L-m), so the loss is a finite sum over M
+    of int w(t) t^m (1-t)^(L-m) dt times the loss of the state; for w = 1/t over [0, 1] that is B(m, L-m+1)."""
     length, prompt, vocabulary, mask = 3, 2, 5, 4
     ids = torch.tensor([[0, 1, 2, 0, 3]])
     table = torch.randn(5, vocabulary**length, vocabulary, generator=torch.Generator().manual_seed(0))
@@ -55,6 +70,8 @@ def test_diffusion_loss_is_the_papers_objective() -> None:
         rows, columns = want.nonzero(as_tuple=True)
         return table[columns, state[rows]]
 
+    low, high = times
+    middles = [low + (high - low) * (i + 0.5) / 20_000 for i in range(20_000)]
     exact = 0.0
     for masked in product((False, True), repeat=length):
         m = sum(masked)
@@ -63,10 +80,18 @@ def test_diffusion_loss_is_the_papers_objective() -> None:
         where = torch.tensor([[False] * prompt + list(masked)])
         nll = -logits(ids.masked_fill(where, mask), where).log_softmax(-1)
         total = float(nll.gather(1, ids[where][:, None]).sum())
-        exact += math.gamma(m) * math.gamma(length - m + 1) / math.gamma(length + 1) * total
+        share = sum(weight(t) * t**m * (1 - t) ** (length - m) for t in middles) / 20_000
+        if not options:
+            beta = math.gamma(m) * math.gamma(length - m + 1) / math.gamma(length + 1)
+            assert share == pytest.approx(beta, rel=1e-4)
+        exact += share * total
     rows = 4000
     losses = [
-        float(diffusion_loss(logits, ids.expand(rows, -1), prompt, mask, torch.Generator().manual_seed(s)))
+        float(
+            diffusion_loss(
+                logits, ids.expand(rows, -1), prompt, mask, torch.Generator().manual_seed(s), **options
+            )
+        )
         for s in range(5)
     ]
     assert sum(losses) / 5 == pytest.approx(exact / length, rel=0.02)
@@ -86,6 +111,44 @@ def test_diffusion_loss_never_masks_the_prompt_and_asks_only_for_masked_position
     assert torch.equal(x[~want], ids[~want])
     assert not want[:, :3].any()
     assert want[:, 3:].any(0).all()
+
+
+def test_muon_is_torchs_muon_in_more_digits_and_adamw_elsewhere() -> None:
+    torch.manual_seed(0)
+    network, twin = (loop.llada.new(loop.config(MICRO, WORDS), WORDS, seed=3).module for _ in range(2))
+    ours = Muon(network, weight_decay=0.1)
+    matrices = [p for name, p in twin.named_parameters() if ".layers." in name and p.ndim == 2]
+    others = [p for name, p in twin.named_parameters() if not any(p is m for m in matrices)]
+    assert len(matrices) == 7
+    theirs = [
+        torch.optim.Muon(
+            matrices,
+            lr=0.01,
+            weight_decay=0.1,
+            momentum=0.95,
+            nesterov=True,
+            adjust_lr_fn="match_rms_adamw",
+        ),
+        torch.optim.AdamW(others, lr=0.01, betas=(0.9, 0.98), weight_decay=0.1),
+    ]
+    for group in ours.param_groups:
+        group["lr"] = 0.01
+    for _ in range(3):
+        for p, q in zip(network.parameters(), twin.parameters()):
+            p.grad = q.grad = torch.randn(p.shape)
+        for optimizer in (ours, *theirs):
+            optimizer.step()
+    for (name, p), q in zip(network.named_parameters(), twin.parameters()):
+        # torch's iteration is in bfloat16: about two digits of an update, of which there were three.
+        close = 3e-3 if any(q is m for m in matrices) else 1e-6
+        assert float((p - q).detach().abs().max()) < close, name
+
+
+def test_orthogonal_brings_all_singular_values_near_one() -> None:
+    wide = torch.randn(3, 6, 20, generator=torch.Generator().manual_seed(0)) * 50
+    values = torch.linalg.svdvals(orthogonal(wide))
+    assert float(values.min()) > 0.6
+    assert float(values.max()) < 1.3
 
 
 def test_next_token_loss_predicts_each_answer_token_from_the_one_before() -> None:
@@ -172,7 +235,7 @@ def test_the_rest_of_the_plan_may_change_but_not_the_past(tmp_path: Path) -> Non
     recipe = replace(MICRO, steps=20, decay=4)
     words = tokenizer.build()
     network = loop.llada.new(loop.config(recipe, words), words).module
-    optimizer = torch.optim.AdamW(network.parameters(), fused=True)
+    optimizer = Muon(network, weight_decay=0.0)
     for parameter in network.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
@@ -195,7 +258,7 @@ def test_training_learns(tmp_path: Path) -> None:
     )
     out = train(recipe, tmp_path, progress=False)
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert log[-1]["loss"]["countdown-3"] < 0.8 * log[0]["loss"]["countdown-3"]
+    assert log[-1]["loss"]["programs-1"] < 0.7 * log[0]["loss"]["programs-1"]
     model = load(out)
     assert model.config["model_type"] == "llada"
     assert model.tokenizer.decode([model.mask_id]) == "<|mdm_mask|>"
@@ -240,7 +303,22 @@ def test_a_recipe_without_its_data_is_refused(tmp_path: Path) -> None:
         Recipe.read(path)
 
 
-@pytest.mark.parametrize("name", ["tiny", "tiny-ar"])
+def test_a_recipe_says_itself_whether_it_makes_a_denoiser_or_a_verifier(tmp_path: Path, monkeypatch) -> None:
+    made = []
+    monkeypatch.setattr(training, "train", lambda recipe, out: made.append(recipe) or out)
+    monkeypatch.setattr(verifier, "train", lambda recipe, out: made.append(recipe) or out)
+    for name in ("tiny", "verifier"):
+        assert training.follow(RECIPES / f"{name}.yaml", tmp_path) == tmp_path
+    assert [type(recipe) for recipe in made] == [Recipe, verifier.VerifierRecipe]
+    assert [recipe.name for recipe in made] == ["tiny", "verifier"]
+    with pytest.raises(UserError, match="no recipe"):
+        training.follow(tmp_path / "absent.yaml", tmp_path)
+
+
+STILL_TRAINED = pytest.mark.xfail(strict=True, reason="the weights of this recipe are still being trained")
+
+
+@pytest.mark.parametrize("name", ["tiny", pytest.param("tiny-ar", marks=STILL_TRAINED)])
 def test_the_shipped_weights_are_what_their_recipe_and_log_say(name: str) -> None:
     recipe = Recipe.read(RECIPES / f"{name}.yaml")
     model = load(name)
@@ -253,3 +331,13 @@ def test_the_shipped_weights_are_what_their_recipe_and_log_say(name: str) -> Non
     assert log[-1]["step"] == recipe.steps
     phases = [row["step"] for row in log if row["objective"] == "next token"]
     assert max(phases, default=0) == recipe.next_token_steps
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(verifier, "_kept", None)  # where it gets so far, it fails at once
+    recipe = verifier.VerifierRecipe.read(RECIPES / "verifier.yaml")
+    with only_writer(tmp_path):
+        for call in (lambda: train(MICRO, tmp_path), lambda: verifier.train(recipe, tmp_path)):
+            with pytest.raises(UserError, match="another process is writing"):
+                call()
+    assert not list(tmp_path.iterdir())

@@ -20,8 +20,8 @@ from twotemp.models.load import load
 from twotemp.policies import policy, spell
 from twotemp.store import Store
 from twotemp.tuning import Goal, Outcome, expand, race, recommendation, standings, table, tune, tuned_yaml
-from twotemp.tuning.race import LEAST, beaten_by, frontier
-from twotemp.tuning.tuner import validation
+from twotemp.tuning.race import LEAST, Round, beaten_by, frontier
+from twotemp.tuning.tuner import Tuned, validation
 
 
 class Simulated:
@@ -251,7 +251,20 @@ def test_a_small_race_is_an_ordinary_run_that_goes_on_where_it_was(tmp_path, goa
     (tmp_path / "tuned.yaml").write_text(text)
     assert split_policies(f"ar,@{tmp_path / 'tuned.yaml'}") == (policy("ar"), best.candidate)
     assert spell(best.candidate) in recommendation(first)
-    assert table(first).count("\n| ") == len(candidates)
+    assert len([line for line in table(first).splitlines() if line.startswith("| ")]) == 2 + len(candidates)
+
+
+def test_too_few_questions_for_an_interval_are_said_without_one():
+    """Nobody can be told from the winner then, and no cell says nan."""
+    policies = expand(["tct:t_token=0.8,t_pos=0.1,threshold=0.5|0.7|0.9"])
+    outcomes = {
+        one: Outcome(np.array([1.0, place / 2]), 3.0 - place, 6.0) for place, one in enumerate(policies)
+    }
+    rounds = [Round(2, outcomes, policies)]
+    found = Tuned(Goal.parse("pass@4"), TaskChoice("countdown-3"), "m", 18.0, rounds, standings(rounds))
+    said = recommendation(found)
+    assert "2 of the other 2 cannot be told" in said
+    assert "nan" not in said + table(found) + tuned_yaml(found)
 
 
 def test_several_tasks_are_refused_and_a_file_without_policies(tmp_path):
@@ -266,7 +279,7 @@ def test_several_tasks_are_refused_and_a_file_without_policies(tmp_path):
 
 
 def test_the_frontier_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs the extra: pip install 'twotemp[plots]'")
     from twotemp.report.frontier import draw_frontier
 
     found = Simulated([0.8, 0.5, 0.2], prices=[40.0, 10.0, 20.0], common=False, questions=60)

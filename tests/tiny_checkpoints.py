@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,91 +15,43 @@ from twotemp.models.special import Given, resolve
 from twotemp.models.transformer import Transformer
 
 VOCABULARY, MASK, EOS = 40, 39, 38
+LLADA_8B: dict[str, Any] = {  # as published
+    "model_type": "llada",
+    "architectures": ["LLaDAModelLM"],
+    "d_model": 4096,
+    "n_layers": 32,
+    "n_heads": 32,
+    "n_kv_heads": 32,
+    "mlp_hidden_size": 12288,
+    "embedding_size": 126_464,
+    "max_sequence_length": 4096,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+}
 
-_qwen: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "eos_token_id": EOS,
-}
-_experts: dict[str, Any] = {
-    "head_dim": 16,
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-}
-# By the name that `load` knows a family by.
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llada": {
-        "model_type": "llada",
-        "d_model": 32,
-        "n_layers": 2,
-        "n_heads": 4,
-        "n_kv_heads": 4,
-        "mlp_hidden_size": 48,
-        "embedding_size": VOCABULARY,
-        "max_sequence_length": 128,
-        "rope_theta": 10000.0,
-        "rms_norm_eps": 1e-5,
-        "block_type": "llama",
-        "activation_type": "silu",
-        "weight_tying": False,
-        "mask_token_id": MASK,
-        "eos_token_id": EOS,
-    },
-    "Dream": {"model_type": "Dream", **_qwen, "mask_token_id": MASK},
-    "sdar": {"model_type": "sdar", **_qwen, "head_dim": 16},
-    "llada2_moe": {
-        "model_type": "llada2_moe",
-        **_qwen,
-        "head_dim": 16,
-        "partial_rotary_factor": 0.5,
-        "first_k_dense_replace": 1,
-        "moe_intermediate_size": 16,
-        "num_experts": 8,
-        "num_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "n_group": 4,
-        "topk_group": 2,
-        "routed_scaling_factor": 2.5,
-    },
-    "sdar_moe": {"model_type": "sdar_moe", **_qwen, **_experts, "norm_topk_prob": True},
-    "LLaDAMoEModelLM": {
-        "model_type": "llada",
-        "architectures": ["LLaDAMoEModelLM"],
-        **_qwen,
-        "expert_intermediate_size": 16,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_layer_freq": [1, 1],
-        "qk_layernorm": True,
-        "mask_token_id": MASK,
-    },
-    "Fast_dLLM_Qwen": {"model_type": "Fast_dLLM_Qwen", **_qwen, "bd_size": 4, "mask_token_id": MASK},
-    "StableDiffcoderForCausalLM": {
-        "model_type": "llama",
-        "architectures": ["StableDiffcoderForCausalLM"],
-        **_qwen,
-    },
-    "a2d-qwen3": {
-        "model_type": "a2d-qwen3",
-        **_qwen,
-        "head_dim": 16,
-        "mask_token_id": MASK,
-        "block_size": None,
-    },
-    "rnd1": {"model_type": "rnd1", **_qwen, **_experts, "rope_scaling": False, "mask_token_id": MASK},
-}
-BIDIRECTIONAL = ("llada", "Dream", "LLaDAMoEModelLM", "a2d-qwen3", "rnd1")
-BLOCK_CAUSAL = ("sdar", "llada2_moe", "sdar_moe", "Fast_dLLM_Qwen", "StableDiffcoderForCausalLM")
-MIXTURES = ("llada2_moe", "sdar_moe", "LLaDAMoEModelLM", "rnd1")
-SHIFTED = ("Dream", "Fast_dLLM_Qwen", "rnd1")
+
+def _configs() -> dict[str, dict[str, Any]]:
+    """One config of each family by the name `load` knows it by, from its fixture: a new family is tested with it."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted((Path(__file__).parent / "fixtures").glob("*/reference.json")):
+        config = json.loads((path.parent / "config.json").read_text())
+        names = [*config["architectures"], config["model_type"]]
+        name = next(name for name in names if name in FAMILIES)
+        config |= {"vocab_size": VOCABULARY, "eos_token_id": EOS}
+        config |= {field: VOCABULARY for field in ("embedding_size",) if field in config}
+        if FAMILIES[name].facts.blocks != "always":
+            config["mask_token_id"] = MASK
+        if FAMILIES[name].facts.blocks == "either":
+            config["block_size"] = None
+        found.setdefault(name, config)
+    return found
+
+
+CONFIGS = _configs()
+BLOCK_CAUSAL = tuple(name for name in CONFIGS if FAMILIES[name].facts.blocks == "always")
+BIDIRECTIONAL = tuple(name for name in CONFIGS if name not in BLOCK_CAUSAL)
+MIXTURES = tuple(name for name in CONFIGS if "num_experts" in CONFIGS[name])
+SHIFTED = tuple(name for name in CONFIGS if FAMILIES[name].lookback)
 BLOCK = 4
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 from torch import Tensor
+
+from twotemp.models.table import TableModel
 
 
 class ToyModel:
@@ -51,3 +55,11 @@ class FixedModel(ToyModel):
         self.calls += 1
         logits = self.table[: ids.shape[1]].expand(ids.shape[0], -1, -1)
         return logits.flatten(0, 1)[want.flatten()].clone()
+
+
+def string_table(mask_id: int, end: int) -> TableModel:
+    """All strings of 6 of the letters 0, 1, 2, with weights that tie the positions together."""
+    generator = torch.Generator().manual_seed(0)
+    strings = list(product(range(3), repeat=6))
+    weights = torch.randn(len(strings), generator=generator).mul(1.5).exp().tolist()
+    return TableModel(list(zip(strings, weights)), vocab_size=5, mask_id=mask_id, eos_ids=(end,))

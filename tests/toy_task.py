@@ -51,7 +51,8 @@ def install(patch: pytest.MonkeyPatch) -> None:
 
     patch.setitem(tasks.TASKS, "toy", Task("toy", "sums", "toy", LENGTH, load))
     patch.setitem(tasks.TASKS, "toy-b", Task("toy-b", "sums", "toy", LENGTH, twin))
-    patch.setitem(graders._GRADERS, "toy", (__name__, "ToyGrader"))
+    # Looked up when it is asked for: a test may put another class in its place.
+    patch.setitem(graders.GRADERS, "toy", lambda: ToyGrader())
 
 
 def micro_model(name: str = "micro", seed: int = 0) -> llada.LLaDA:

@@ -1,12 +1,12 @@
 """The one seam between problems and samples: how a problem is asked, and what of a sample is its answer.
 
-Whoever draws samples of problems (evaluation, GRPO, forks, drift, the verifier) makes its requests here, and whoever
-judges them reads `answer` of what `finish` says. No torch: the model does the encoding.
+All that draws samples of problems (evaluation, GRPO, forks, drift, the verifier) makes its requests here; graders and
+reward models read `answer` of a sample's text, which `finish` writes. No torch: the model does the encoding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +14,9 @@ from twotemp.records import Policy, Problem, Request, Sample
 
 if TYPE_CHECKING:
     from twotemp.models.base import LanguageModel, Message
+
+# Draws samples of requests, in any order: the engine on this device, or whoever has the weights.
+Draw = Callable[[Sequence[Request]], Iterable[Sample]]
 
 
 class Encoder(Protocol):

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from twotemp.errors import UserError, unknown
@@ -41,6 +42,23 @@ def json_text(data: Any, indent: int | None = None, compact: bool = False) -> st
         return json.dumps(data, indent=indent, separators=separators, allow_nan=False)
     except ValueError:  # such numbers are rare, and looking for them takes longer than writing
         return json.dumps(to_json(data), indent=indent, separators=separators, allow_nan=False)
+
+
+def read_yaml(path: Path, kind: str) -> dict[str, Any]:
+    """The keys and values of a YAML file; kind: what an error calls it."""
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text("utf-8"))
+    except FileNotFoundError:
+        beside = sorted(file.name for file in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        hint = f"; there are {', '.join(beside)}" if beside else ""
+        raise UserError(f"no {kind} {path}{hint}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read as YAML ({error}); mend it") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path} must hold `key: value` lines, not {type(data).__name__}")
+    return data
 
 
 def record(cls: type[Record], data: Mapping[str, Any], where: str) -> Record:

@@ -95,7 +95,7 @@ def add_task(task: Task) -> None:
 
 def add_grader(name: str, make: Callable[[], Grader]) -> None:
     """make: called for a new grader; a class will do."""
-    _add("grader", graders._GRADERS, name, make)
+    _add("grader", graders.GRADERS, name, make)
 
 
 def add_policy(policy: Policy, parameters: Sequence[str] = (), formula: str = "", source: str = "") -> None:

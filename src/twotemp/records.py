@@ -5,8 +5,9 @@ Problem -> Request -> (engine) -> Sample -> (grader) -> Grade
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from numbers import Real
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -18,9 +19,11 @@ First = Literal["same", Score]
 Rule = Literal["budget", "threshold", "entropy_bound", "stable"]
 Confidence = Literal["model", "drawn"]
 Fallback = Literal["best", "leftmost"]
+Edit = Literal["never", "overwrite", "remask"]
 Schedule = Literal["even", "dream"]
 Eos = Literal["free", "last", "never"]
 Outcome = Literal["passed", "failed", "timeout", "ungraded"]
+MOST = 2**31 - 1  # of a whole number: sums of a few of them fit into a tensor's integers
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Parameter:
             least = int(self.interval.strip("[)").split(",")[0])
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UserError(f"{name} must be an integer >= {least}, not {value!r}")
+            if value > MOST:
+                raise UserError(f"{name} must be at most {MOST}")
         elif isinstance(value, bool) or not isinstance(value, Real) or not self._holds(float(value)):
             raise UserError(f"{name} must be in {self.interval}, not {value!r}")
 
@@ -77,6 +82,7 @@ class Policy:
     confidence: Annotated[Confidence, "of q itself, or of the tempered and filtered q", _STRUCTURE] = "model"
     fallback: Annotated[Fallback, "who fills up to k where a rule finds fewer", _STRUCTURE] = "best"
     first_score: Annotated[First, "what ranks the positions at the first step", _STRUCTURE] = "same"
+    edit: Annotated[Edit, "what may become of tokens already written in the block", _STRUCTURE] = "never"
     t_token: Annotated[float, "token temperature, 0: greedy", "[0, inf)"] = 0.8
     first_t_token: Annotated[float, "token temperature of a first step with its own score", "[0, inf)"] = 0.8
     t_pos: Annotated[float, "position temperature", "[0, inf]"] = 0.0
@@ -90,26 +96,35 @@ class Policy:
     kl_steps: Annotated[
         int, "for how many steps in a row the prediction must have been stable", "[1, inf)"
     ] = 1
+    edit_threshold: Annotated[float, "tau: when a written token is in doubt", "[0, 1]"] = 0.0
+    edit_share: Annotated[float, "of a block's tokens, at most so many are rewritten in a step", "(0, 1]"] = (
+        1.0
+    )
+    edits: Annotated[int, "how often a position may be rewritten, so that rows end", "[0, inf)"] = 0
     steps: Annotated[int, "> 0: k follows a schedule over this many steps", "[0, inf)"] = 0
     schedule: Annotated[Schedule, "even: so many steps per block; dream: Dream's time grid"] = "even"
+    repel: Annotated[float, "alpha: how far a sample is pushed from those before it", "[0, inf)"] = 0.0
     top_k: Annotated[int, "0: no filter", "[0, inf)"] = 0
     top_p: Annotated[float, "1: no filter", "(0, 1]"] = 1.0
     eos: Annotated[Eos, "as any token, lowest confidence, forbidden"] = "free"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise UserError(f"a policy's name must be a text, not {self.name!r}")
         for name, parameter in PARAMETERS.items():
             parameter.check(name, getattr(self, name))
 
-    @property
+    @cached_property
     def structure(self) -> tuple[str, ...]:
         """What rows must share to be stepped in one batch."""
-        return tuple(getattr(self, name) for name, parameter in PARAMETERS.items() if parameter.structural)
+        shared = (getattr(self, name) for name, parameter in PARAMETERS.items() if parameter.structural)
+        return (*shared, "groups" if self.repel else "rows")
 
     @property
     def left_to_right(self) -> bool:
         """Strictly: every step writes the k leftmost masks, whatever the model says."""
-        order = self.score, self.rule, self.first_score, self.t_pos, self.steps
-        return order == ("position", "budget", "same", 0, 0)
+        order = self.score, self.rule, self.first_score, self.edit, self.t_pos, self.steps
+        return order == ("position", "budget", "same", "never", 0, 0)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON data: T_pos = inf becomes "inf"."""
@@ -168,6 +183,8 @@ class Request:
             raise UserError(f"request {self.id!r}: the prompt is empty; give at least one token")
         if self.length < 0 or (self.block is not None and self.block < 1):
             raise UserError(f"request {self.id!r}: length must be >= 0 and block >= 1")
+        if max(self.length, self.block or 1) > MOST:
+            raise UserError(f"request {self.id!r}: length and block must be at most {MOST}")
         if self.length and self.policy.k > self.length:
             raise UserError(
                 f"request {self.id!r}: k={self.policy.k} tokens per step exceed length={self.length}; lower k"
@@ -177,17 +194,35 @@ class Request:
     def key(self) -> Key:
         return Key(self.id, self.index, self.seed)
 
+    @property
+    def group(self) -> Hashable | None:
+        """Equal for those that differ in their index alone and repel each other; None: repels nobody."""
+        if not self.policy.repel:
+            return None
+        return self.id, self.seed, self.policy, self.prompt, self.length, self.block, self.eos_stop
+
 
 @dataclass(frozen=True)
 class Trace:
     """When and how surely each generated position was committed; aligned with `Sample.positions`.
 
-    Every position is committed once, so three numbers per position are the whole history.
+    Where nothing is edited every position is committed once, and three numbers per position are the whole history.
     """
 
-    steps: tuple[int, ...]  # the step (from 0) at which the position was committed; -1: never (EOS stop)
+    steps: tuple[int, ...]  # the step (from 0) at which the position was last written; -1: never (EOS stop)
     confidence: tuple[float, ...]  # probability of the committed token when it was committed
     entropy: tuple[float, ...]  # entropy (nats) of the model's prediction there and then
+    # What was written and later rewritten, by step: (step, place in `Sample.positions`, token; a remask: the mask).
+    edits: tuple[tuple[int, int, int], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON data: edits only where there are any, as older versions wrote it."""
+        return {name: value for name, value in vars(self).items() if name != "edits" or value}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Trace:
+        edits = tuple(tuple(edit) for edit in data.get("edits", ()))
+        return cls(**{name: tuple(value) for name, value in data.items() if name != "edits"}, edits=edits)
 
 
 @dataclass(frozen=True)
@@ -224,7 +259,7 @@ class Sample:
 
     def to_dict(self) -> dict[str, Any]:
         # Not asdict: it copies every token by itself, which costs more than writing the sample to the disk.
-        trace = None if self.trace is None else vars(self.trace)
+        trace = None if self.trace is None else self.trace.to_dict()
         return {**vars(self), "policy": self.policy.to_dict(), "trace": trace}
 
     @classmethod
@@ -237,7 +272,7 @@ class Sample:
                 "prompt": tuple(data["prompt"]),
                 "positions": tuple(data["positions"]),
                 "tokens": tuple(data["tokens"]),
-                "trace": Trace(**{k: tuple(v) for k, v in trace.items()}) if trace else None,
+                "trace": Trace.from_dict(trace) if trace else None,
             }
         )
 

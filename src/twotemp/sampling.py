@@ -6,14 +6,14 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from operator import index as whole
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from twotemp.asking import finish
 from twotemp.engine import Observer, Steps, StepView, run
 from twotemp.engine.rows import check
 from twotemp.errors import UserError
+from twotemp.groups import parts
 from twotemp.models.base import Denoiser, LanguageModel, Message, language_model
 from twotemp.policies import parse
 from twotemp.records import Policy, Request, Sample
@@ -24,6 +24,17 @@ Prompt = str | Sequence[Message] | Sequence[int]
 MOST, LEAST = 256, 32
 # Requests the engine sees at once. It sorts them by length and holds them all, so there is a limit for huge n.
 CHUNK = 8192
+
+
+class Drawing(TypedDict, total=False):
+    """The keywords of `draw`, which `sample` explains."""
+
+    stop: Sequence[str]
+    batch_size: int | None
+    cache: str | None
+    columns: int | None
+    on_step: Callable[[StepView], None] | None
+    observer: Observer | None
 
 
 def sample(
@@ -73,19 +84,20 @@ def sample(
     >>> samples[3].text == twotemp.sample(model, "3 7 12 -> 33", "tct:t_pos=0.2", n=8, length=16)[3].text
     True
     """
-    templates = templates_of(
-        model, prompts, policy, length, block, seed, ids=ids, chat=chat, eos_stop=eos_stop, trace=trace
+    requests = requests_for(
+        model, prompts, policy, n, length, block, seed, ids=ids, chat=chat, eos_stop=eos_stop, trace=trace
     )
-    found = draw(
+    return _collected(
         model,
-        _repeated(templates, whole_number("n", n, least=1)),
-        stop=_strings(stop),
+        requests,
+        on_sample,
+        stop=stop,
         batch_size=batch_size,
         cache=cache,
         columns=columns,
-        observer=_watching(on_step, observer),
+        on_step=on_step,
+        observer=observer,
     )
-    return _in_order(model, found, templates, on_sample)
 
 
 def stream(
@@ -99,34 +111,23 @@ def stream(
     *,
     ids: Sequence[str] | None = None,
     chat: bool | None = None,
-    stop: Sequence[str] = (),
     eos_stop: bool = False,
     trace: bool = False,
-    batch_size: int | None = None,
-    cache: str | None = None,
-    columns: int | None = None,
-    on_step: Callable[[StepView], None] | None = None,
-    observer: Observer | None = None,
+    **drawing: Unpack[Drawing],
 ) -> Iterator[Sample]:
     """As `sample`, but yields each sample as soon as it is finished; n may be as large as you like.
+
+    stop, batch_size, cache, columns, on_step and observer are keywords here, too.
 
     >>> import twotemp
     >>> endless = twotemp.stream(twotemp.load("tiny"), "3 7 12 -> 33", "lc", n=10**8, length=8, batch_size=2)
     >>> next(endless).index in (0, 1)
     True
     """
-    templates = templates_of(
-        model, prompts, policy, length, block, seed, ids=ids, chat=chat, eos_stop=eos_stop, trace=trace
+    requests = requests_for(
+        model, prompts, policy, n, length, block, seed, ids=ids, chat=chat, eos_stop=eos_stop, trace=trace
     )
-    return draw(
-        model,
-        _repeated(templates, whole_number("n", n, least=1)),
-        stop=_strings(stop),
-        batch_size=batch_size,
-        cache=cache,
-        columns=columns,
-        observer=_watching(on_step, observer),
-    )
+    return draw(model, requests, **drawing)
 
 
 def infill(
@@ -139,14 +140,12 @@ def infill(
     *,
     ids: Sequence[str] | None = None,
     trace: bool = False,
-    batch_size: int | None = None,
-    cache: str | None = None,
-    columns: int | None = None,
     on_sample: Callable[[Sample], None] | None = None,
-    on_step: Callable[[StepView], None] | None = None,
-    observer: Observer | None = None,
+    **drawing: Unpack[Drawing],
 ) -> Samples:
     """Fill the mask tokens inside given texts (the model's own mask token, or its id) n times each.
+
+    batch_size, cache, columns, on_step and observer are keywords here, too: see `sample`.
 
     >>> import twotemp
     >>> model = twotemp.load("tiny")
@@ -155,17 +154,8 @@ def infill(
     >>> filled[0].text.startswith("3 7 12 -> 33")
     True
     """
-    templates = templates_of(model, texts, policy, 0, block, seed, ids=ids, chat=False, trace=trace)
-    requests = _repeated(templates, whole_number("n", n, least=1))
-    found = draw(
-        model,
-        requests,
-        batch_size=batch_size,
-        cache=cache,
-        columns=columns,
-        observer=_watching(on_step, observer),
-    )
-    return _in_order(model, found, templates, on_sample)
+    requests = requests_for(model, texts, policy, n, 0, block, seed, ids=ids, chat=False, trace=trace)
+    return _collected(model, requests, on_sample, **drawing)
 
 
 def requests_for(
@@ -177,15 +167,33 @@ def requests_for(
     block: int | None = None,
     seed: int = 0,
     *,
+    ids: Sequence[str] | None = None,
     chat: bool | None = None,
     eos_stop: bool = False,
     trace: bool = False,
-) -> list[Request]:
-    """What `sample` would draw (with length=0 `infill`), in the order of its samples: for whoever draws otherwise."""
-    templates = templates_of(
-        model, prompts, policy, length, block, seed, ids=None, chat=chat, eos_stop=eos_stop, trace=trace
-    )
-    return list(_repeated(templates, whole_number("n", n, least=1)))
+) -> Iterator[Request]:
+    """What `sample` draws (with length=0 `infill`), in the order of its samples. All prompts are checked at once."""
+    text = language_model(model)
+    rows = [row_of(text, prompt, chat) for prompt in listed(prompts)]
+    names = names_of(rows) if ids is None else _given(ids, len(rows))
+    chosen = as_policy(policy)
+    firsts = [
+        Request(
+            id=name,
+            prompt=row,
+            policy=chosen,
+            length=_room(text, row) if length is None else whole_number("length", length),
+            block=None if block is None else whole_number("block", block, least=1),
+            seed=whole_number("seed", seed, least=None),
+            eos_stop=eos_stop,
+            trace=trace,
+        )
+        for name, row in zip(names, rows)
+    ]
+    for first in firsts:
+        check(first, model)
+    times = range(whole_number("n", n, least=1))
+    return (replace(first, index=index) for first in firsts for index in times)
 
 
 def draw(
@@ -196,77 +204,39 @@ def draw(
     batch_size: int | None = None,
     cache: str | None = None,
     columns: int | None = None,
+    on_step: Callable[[StepView], None] | None = None,
     observer: Observer | None = None,
 ) -> Iterator[Sample]:
     """Samples with their text, as rows finish. The one place where requests meet the engine."""
-    text, rest = language_model(model), iter(requests)
-    while some := list(islice(rest, CHUNK)):
-        found = run(model, some, batch_size=batch_size, cache=cache, columns=columns, observer=observer)
-        yield from (finish(text, one, stop) for one in found)
+    text, strings = language_model(model), _strings(stop)
+    if on_step is not None:
+        if observer is not None:
+            raise UserError(
+                "give on_step or an observer, not both: an observer's `step` is called with the same view"
+            )
+        observer = Steps(on_step)
+    batch_size = None if batch_size is None else whole_number("batch_size", batch_size, least=1)
+    columns = None if columns is None else whole_number("columns", columns, least=1)
+    return (
+        finish(text, one, strings)
+        for some in parts(requests, CHUNK)
+        for one in run(model, some, batch_size=batch_size, cache=cache, columns=columns, observer=observer)
+    )
 
 
-def _watching(on_step: Callable[[StepView], None] | None, observer: Observer | None) -> Observer | None:
-    if on_step is None:
-        return observer
-    if observer is not None:
-        raise UserError(
-            "give on_step or an observer, not both: an observer's `step` is called with the same view"
-        )
-    return Steps(on_step)
-
-
-def templates_of(
+def _collected(
     model: Denoiser,
-    prompts: Prompt | Sequence[Prompt],
-    policy: Policy | str,
-    length: int | None,
-    block: int | None,
-    seed: int,
-    *,
-    ids: Sequence[str] | None,
-    chat: bool | None,
-    trace: bool,
-    eos_stop: bool = False,
-) -> list[Request]:
-    """The first request of each prompt, checked; the others differ in their index alone."""
-    text = language_model(model)
-    rows = [row_of(text, prompt, chat) for prompt in listed(prompts)]
-    names = names_of(rows) if ids is None else _given(ids, len(rows))
-    chosen = as_policy(policy)
-    made = []
-    for name, row in zip(names, rows):
-        request = Request(
-            id=name,
-            prompt=row,
-            policy=chosen,
-            length=_room(text, row) if length is None else whole_number("length", length),
-            block=None if block is None else whole_number("block", block, least=1),
-            seed=whole_number("seed", seed, least=None),
-            eos_stop=eos_stop,
-            trace=trace,
-        )
-        check(request, model)
-        made.append(request)
-    return made
-
-
-def _repeated(templates: Iterable[Request], n: int) -> Iterator[Request]:
-    return (replace(template, index=index) for template in templates for index in range(n))
-
-
-def _in_order(
-    model: Denoiser,
-    found: Iterable[Sample],
-    templates: Sequence[Request],
+    requests: Iterable[Request],
     on_sample: Callable[[Sample], None] | None,
+    **drawing: Unpack[Drawing],
 ) -> Samples:
-    place = {template.id: number for number, template in enumerate(templates)}
-    drawn = []
-    for one in found:
-        drawn.append(one)
+    """All samples, in the order of their requests."""
+    wanted, found = list(requests), {}
+    for one in draw(model, wanted, **drawing):
+        found[one.key] = one
         if on_sample is not None:
             on_sample(one)
-    return Samples(sorted(drawn, key=lambda s: (place[s.request], s.index)), tokenizer=model.tokenizer)
+    return Samples((found[request.key] for request in wanted), tokenizer=model.tokenizer)
 
 
 # What a caller may write.
@@ -342,7 +312,7 @@ def _given(ids: Sequence[str], count: int) -> list[str]:
 
 
 def _strings(stop: Sequence[str]) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    strings = (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else tuple(stop)
     if not all(isinstance(string, str) and string for string in strings):
         raise UserError(f"stop must be a list of strings, none of them empty, not {stop!r}")
     return strings

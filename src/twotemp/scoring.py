@@ -43,6 +43,7 @@ def score(
     estimator: "stratified" and "elbo" (a lower bound, the mean over all orders; `draws` passes each), "ar" (left to
     right, one pass per token), "d1" (all at once; biased), "trajectory" (the order of a sample's own trace).
     draws: of the random estimators, at least 2; an even number for "stratified".
+
     A text is scored as it stands: to score its end, too, append the end-of-text id to its token ids.
 
     >>> import twotemp

@@ -34,6 +34,7 @@ class Ballot:
     spelled: tuple[str, ...]  # the answer behind each number, as it was first written
     reward: Floats  # empty where no reward model was asked
     confidence: Floats  # mean over the tokens written; empty where it was not asked for
+    likelihood: Floats  # pseudo-log-likelihood; empty where it was not asked for
 
 
 @dataclass(frozen=True, eq=False)

@@ -97,16 +97,12 @@ def selection_findings(found: Sequence[Choice]) -> Iterator[str]:
             if not (pairs := pairs_of(here, FIRST, second)):
                 continue
             budgets = largest_budgets(pairs)
-            for selector in selectors:
+            # A task on which one of the two cannot afford a sample says nothing.
+            spent = [(p, nfe) for p, nfe in zip(pairs, budgets) if nfe >= max(one.cost() for one in p)]
+            for selector in selectors if spent else ():
                 where = f"choosing by {selector} for equal NFE ({np.mean(budgets):.0f} per question){suffix}"
-                values = [
-                    (best_for(a, selector, budget), best_for(b, selector, budget))
-                    for (a, b), budget in zip(pairs, budgets)
-                    if budget >= max(a.cost(), b.cost())
-                ]
-                kept = [p for p, budget in zip(pairs, budgets) if budget >= max(one.cost() for one in p)]
-                if kept:
-                    yield conclude(kept, where, values, here).sentence
+                values = [(best_for(a, selector, nfe), best_for(b, selector, nfe)) for (a, b), nfe in spent]
+                yield conclude([pair for pair, _ in spent], where, values, here).sentence
             yield _entropies(pairs)
 
 
@@ -122,10 +118,8 @@ def _entropies(pairs: Sequence[Pair]) -> str:
     verdict = "is higher than" if low > 0 else "is lower than" if high < 0 else "is not different from"
     span = f"95 % interval {signed(low, 2)} to {signed(high, 2)}"
     if np.isnan(low):
-        verdict, span = (
-            "compared with",
-            f"{int(estimate.questions[0])} questions: too few for an interval",
-        )
+        verdict = "compared with"
+        span = f"{int(estimate.questions[0])} questions: too few for an interval"
     return (
         f"The entropy of {first}'s answers to a question ({k} samples) {verdict} that of {second}: "
         f"{signed(mean, 2)} nats ({span}; {apart})."

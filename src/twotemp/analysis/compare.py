@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from twotemp import metrics
-from twotemp.analysis.cells import Cost, Graded, shared, unique
+from twotemp.analysis.cells import Graded, shared, unique
 from twotemp.analysis.names import label, model_name, signed, task_name
 from twotemp.metrics import Estimate
 from twotemp.metrics.passk import Floats
@@ -150,17 +150,15 @@ def _equal_cost(pairs: Sequence[Pair]) -> tuple[str, list[Values]]:
     return f"for equal NFE ({np.mean(budgets):.0f} per question)", _at_budgets(pairs, budgets)
 
 
-def largest_budgets(pairs: Sequence[Pair], cost: Cost = "nfe") -> list[float]:
-    """On each task the largest budget that both can spend."""
-    return [min(one.cost(cost) * one.samples for one in pair) for pair in pairs]
+def largest_budgets(pairs: Sequence[Pair]) -> list[float]:
+    """On each task the largest budget (NFE) that both can spend."""
+    return [min(one.cost() * one.samples for one in pair) for pair in pairs]
 
 
 def _at_budgets(pairs: Sequence[Pair], budgets: Sequence[float]) -> list[Values]:
     """Each side has as many samples as the budget buys."""
-    return [
-        (
-            metrics.at_budget(a.passes, a.cost(), [budget])[:, 0],
-            metrics.at_budget(b.passes, b.cost(), [budget])[:, 0],
-        )
-        for (a, b), budget in zip(pairs, budgets)
-    ]
+
+    def at(one: Graded, budget: float) -> Floats:
+        return metrics.at_budget(one.passes, one.cost(), [budget])[:, 0]
+
+    return [(at(a, budget), at(b, budget)) for (a, b), budget in zip(pairs, budgets)]

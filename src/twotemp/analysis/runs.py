@@ -49,7 +49,7 @@ def survey(runs: Sequence[Path | str], grader: str | None = None) -> Survey:
         store = Store.open(run)
         damaged = store.damage()
         gaps += damaged.values()
-        for cell in _whole(store, damaged):
+        for cell in store.cells(without=damaged):
             judge = grader_of(cell, grader)
             if judge is None:
                 gaps.append(f"{cell.path} has no grades: `twotemp regrade {run}`")
@@ -76,13 +76,6 @@ def survey(runs: Sequence[Path | str], grader: str | None = None) -> Survey:
             "or `twotemp regrade` if it has samples" + "".join(f". {gap}" for gap in gaps)
         )
     return Survey(_ordered(cells), gaps + list(_incomplete(cells)))
-
-
-def _whole(store: Store, damaged: Mapping[str, str]) -> Iterator[Cell]:
-    """Cells that can be read: one that cannot must not keep the others from being reported."""
-    for path in sorted(store.path.glob("*/cell.json")):
-        if path.parent.name not in damaged and not path.parent.name.startswith("."):
-            yield store[path.parent.name]
 
 
 def _incomplete(cells: Sequence[Graded]) -> Iterator[str]:
@@ -175,7 +168,7 @@ def problems_of(
                 f"{cell.path} was drawn from {file}, which is not there any more; say where it is: "
                 f"--data {config.task}=FILE"
             )
-    local = config.task in tasks.SOURCES or imported(config.task, cell.path) is not None
+    local = config.task not in tasks.BENCHMARKS or imported(config.task, cell.path) is not None
     if file is None and not hub and not local:
         raise UserError(f"the questions of {config.task} are not at hand: --data {config.task}=FILE")
     found = task_of(cell).problems(

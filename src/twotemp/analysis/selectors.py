@@ -25,7 +25,7 @@ class Selector:
     """`election` decides among all samples of a question; `best` is its success over subsets of size k."""
 
     title: str
-    needs: Literal["nothing", "rewards", "traces"]
+    needs: Literal["nothing", "rewards", "traces", "likelihoods"]
     election: Callable[[Ballot], Election]
     best: Callable[[Ballot, Sequence[int]], Floats]
 
@@ -63,6 +63,12 @@ SELECTORS: dict[str, Selector] = {
     ),
     "weighted": weighted("ORM-weighted vote", "rewards", lambda b: probability(b.reward)),
     "confidence": weighted("Confidence-weighted vote", "traces", lambda b: b.confidence),
+    "pll": Selector(
+        "Pseudo-log-likelihood",
+        "likelihoods",
+        lambda b: (np.arange(len(b.passed)), b.likelihood),
+        lambda b, ks: metrics.best_by_score(b.passed, b.likelihood, ks),
+    ),
     "oracle": Selector(
         "Oracle (pass@k)",
         "nothing",
@@ -136,6 +142,7 @@ def _usable(cell: Graded, name: str) -> Selector:
         "nothing": bool(cell.ballots),
         "rewards": cell.reward_model is not None,
         "traces": bool(cell.ballots) and len(cell.ballots[0].confidence) > 0,
+        "likelihoods": bool(cell.ballots) and len(cell.ballots[0].likelihood) > 0,
     }
     if not there[selector.needs]:
         needs = "answers" if selector.needs == "nothing" else selector.needs

@@ -48,7 +48,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             }
             function(**given, **built)
         except KeyboardInterrupt:
-            typer.secho(_stopped(given.get("out")), fg="yellow", err=True)
+            out = given.get("out")
+            kept = f"; what was finished is kept in {out}, and the same command continues" if out else ""
+            typer.secho(f"stopped{kept}", fg="yellow", err=True)
             raise typer.Exit(STOPPED) from None
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -62,7 +64,11 @@ def _options(group: type) -> list[Parameter]:
     parameters = []
     for field in fields(group):
         kind = get_type_hints(group, include_extras=True)[field.name]
-        option = copy(kind.__metadata__[0])
+        said = kind.__metadata__[0]
+        if isinstance(said, str):  # settings of a room that knows nothing of the command line
+            flag = [f"--{field.name.replace('_', '-')}"] if kind.__origin__ is bool else []
+            said = typer.Option(*flag, help=said)
+        option = copy(said)
         option.rich_help_panel = title
         default = Parameter.empty if field.default is MISSING else field.default
         parameters.append(
@@ -74,9 +80,3 @@ def _options(group: type) -> list[Parameter]:
             )
         )
     return parameters
-
-
-def _stopped(out: object) -> str:
-    return (
-        f"stopped; what was finished is kept in {out}, and the same command continues" if out else "stopped"
-    )

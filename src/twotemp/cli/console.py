@@ -38,8 +38,8 @@ def show_log(level: int = logging.INFO) -> None:
 
 
 def say(text: str) -> None:
-    """A line for people."""
-    people.print(text, highlight=False, soft_wrap=True)
+    """A line for people, as it is: brackets in the name of a folder are no markup."""
+    people.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def say_cache(model: Denoiser | None, cache: str | None) -> None:
@@ -56,9 +56,8 @@ class Bar:
     def __init__(self, progress: Progress, title: str) -> None:
         self._progress, self._title = progress, title
         self._task = progress.add_task(title, total=None, note="")
-        self._start: tuple[float, int] | None = (
-            None  # the first call's time and count: what was done before it
-        )
+        # The first call's time and count: what was done before it.
+        self._start: tuple[float, int] | None = None
         self._said = monotonic()
 
     def update(self, done: int, total: int | None = None, note: str = "") -> None:

@@ -11,7 +11,7 @@ from twotemp.cli.workers import WorkerOptions
 
 # Questions of each task: counts, not a time limit, so that everybody gets the same numbers. They are what fits into
 # about four minutes on two cores. Of each kind of task the level at which 64 samples neither solve all nor none.
-TASKS = {"countdown-3": 30, "words-3": 10, "programs-2": 20}
+TASKS = {"countdown-4": 30, "words-2": 10, "programs-1": 20}
 POLICIES = ("ar", "lc", "random", "tlc", "ct", "tct")
 SAMPLES = 64
 

@@ -64,19 +64,22 @@ def _model(source: str) -> Iterator[Check]:
     from twotemp.models.load import usable_device, usable_dtype
     from twotemp.models.survey import survey
 
+    known = catalogue.find(source)
     try:
         found = survey(source)
     except UserError as error:
         yield "model", "broken", str(error)
+        if known is not None:
+            family, mask_id, shift, attention = known.kind
+            yield "published", "ok", f"{family}, mask id {mask_id}, shifted: {shift}, {attention}"
+            yield "compared", "ok", f"with what was published: {known.checked}"
         return
     millions = found.parameters / 1e6
     size = f"{millions / 1000:.2f} billion" if millions >= 1000 else f"{millions:.2f} million"
     yield "model", "ok", f"{found.family}, {size} parameters"
     yield "tokens", "ok" if found.complete else "missing", found.about
-    known = catalogue.find(source)
     if known is not None:
-        seen = f"; own files seen: {known.files}" if known.files else ""
-        yield "compared", "ok", f"with the family's published code: {catalogue.CHECKED[known.family]}{seen}"
+        yield "compared", "ok", f"with what was published: {known.checked}"
     if found.missing:
         yield (
             "download",

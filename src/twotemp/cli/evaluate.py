@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,13 +19,15 @@ from twotemp.cli.options import (
     Json,
     LoadingOptions,
     Model,
+    Out,
     Profile,
+    Questions,
     TaskOptions,
     Traced,
     task_files,
 )
 from twotemp.cli.report import show_table, summary, write_report
-from twotemp.cli.workers import WorkerOptions
+from twotemp.cli.workers import DrawingOptions, Job, WorkerOptions
 from twotemp.errors import UserError
 from twotemp.plain import json_text
 
@@ -34,21 +37,20 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    out: Annotated[Path, typer.Option(help="The run's folder; one that exists is continued.")],
+    out: Out,
     asked: TaskOptions,
     loading: LoadingOptions,
     decoding: DecodingOptions,
-    working: WorkerOptions,
+    working: DrawingOptions,
     model: Model = "tiny",
     policies: Annotated[
         list[str],
         typer.Option(
-            help="Specs, separated by commas: a comma before name=value belongs to the spec before it; "
-            "@tuned.yaml takes those of a file."
+            help="Separated by commas: ar,tct:t_pos=0.1,threshold=0.6,@tuned.yaml (those of a file)."
         ),
     ] = ["ar,lc,random,tlc,ct,tct"],  # noqa: B006
     n: Annotated[int, typer.Option("-n", min=1, help="Samples per question.")] = 64,
-    questions: Annotated[int | None, typer.Option(min=1, help="Only the first so many of each task.")] = None,
+    questions: Questions = None,
     cache: Cache = None,
     trace: Traced = False,
     shard: Annotated[
@@ -70,30 +72,11 @@ def evaluate(
     """
     from twotemp.analysis import read
     from twotemp.cli.console import say
-    from twotemp.evaluation import Plan
 
-    plan = Plan(
-        tasks=asked.choices(),
-        policies=split_policies(",".join(policies)),
-        n=n,
-        questions=questions,
-        length=decoding.length,
-        block=decoding.block,
-        seed=decoding.seed,
-        cache=cache,
-        trace=trace,
-        chat=asked.chat,
-    )
-    run_plan(
-        plan,
-        out,
-        model,
-        loading,
-        working,
-        shard=_shard(shard),
-        batch_size=decoding.batch_size,
-        profile=profile,
-    )
+    chosen = split_policies(",".join(policies))
+    plan = asked.plan(decoding, chosen, n=n, questions=questions, cache=cache, trace=trace)
+    part, rows = _shard(shard), decoding.batch_size
+    run_plan(plan, out, model, loading, working, shard=part, batch_size=rows, profile=profile)
     series = read([out])
     if as_json:
         for one in series:
@@ -145,11 +128,8 @@ def grade(
         raise UserError(f"there is no file {generations}; give a JSONL file with `id` and `generation`")
     chosen = tasks.get(task)
     problems = chosen.problems(data=data, allow_altered=altered).problems
-    judge = graders.get(grader or chosen.grader)
-    try:
+    with closing(graders.get(grader or chosen.grader)) as judge:
         counts = grade_file(problems, generations, out, judge)
-    finally:
-        judge.close()
     judged = sum(counts.values()) - counts["ungraded"]
     if not judged:
         raise UserError(f"{generations} has no row that could be graded ({counts['ungraded']} ungraded)")
@@ -164,7 +144,7 @@ def run(
     experiment: Annotated[Path, typer.Argument(help="A file such as experiments/tlc.yaml.")],
     asked: TaskOptions,
     loading: LoadingOptions,
-    working: WorkerOptions,
+    working: DrawingOptions,
     out: Annotated[Path | None, typer.Option(help="Where to (default: runs/NAME).")] = None,
     model: Annotated[
         list[str] | None, typer.Option(help="Instead of the file's models; may be repeated.")
@@ -184,8 +164,8 @@ def run(
     from twotemp.report.style import model_name
 
     chosen = experiments.read(experiment)
-    plan = experiments.smaller(chosen, n, questions).plan(asked.choices(chosen.tasks))
-    plan = replace(plan, chat=asked.chat)
+    chosen = replace(chosen, n=n or chosen.n, questions=questions or chosen.questions)
+    plan = replace(chosen.plan(asked.choices(chosen.tasks)), chat=asked.chat)
     folder = out or Path("runs") / experiment.stem
     runs = []
     for one in model or chosen.models:
@@ -211,10 +191,11 @@ def run_plan(
 
     show_log()
     with (
-        Evaluation(replace(plan, compile=loading.compiled), out, shard=shard) as evaluation,
-        working.drawer(
-            model, loading, evaluation.samples, batch_size=batch_size, cache=plan.cache, profile=profile
-        ) as (drawer, ledger),
+        Evaluation(replace(plan, compile=loading.compile), out, shard=shard) as evaluation,
+        working.drawer(Job(model, loading, evaluation.samples, batch_size, plan.cache, profile=profile)) as (
+            drawer,
+            ledger,
+        ),
         progress(drawer.name) as bar,
     ):
 

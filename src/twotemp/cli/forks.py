@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twotemp.cli.options import DecodingOptions, Json, LoadingOptions, Model, TaskOptions
+from twotemp.cli.options import DecodingOptions, Json, LoadingOptions, Model, Out, TaskOptions
+from twotemp.cli.workers import Job, WorkerOptions
 from twotemp.plain import json_text
 
 if TYPE_CHECKING:
-    from twotemp.evaluation import Evaluation, Plan, TaskChoice
+    from twotemp.evaluation import Drawer, Evaluation, Plan, TaskChoice
     from twotemp.forks.probe import Settings, Study
     from twotemp.models.base import LanguageModel
     from twotemp.store import Store
 
 
 def forks(
-    out: Annotated[Path, typer.Option(help="The run's folder; one that exists is continued.")],
+    out: Out,
     asked: TaskOptions,
     loading: LoadingOptions,
     decoding: DecodingOptions,
+    working: WorkerOptions,
     model: Model = "tiny",
     questions: Annotated[
         int, typer.Option(min=1, help="Prompts completed per task, chosen at random (by --seed).")
@@ -50,27 +51,21 @@ def forks(
     from rich.markdown import Markdown
 
     from twotemp.cli.console import output, say, show_log
-    from twotemp.evaluation import Evaluation, Plan
-    from twotemp.forks.probe import Settings
+    from twotemp.evaluation import Evaluation, InProcess
+    from twotemp.forks.probe import CHUNK, Settings
     from twotemp.report import forks as report
 
     show_log()
     settings = Settings(quantile, alternatives, t_token, decoding.block, decoding.seed)
-    plan = Plan(
-        tasks=tuple(replace(choice, shuffled=decoding.seed) for choice in asked.choices()),
-        policies=(settings.completion,),
-        n=n,
-        questions=questions,
-        length=decoding.length,
-        block=decoding.block,
-        seed=decoding.seed,
-        trace=True,
-        chat=asked.chat,
-    )
+    plan = asked.plan(decoding, [settings.completion], n=n, questions=questions, trace=True)
+    plan = replace(plan, tasks=tuple(replace(task, shuffled=decoding.seed) for task in plan.tasks))
     with Evaluation(plan, out) as evaluation:
-        loaded = loading.load(model)
-        store = _complete(evaluation, loaded, decoding.batch_size)
-    studies = [_study(store, choice, plan, loaded, settings, decoding.batch_size) for choice in plan.tasks]
+        job = Job(model, loading, evaluation.samples, decoding.batch_size, unit=CHUNK)
+        with working.drawer(job) as (drawer, _):
+            # Workers draw; what the model predicts at a fork is looked up here.
+            loaded = drawer.model if isinstance(drawer, InProcess) else loading.load(model)
+            store = _complete(evaluation, drawer)
+            studies = [_study(store, choice, plan, loaded, drawer, settings) for choice in plan.tasks]
     facts = (
         f"{loaded.name}: {questions} prompts per task, {n} left-to-right completion{'s' * (n > 1)} each at T_token = "
         f"{t_token:g}; forks are the positions above the {100 * quantile:g} % quantile of predictive entropy; "
@@ -90,13 +85,11 @@ def forks(
     say(f"report: {folder / 'forks.md'}")
 
 
-def _complete(evaluation: Evaluation, model: LanguageModel, batch_size: int | None) -> Store:
+def _complete(evaluation: Evaluation, drawer: Drawer) -> Store:
     from twotemp.cli.console import progress
 
     with progress("completing prompts") as bar:
-        return evaluation.run(
-            model, batch_size=batch_size, watch=lambda state: bar.update(state.samples, state.all_samples)
-        )
+        return evaluation.run_with(drawer, watch=lambda state: bar.update(state.samples, state.all_samples))
 
 
 def _study(
@@ -104,13 +97,14 @@ def _study(
     choice: TaskChoice,
     plan: Plan,
     model: LanguageModel,
+    drawer: Drawer,
     settings: Settings,
-    batch_size: int | None,
 ) -> Study:
     from twotemp import graders
     from twotemp import tasks as known
     from twotemp.cli.console import progress
-    from twotemp.forks.probe import study
+    from twotemp.evaluation import plain
+    from twotemp.forks.probe import CHUNK, study
 
     task = known.get(choice.name)
     problems = {problem.id: problem for problem in choice.problems().problems[: plan.questions]}
@@ -129,7 +123,8 @@ def _study(
                 judge,
                 settings,
                 store.path / "forks" / choice.name,
-                batch_size=batch_size,
+                draw=plain(drawer),
+                together=CHUNK * drawer.workers,
                 watch=bar.update,
             )
     finally:

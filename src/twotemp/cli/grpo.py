@@ -5,25 +5,40 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twotemp.cli.options import Block, Model, Seed
+from twotemp.cli.command import STOPPED
+from twotemp.cli.options import LoadingOptions, Model, Seed
+from twotemp.cli.workers import Job, WorkerOptions
+from twotemp.rl.settings import GrpoSettings, LearningSettings, RolloutSettings
 
 if TYPE_CHECKING:
+    from twotemp.asking import Draw
     from twotemp.records import Problem
     from twotemp.rl.evaluation import Checkup
     from twotemp.rl.telemetry import StepRecord
 
 MODEL = "model"  # the trained model, in the run's folder
+UNIT = 64  # samples of an evaluation that a worker draws together; there are some hundreds
+
+
+@dataclass(frozen=True)
+class CheckingOptions(WorkerOptions):
+    """Who draws the evaluations (rollouts are drawn where the training is)."""
 
 
 def grpo(
     out: Annotated[Path, typer.Option(help="The run's folder; an unfinished run there is continued.")],
     budget: Annotated[str, typer.Option(help="When to stop: 10m, 2h, 500steps, 1000000nfe, or 2h,500steps.")],
+    rollouts: RolloutSettings,
+    learning: LearningSettings,
+    checking: CheckingOptions,
     task: Annotated[
         str, typer.Option("--task", "--tasks", help="Which problems to learn from.")
     ] = "countdown-3",
@@ -40,37 +55,8 @@ def grpo(
     held_out: Annotated[
         int, typer.Option(min=0, help="Problems of the greedy evaluation, at most; 0 for none.")
     ] = 200,
-    groups: Annotated[int, typer.Option(help="Problems per step, over all workers.")] = 16,
-    size: Annotated[int, typer.Option(help="Samples per problem.")] = 8,
     length: Annotated[int | None, typer.Option(help="Tokens of an answer (default: the task's).")] = None,
-    block: Block = None,
-    batch_size: Annotated[int, typer.Option(help="Rows decoded together on a worker.")] = 128,
-    likelihood: Annotated[
-        str, typer.Option(help="d1, trajectory, deferral, fork, ar or elbo.")
-    ] = "trajectory",
-    draws: Annotated[int, typer.Option(help="Masks per row, for d1 and elbo.")] = 1,
-    iterations: Annotated[int, typer.Option(help="Updates on the same rollouts (mu).")] = 1,
-    micro_batch: Annotated[int, typer.Option(help="Partly masked rows in one training pass.")] = 1024,
-    epsilon: Annotated[float, typer.Option(help="Clip of the probability ratio.")] = 0.5,
-    beta: Annotated[float, typer.Option(help="Weight of the KL to the untrained model.")] = 0.0,
-    scale_advantage: Annotated[
-        bool, typer.Option("--scale-advantage", help="Divide advantages by the group's std.")
-    ] = False,
-    format_weight: Annotated[float, typer.Option(help="Reward for any answer the grader can find.")] = 0.0,
-    learning_rate: Annotated[float, typer.Option(help="Of AdamW; constant.")] = 5e-4,
-    max_grad_norm: Annotated[float, typer.Option(help="Clip of the gradient's norm.")] = 1.0,
-    lora_rank: Annotated[int, typer.Option(help="0 trains all weights.")] = 32,
-    lora_alpha: Annotated[int, typer.Option(help="Scale of the adapters times their rank.")] = 64,
-    tokens_per_forward: Annotated[
-        float | None, typer.Option(help="Hold this speed by moving lambda (ct, tct).")
-    ] = None,
-    bf16: Annotated[bool, typer.Option("--bf16", help="Training passes in bfloat16.")] = False,
-    gradient_checkpointing: Annotated[
-        bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
-    ] = False,
-    fsdp: Annotated[bool, typer.Option("--fsdp", help="Shard the weights over workers (FSDP2).")] = False,
     seed: Seed = 0,
-    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 20,
     device: Annotated[str | None, typer.Option(help="cpu; unset: what accelerate finds.")] = None,
     mask_id: Annotated[
         int | None, typer.Option(help="Mask token id, if the checkpoint does not say.")
@@ -97,74 +83,64 @@ def grpo(
         import twotemp
         from twotemp import graders, tasks
         from twotemp.cli.console import progress, say
+        from twotemp.evaluation import plain
         from twotemp.folders import replacing
+        from twotemp.folders.files import TEMPORARY
         from twotemp.policies import parse
         from twotemp.rl import evaluation
         from twotemp.rl.checkpoint import export
         from twotemp.rl.parallel import accelerator
         from twotemp.rl.rollouts import Dataset
-        from twotemp.rl.settings import GrpoSettings
         from twotemp.rl.trainer import train
 
         chosen = tasks.get(task)
         settings = GrpoSettings(
             parse(policy),
             length=chosen.length if length is None else length,
-            block=block,
-            groups=groups,
-            size=size,
-            batch_size=batch_size,
-            likelihood=likelihood,
-            draws=draws,
-            iterations=iterations,
-            micro_batch=micro_batch,
-            epsilon=epsilon,
-            beta=beta,
-            scale_advantage=scale_advantage,
-            format_weight=format_weight,
-            learning_rate=learning_rate,
-            max_grad_norm=max_grad_norm,
-            lora_rank=lora_rank,
-            lora_alpha=lora_alpha,
-            bf16=bf16,
-            gradient_checkpointing=gradient_checkpointing,
-            fsdp=fsdp,
-            tokens_per_forward=tokens_per_forward,
             seed=seed,
-            save_every=save_every,
+            **vars(rollouts),
+            **vars(learning),
         )
         questions: tuple[Problem, ...] = ()
         if held_out:
             # A file that the user names need not be the published one.
-            questions = chosen.problems(data=eval_data, allow_altered=eval_data is not None).problems[
-                :held_out
-            ]
-        workers = accelerator(bf16=bf16, cpu=device == "cpu")
+            every = chosen.problems(data=eval_data, allow_altered=eval_data is not None)
+            questions = every.problems[:held_out]
+        workers = accelerator(bf16=learning.bf16, cpu=device == "cpu")
+
+        if workers.num_processes > 1 and checking.chosen:
+            raise UserError("torchrun's processes share the evaluations out: leave --workers and --ray out")
 
         def load(where: Any) -> Any:
             return twotemp.load(model, mask_id=mask_id, device=where)
 
-        grader = graders.get(chosen.grader)
-        try:
-            with progress(f"grpo {task}, % of the budget") as bar:
+        @contextmanager
+        def elsewhere() -> Iterator[Draw]:
+            """Workers, with the weights of the last checkpoint."""
+            with TemporaryDirectory(prefix=TEMPORARY, dir=out) as folder:
+                saved = export(load("cpu"), out, Path(folder) / MODEL)
+                job = Job(str(saved), LoadingOptions(device=device), 0, rollouts.batch_size, unit=UNIT)
+                with checking.drawer(job) as (drawer, _):
+                    yield plain(drawer)
 
-                def advance(r: StepRecord, used: float) -> None:
-                    note = f"step {r.step}: reward {r.reward:.2f} ± {r.reward_std:.2f}, {r.nfe:.1f} NFE"
-                    if workers.is_main_process:
-                        bar.update(min(100, round(100 * used)), 100, note)
+        with closing(graders.get(chosen.grader)) as grader, progress(f"grpo {task}, % of the budget") as bar:
 
-                state = train(
-                    load(workers.device),
-                    Dataset(chosen, grader, data, questions),
-                    settings,
-                    limit,
-                    out,
-                    accelerator=workers,
-                    on_step=advance,
-                    stop=asked_to_stop,
-                )
-        finally:
-            grader.close()
+            def advance(r: StepRecord, used: float) -> None:
+                note = f"step {r.step}: reward {r.reward:.2f} ± {r.reward_std:.2f}, {r.nfe:.1f} NFE"
+                if workers.is_main_process:
+                    bar.update(min(100, round(100 * used)), 100, note)
+
+            state = train(
+                load(workers.device),
+                Dataset(chosen, grader, data, questions),
+                settings,
+                limit,
+                out,
+                accelerator=workers,
+                on_step=advance,
+                stop=asked_to_stop,
+                evaluating=elsewhere if checking.chosen else None,
+            )
         if workers.is_main_process:
             if limit.used(state.seconds, state.nfe, state.step) < 1:
                 say(f"stopped after step {state.step}; {out} keeps it, and the same command continues")
@@ -176,7 +152,7 @@ def grpo(
                 _show(evaluation.read(out), state.step, out)
         workers.end_training()
     if asked_to_stop():
-        raise typer.Exit(130)
+        raise typer.Exit(STOPPED)
 
 
 @contextmanager

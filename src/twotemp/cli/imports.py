@@ -30,7 +30,7 @@ def import_results(
 
       twotemp import inspect logs/*.eval --out runs/mine
     """
-    from twotemp.cli.console import people
+    from twotemp.cli.console import say
     from twotemp.errors import unknown
     from twotemp.evaluation import regrade
     from twotemp.integrations.imports import READERS, bring
@@ -38,7 +38,7 @@ def import_results(
     if harness not in READERS:
         raise unknown("harness", harness, READERS)
     for cell, count in bring(READERS[harness](results, metric, grader is None), out).items():
-        people.print(f"{cell}: {count} samples", highlight=False)
+        say(f"{cell}: {count} samples")
     if grader is not None:
         regrade(out, grader=grader)
-    people.print(f"next: twotemp report {out}", highlight=False)
+    say(f"next: twotemp report {out}")

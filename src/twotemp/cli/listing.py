@@ -25,17 +25,12 @@ def policies(as_json: Json = False) -> None:
     if as_json:
         typer.echo(json_text(rows, indent=2))
         return
-    shown = [
-        [
-            name,
-            "\n".join(f"{k} = {getattr(p.policy, k)}" for k in (*p.parameters, "t_token")),
-            *texts,
-        ]
-        for name, p in PRESETS.items()
-        for texts in [(p.formula, p.source)]
-    ]
+    shown = []
+    for name, p in PRESETS.items():
+        defaults = "\n".join(f"{key} = {getattr(p.policy, key)}" for key in (*p.parameters, "t_token"))
+        shown.append([name, defaults, p.formula, p.source])
     _show(["policy", "parameters (defaults)", "commits at each step", "source"], shown)
-    typer.echo("every policy also takes top_k, top_p and eos = free | last | never")
+    typer.echo("every policy also takes repel, top_k, top_p and eos = free | last | never")
 
 
 def tasks(as_json: Json = False) -> None:

@@ -12,10 +12,13 @@ import typer
 from twotemp.errors import UserError
 
 if TYPE_CHECKING:
-    from twotemp.evaluation import TaskChoice
+    from twotemp.evaluation import Plan, TaskChoice
     from twotemp.models.base import LanguageModel
+    from twotemp.records import Policy
 
+Out = Annotated[Path, typer.Option(help="The run's folder; one that exists is continued.")]
 Model = Annotated[str, typer.Option(help="`tiny`, a checkpoint folder, or a hub id.")]
+Questions = Annotated[int | None, typer.Option(min=1, help="Only the first so many of each task.")]
 Cache = Annotated[str | None, typer.Option(help="prefix or dual: faster, approximate.")]
 Traced = Annotated[bool, typer.Option("--trace", help="Record when each position was committed.")]
 Profile = Annotated[bool, typer.Option("--profile", help="Say where the time went.")]
@@ -39,16 +42,16 @@ class LoadingOptions:
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … (default: CUDA if any).")] = None
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, …; unset: as fits the device.")] = None
     mask_id: Annotated[int | None, typer.Option(help="Mask token id, if the checkpoint does not say.")] = None
-    eos_id: Annotated[
+    eos_ids: Annotated[
         list[int] | None,
-        typer.Option(help="End-of-text id, if the checkpoint does not say; may be repeated."),
+        typer.Option("--eos-id", help="End-of-text id, if the checkpoint does not say; may be repeated."),
     ] = None
     block_size: Annotated[int | None, typer.Option(help="Block size of a block-causal checkpoint.")] = None
     quantize: Annotated[
         str | None, typer.Option(help="int8, or (on NVIDIA GPUs) int4: smaller weights, other samples.")
     ] = None
     device_map: Annotated[str | None, typer.Option(help="auto: spread the layers over all GPUs.")] = None
-    compiled: Annotated[
+    compile: Annotated[
         bool,
         typer.Option("--compile", help="torch.compile the network: slow to start, faster for long runs."),
     ] = False
@@ -59,18 +62,19 @@ class LoadingOptions:
 
         return load(model, **self.options())
 
+    def load_with(self, model: str, cache: str | None) -> LanguageModel:
+        """The model, which must be able to use this cache; whether that changes results is said."""
+        from twotemp.cli.console import say_cache
+        from twotemp.engine.runner import check_cache
+
+        loaded = self.load(model)
+        check_cache(loaded, cache)
+        say_cache(loaded, cache)
+        return loaded
+
     def options(self) -> dict[str, Any]:
-        """Of `twotemp.load`."""
-        return {
-            "device": self.device,
-            "dtype": self.dtype,
-            "mask_id": self.mask_id,
-            "eos_ids": self.eos_id,
-            "block_size": self.block_size,
-            "quantize": self.quantize,
-            "device_map": self.device_map,
-            "compile": self.compiled,
-        }
+        """The arguments of `twotemp.load`: the fields have their names."""
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,20 @@ class TaskOptions:
     ] = None
     altered: Altered = False
     chat: Chat = None
+
+    def plan(self, decoding: DecodingOptions, policies: Sequence[Policy], **more: Any) -> Plan:
+        """What these options ask of an evaluation; more: other fields of the plan."""
+        from twotemp.evaluation import Plan
+
+        return Plan(
+            self.choices(),
+            tuple(policies),
+            length=decoding.length,
+            block=decoding.block,
+            seed=decoding.seed,
+            chat=self.chat,
+            **more,
+        )
 
     def choices(self, otherwise: Sequence[str] = ()) -> tuple[TaskChoice, ...]:
         """The tasks named, or these where none is named."""

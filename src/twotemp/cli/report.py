@@ -47,10 +47,10 @@ def export(
     out: Annotated[Path, typer.Argument(help="The Parquet file to write.")],
 ) -> None:
     """Write all samples of a run with their grades as one Parquet file."""
-    from twotemp.cli.console import people
+    from twotemp.cli.console import say
     from twotemp.store import export as write
 
-    people.print(f"{write(run, out)} rows in {out}", highlight=False)
+    say(f"{write(run, out)} rows in {out}")
 
 
 def write_report(
@@ -58,7 +58,7 @@ def write_report(
 ) -> bool:
     """Write the report; the table, the findings and the names of the files go to the terminal. False: incomplete."""
     from twotemp.analysis import every_choice, survey
-    from twotemp.cli.console import people
+    from twotemp.cli.console import say
     from twotemp.report import write, write_selection
     from twotemp.selection import count, scored_by
 
@@ -74,7 +74,7 @@ def write_report(
         try:
             counted = count(several, hub=False, reward_model=model)
         except UserError as error:
-            people.print(f"without what choosing one answer gives ({error})", highlight=False)
+            say(f"without what choosing one answer gives ({error})")
         else:
             show_page(write_selection(every_choice(counted, selectors), folder, found.gaps))
     return not found.gaps
@@ -90,27 +90,27 @@ def show_gaps(gaps: Sequence[str]) -> None:
 
 def show_page(page: Page) -> None:
     """The sentences, and where everything is."""
-    from twotemp.cli.console import output, people
+    from twotemp.cli.console import output, say
     from twotemp.report import NO_FIGURES
     from twotemp.report.figures import available
 
     for sentence in page.sentences:
         output.print(f"• {sentence}", highlight=False, markup=False)
-    people.print(f"report: {page.path}", highlight=False, markup=False)
+    say(f"report: {page.path}")
     for figure in page.figures:
-        people.print(f"figure: {figure.path}", highlight=False, markup=False)
+        say(f"figure: {figure.path}")
     if not available():
-        people.print(NO_FIGURES, highlight=False, markup=False)
+        say(NO_FIGURES)
 
 
 def _training_report(runs: Sequence[Path], folder: Path) -> None:
-    from twotemp.cli.console import output, people
+    from twotemp.cli.console import output, say
     from twotemp.report import NO_FIGURES, grpo
 
     page, figure = grpo.write(runs, folder)
     output.print(page.read_text("utf-8"), markup=False, highlight=False, soft_wrap=True)
-    people.print(f"report: {page}", highlight=False)
-    people.print(f"figure: {figure.path}" if figure else NO_FIGURES, highlight=False, markup=False)
+    say(f"report: {page}")
+    say(f"figure: {figure.path}" if figure else NO_FIGURES)
 
 
 def show_table(cells: Sequence[Graded], ks: Sequence[int] | None = None) -> None:
@@ -143,7 +143,7 @@ def show_blocks(
 
     names = [", ".join(one.names) for one in blocks(grid[:1])]
     names += [style.label(row.cell.policy, plain=True) for one in blocks(grid[:1]) for row in one.rows]
-    room = max(2, (output.width - max(map(len, names)) - 2 - 6 * len(costs)) // 14)
+    room = max(2, (output.width - max(map(len, names)) - 2 - 6 * len(costs)) // len("100.0 (95–100)  "))
     if len(grid) > room:  # evenly spaced, the first and the last always
         grid = [grid[round(at * (len(grid) - 1) / (room - 1))] for at in range(room)]
     table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

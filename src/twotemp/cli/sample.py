@@ -74,18 +74,15 @@ def sample(
       cat prompts.txt | twotemp sample --json - > samples.jsonl
     """
     texts = _prompts(prompts)
-    from twotemp.cli.console import progress, say, say_cache, show_log
+    from twotemp.cli.console import progress, say, show_log
     from twotemp.engine import Ledger
-    from twotemp.engine.runner import check_cache
     from twotemp.policies import parse
     from twotemp.sampling import names_of, row_of, stream
 
     show_log()
     given = {"t_token": t_token, "t_pos": t_pos, "threshold": threshold, "k": k}
     chosen = parse(_with_options(policy, {key: v for key, v in given.items() if v is not None}))
-    loaded = loading.load(model)
-    check_cache(loaded, cache)
-    say_cache(loaded, cache)
+    loaded = loading.load_with(model, cache)
     ledger = Ledger(loaded) if profile else None
     rows = [row_of(loaded, text, False if infill else chat) for text in texts]
     names = names_of(rows)

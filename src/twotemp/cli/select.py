@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from twotemp.cli.options import Altered, task_files
+from twotemp.cli.options import Altered, DataFiles, task_files
 from twotemp.cli.report import INCOMPLETE, show_blocks, show_gaps, show_page
 from twotemp.plain import json_text
 
@@ -18,7 +16,10 @@ from twotemp.plain import json_text
 def select(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
     by: Annotated[
-        str, typer.Option(help="Selectors, separated by commas: majority, orm, weighted, confidence, oracle.")
+        str,
+        typer.Option(
+            help="Selectors, separated by commas: majority, orm, weighted, confidence, pll, oracle."
+        ),
     ] = "majority,orm,weighted,oracle",
     rm: Annotated[str, typer.Option(help="Reward model: `verifier`, a folder, or a hub id.")] = "verifier",
     rm_system: Annotated[
@@ -27,7 +28,7 @@ def select(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write (default: RUN/selection).")] = None,
     grader: Annotated[str | None, typer.Option(help="Whose grades, where there are several.")] = None,
-    data: Annotated[list[str] | None, typer.Option(help="Local data files: TASK=FILE.")] = None,
+    data: DataFiles = None,
     altered: Altered = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Answers scored together.")] = 32,
     device: Annotated[str | None, typer.Option(help="Of the reward model (default: CUDA if any).")] = None,
@@ -47,24 +48,32 @@ def select(
       twotemp select runs/llada --by majority,orm --rm nvidia/AceMath-7B-RM --device cuda
     """
     from twotemp.analysis import SELECTORS, every_choice, k_grid, named, survey
+    from twotemp.cli.console import progress
     from twotemp.selection import count
 
     selectors = named([name.strip() for name in by.split(",") if name.strip()])
     needs = {SELECTORS[name].needs for name in selectors}
     surveyed = survey([run], grader)
-    model = None
-    if "rewards" in needs:
+    model = likelihoods = None
+    if needs & {"rewards", "likelihoods"}:
         from twotemp import rewards
 
-        model = rewards.load(rm, system=rm_system, device=device, batch_size=batch_size)
-    with _scoring() as watch:
+        if "rewards" in needs:
+            model = rewards.load(rm, system=rm_system, device=device, batch_size=batch_size)
+        if "likelihoods" in needs:  # of the model that drew the samples
+            drew = dict.fromkeys(one.model for one in surveyed.cells)
+            likelihoods = {
+                name: rewards.load(rewards.PLL + name, device=device, batch_size=batch_size) for name in drew
+            }
+    with progress("rewards") as bar:
         cells = count(
             surveyed.cells,
             data=task_files(data),
             allow_altered=altered,
             reward_model=model,
             confidence="traces" in needs,
-            watch=watch,
+            likelihoods=likelihoods,
+            watch=lambda cell, done, total: bar.update(done, total, cell),
         )
     from twotemp.report import best_tables, write_selection
 
@@ -80,12 +89,3 @@ def select(
     show_page(replace(page, sentences=()) if as_json else page)
     if surveyed.gaps:
         raise typer.Exit(INCOMPLETE)
-
-
-@contextmanager
-def _scoring() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar for the rewards."""
-    from twotemp.cli.console import progress
-
-    with progress("rewards") as bar:
-        yield lambda cell, done, total: bar.update(done, total, cell)

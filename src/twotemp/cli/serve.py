@@ -29,6 +29,7 @@ def serve(
     waiting: Annotated[int, typer.Option(min=1, help="Samples accepted at once; beyond that: 429.")] = 1024,
     seconds: Annotated[float, typer.Option(min=1, help="The longest a request may take.")] = 600.0,
     cache: Cache = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that decode: one for each GPU, say.")] = 1,
 ) -> None:
     """Serve a model with OpenAI's API; requests are batched as they arrive.
 
@@ -39,7 +40,7 @@ def serve(
       curl localhost:8000/v1/completions -H 'content-type: application/json' \\
         -d '{"prompt": "20 10 15 -> 45", "n": 4, "max_tokens": 12, "policy": "tlc", "t_pos": 1}'
     """
-    _serve(loading, model, host, port, api_key, slots, waiting, seconds, cache)
+    _serve(loading, model, host, port, api_key, slots, waiting, seconds, cache, workers)
 
 
 def play(
@@ -57,7 +58,7 @@ def play(
 
         webbrowser.open(f"http://127.0.0.1:{port}/")
 
-    _serve(loading, model, "127.0.0.1", port, None, slots, 1024, 600.0, cache, [look] if browser else [])
+    _serve(loading, model, "127.0.0.1", port, None, slots, 1024, 600.0, cache, 1, [look] if browser else [])
 
 
 def _serve(
@@ -70,6 +71,7 @@ def _serve(
     waiting: int,
     seconds: float,
     cache: str | None,
+    workers: int,
     on_start: list[Callable[[], None]] | None = None,
 ) -> None:
     local = host in LOCAL
@@ -84,16 +86,28 @@ def _serve(
     for package in ("starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"serving needs {package}; install it with: pip install 'twotemp[serve]'")
+    import torch
+
+    from twotemp import plugins
     from twotemp.cli.console import say, say_cache, show_log
+    from twotemp.cli.workers import devices
     from twotemp.engine.memory import MOST_ROWS, fit_batch
     from twotemp.engine.runner import check_cache
+    from twotemp.executors.worker import Loading
+    from twotemp.graders.workers import usable_cpus
     from twotemp.policies import policy
     from twotemp.records import Request
     from twotemp.serving.app import Server, run
     from twotemp.serving.bodies import Limits
+    from twotemp.serving.crew import Crew
 
     show_log()
-    loaded = loading.load(model)
+    gpus = devices(loading.device)[1] if workers > 1 else 0
+    place = Loading(model, loading.options(), gpus, plugins=tuple(plugins.NAMED))
+    threads = max(1, usable_cpus() // workers)
+    if workers > 1:
+        torch.set_num_threads(threads)
+    loaded = place.load(0)
     check_cache(loaded, cache)
     say_cache(loaded, cache)
     if slots is None:
@@ -106,10 +120,14 @@ def _serve(
         limits=Limits(waiting=waiting, seconds=seconds),
         api_key=api_key,
         hosts=LOCAL if local and not api_key else None,
+        crew=Crew(loaded, place.load, workers - 1, slots, cache, threads) if workers > 1 else None,
     )
     where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def ready() -> None:
-        say(f"{server.name}: {slots} rows at once. API: {where}/v1   playground: {where}/   Ctrl-C ends it")
+        each = f" in each of {workers} processes" if workers > 1 else ""
+        say(
+            f"{server.name}: {slots} rows at once{each}. API: {where}/v1   playground: {where}/   Ctrl-C ends it"
+        )
 
     run(server, host, port, [ready, *(on_start or [])])

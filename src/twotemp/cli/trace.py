@@ -11,7 +11,12 @@ import typer
 from twotemp.errors import UserError
 
 if TYPE_CHECKING:
-    from twotemp.records import Sample
+    from twotemp.records import Grade, Sample
+    from twotemp.store import Cell
+
+    Graded = tuple[Sample, Grade | None]
+
+MOST = 64  # samples of a source on one page
 
 
 def trace(
@@ -21,7 +26,7 @@ def trace(
     ],
     out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("trace.html"),
     request: Annotated[str | None, typer.Option(help="Which question (default: the first).")] = None,
-    each: Annotated[int, typer.Option(min=1, help="Samples shown of each file or cell.")] = 2,
+    each: Annotated[int, typer.Option(min=1, help="Samples of each policy that are open at first.")] = 2,
     model: Annotated[
         str | None, typer.Option(help="Whose tokenizer writes the tokens (default: the run's; else ids).")
     ] = None,
@@ -42,28 +47,28 @@ def trace(
       twotemp trace lc.jsonl tlc.jsonl --model tiny --each 1
     """
     from twotemp.cli.console import say
+    from twotemp.folders import write_text
     from twotemp.report.trace_page import FORK_ENTROPY, page
 
-    groups: list[list[Sample]] = []
+    groups: list[list[Graded]] = []
     for source in sources:
         found, its_model = _read_samples(source)
         groups += found
         model = model or its_model
-    wanted = request or groups[0][0].request
-    chosen = [s for group in groups for s in [s for s in group if s.request == wanted][:each]]
+    wanted = request or groups[0][0][0].request
+    chosen = [one for group in groups for one in [g for g in group if g[0].request == wanted][:MOST]]
     if not chosen:
-        known = dict.fromkeys(s.request for group in groups for s in group)
+        known = dict.fromkeys(s.request for group in groups for s, _ in group)
         raise UserError(f"no sample of request {wanted!r}; there are {', '.join(list(known)[:8])}")
     html = page(
-        chosen,
+        [sample for sample, _ in chosen],
         _tokenizer(model) if model else None,
-        title=f"{wanted}: {', '.join(dict.fromkeys(s.policy.name for s in chosen))}",
+        title=f"{wanted}: {', '.join(dict.fromkeys(s.policy.name for s, _ in chosen))}",
         fork_entropy=FORK_ENTROPY if fork_entropy is None else fork_entropy,
+        each=each,
+        grades=[grade for _, grade in chosen],
     )
-    try:
-        out.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}; choose another --out") from None
+    write_text(out, html)
     say(f"page: {out} ({len(chosen)} samples); open it in a browser")
 
 
@@ -74,8 +79,8 @@ def _tokenizer(model: str) -> Any:
     return read_tokenizer(locate(model))
 
 
-def _read_samples(source: Path) -> tuple[list[list[Sample]], str | None]:
-    """The samples of a JSONL file, or of each cell of a run, by question; and the run's model."""
+def _read_samples(source: Path) -> tuple[list[list[Graded]], str | None]:
+    """The samples of a JSONL file, or of each cell of a run with their grades, by question; and the run's model."""
     from twotemp.store import Store
 
     if not source.exists():
@@ -83,16 +88,21 @@ def _read_samples(source: Path) -> tuple[list[list[Sample]], str | None]:
             f"{source} does not exist; give a file from `twotemp sample --trace --json`, or a run"
         )
     if source.is_file():
-        return [_read_lines(source)], None
+        return [[(sample, None) for sample in _read_lines(source)]], None
     if (source / "cell.json").exists():
         cells = [Store.open(source.parent)[source.name]]
     else:
         cells = Store.open(source).cells()
-    groups = [sorted(cell.samples(), key=lambda s: (s.request, s.index)) for cell in cells]
-    groups = [group for group in groups if group]
+    groups = [group for cell in cells if (group := _graded(cell))]
     if not groups:
         raise UserError(f"{source} holds no samples yet")
     return groups, cells[0].config.model
+
+
+def _graded(cell: Cell) -> list[Graded]:
+    """A cell's samples by question; judged by its grader (of several, the first by name)."""
+    grades = cell.grades(cell.graders()[0]) if cell.graders() else {}
+    return [(s, grades.get(s.key)) for s in sorted(cell.samples(), key=lambda s: (s.request, s.index))]
 
 
 def _read_lines(path: Path) -> list[Sample]:

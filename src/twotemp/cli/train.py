@@ -1,4 +1,4 @@
-"""`twotemp train`: masked diffusion training from a recipe, as the embedded models were made."""
+"""`twotemp train`: training from a recipe, as the embedded models were made."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ def train(
     recipe: Annotated[Path, typer.Argument(help="A recipe, e.g. recipes/tiny.yaml.")],
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, log, loss curve and the model.")],
 ) -> None:
-    """Train a small LLaDA-layout model on the embedded tasks (the paper's equation 3); resumes where it stopped.
+    """Train a small LLaDA-layout model on the embedded tasks (the paper's equation 3), or a verifier of its answers.
+
+    A run that was stopped continues where its last checkpoint was.
 
     [bold]Example[/bold]
 
       twotemp train recipes/tiny.yaml --out runs/tiny && twotemp sample --model runs/tiny/model -n 8 "3 7 12 -> 33"
     """
-    from twotemp.training import train as run
-    from twotemp.training.recipe import Recipe
+    from twotemp.training import follow
 
-    typer.echo(f"saved {run(Recipe.read(recipe), out)}; its log and loss curve are in {out}")
+    typer.echo(f"saved {follow(recipe, out)}; its log and loss curve are in {out}")

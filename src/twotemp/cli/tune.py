@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from twotemp.cli.evaluate import split_specs
-from twotemp.cli.options import Cache, DecodingOptions, Json, LoadingOptions, Model, TaskOptions
+from twotemp.cli.options import (
+    Cache,
+    DecodingOptions,
+    Json,
+    LoadingOptions,
+    Model,
+    Out,
+    Questions,
+    TaskOptions,
+)
+from twotemp.cli.workers import DrawingOptions, Job
 from twotemp.plain import json_text
 
 if TYPE_CHECKING:
@@ -18,10 +28,11 @@ if TYPE_CHECKING:
 
 
 def tune(
-    out: Annotated[Path, typer.Option(help="The run's folder; one that exists is continued.")],
+    out: Out,
     asked: TaskOptions,
     loading: LoadingOptions,
     decoding: DecodingOptions,
+    working: DrawingOptions,
     model: Model = "tiny",
     at: Annotated[
         str,
@@ -35,13 +46,13 @@ def tune(
         ),
     ] = ["ar,tlc,tct,tpp,fork"],  # noqa: B006
     budget: Annotated[float, typer.Option(min=1, help="NFE to spend in all, about.")] = 1_000_000,
-    questions: Annotated[int | None, typer.Option(min=1, help="Use only the first so many problems.")] = None,
+    questions: Questions = None,
     cache: Cache = None,
     as_json: Json = False,
 ) -> None:
     """Race policies and their numbers on validation problems, and say which to use.
 
-    All start on a few problems. Who is beaten by one that costs no more leaves, the better half sees more problems.
+    All start on a few problems. One that is beaten by another that costs no more leaves; the better half sees more.
 
     --out keeps all samples, tuned.yaml, frontier.md and frontier.png. Stopped and started again, it continues.
 
@@ -51,9 +62,8 @@ def tune(
 
       twotemp eval --task countdown-3 --policies ar,@runs/tune/tuned.yaml -n 16 --out runs/tuned
     """
-    from twotemp.cli.console import progress, say, say_cache, show_log
-    from twotemp.engine.runner import check_cache
-    from twotemp.evaluation import InProcess, Plan
+    from twotemp import tasks
+    from twotemp.cli.console import progress, say, show_log
     from twotemp.folders import write_text
     from twotemp.report.frontier import draw_frontier
     from twotemp.tuning import Goal, expand, recommendation, table, tuned_yaml
@@ -63,23 +73,15 @@ def tune(
 
     show_log(logging.WARNING)  # every round would say the batch size again
     goal, candidates = Goal.parse(at), expand(split_specs(",".join(policies)))
-    plan = Plan(
-        tasks=tuple(map(validation, asked.choices())),
-        policies=candidates,
-        questions=questions,
-        length=decoding.length,
-        block=decoding.block,
-        seed=decoding.seed,
-        cache=cache,
-        chat=asked.chat,
-        compile=loading.compiled,
-    )
-    loaded = loading.load(model)
-    check_cache(loaded, cache)
-    say_cache(loaded, cache)
-    drawer = InProcess(loaded, batch_size=decoding.batch_size, cache=cache)
+    plan = asked.plan(decoding, candidates, questions=questions, cache=cache, compile=loading.compile)
+    plan = replace(plan, tasks=tuple(map(validation, plan.tasks)))
     say(f"{len(candidates)} candidates for {goal}, {budget:,.0f} NFE")
-    with progress(loaded.name) as bar:
+    # A sample takes at most an NFE per token.
+    samples = int(budget / max(decoding.length or tasks.get(choice.name).length for choice in plan.tasks))
+    with (
+        working.drawer(Job(model, loading, samples, decoding.batch_size, cache)) as (drawer, _),
+        progress(drawer.name) as bar,
+    ):
 
         def watch(alive: int, seen: int, state: Progress) -> None:
             bar.update(state.samples, state.all_samples, f"{alive} candidates on {seen} questions")
@@ -93,7 +95,7 @@ def tune(
     else:
         _show(tuned)
     say(recommendation(tuned))
-    draw_frontier(tuned.standings, str(goal), f"{loaded.name}, {tuned.task.name}", out / "frontier")
+    draw_frontier(tuned.standings, str(goal), f"{tuned.model}, {tuned.task.name}", out / "frontier")
     say(
         f"{tuned.spent:,.0f} NFE spent; on test problems: twotemp eval --model {model} --task {tuned.task.name} "
         f"--policies @{out / 'tuned.yaml'} --out RUN; the frontier: {out / 'frontier.md'}"
@@ -105,29 +107,15 @@ def _show(tuned: Tuned) -> None:
     from rich.table import Table
 
     from twotemp.cli.console import output
-    from twotemp.policies import spell
+    from twotemp.tuning.words import COLUMNS, cells
 
     shown = Table()
-    for column in (
-        "finalist",
-        f"{tuned.goal} (%)",
-        "95 %",
-        "NFE per question",
-        "behind",
-        "chance to be best",
-    ):
-        shown.add_column(column, justify="left" if column == "finalist" else "right", overflow="fold")
+    for column in COLUMNS:
+        heading = column.format(goal=tuned.goal)
+        shown.add_column(heading, justify="left" if column == "policy" else "right", overflow="fold")
     finalists = [one for one in tuned.standings if one.finalist]
     for one in finalists:
-        assert one.behind is not None
-        shown.add_row(
-            spell(one.candidate),
-            f"{100 * one.mean:.1f}",
-            f"{100 * one.low:.1f} to {100 * one.high:.1f}",
-            f"{one.cost:.1f}",
-            f"{100 * one.behind[0]:+.1f} [{100 * one.behind[1]:+.1f}, {100 * one.behind[2]:+.1f}]",
-            f"{one.chance:.0%}",
-        )
+        shown.add_row(*cells(one))
     output.print(shown)
     left = len(tuned.standings) - len(finalists)
     output.print(f"{left} candidates left the race in {len(tuned.rounds)} rounds", highlight=False)

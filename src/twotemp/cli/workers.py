@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +15,42 @@ from twotemp.errors import UserError
 if TYPE_CHECKING:
     from twotemp.engine import Ledger
     from twotemp.evaluation import Drawer, InProcess
-    from twotemp.executors import Supervisor
+    from twotemp.executors import Loading, Supervisor
+    from twotemp.executors.sglang import Served
 
 SMALL_BYTES = 200_000_000  # of weights: 50 M parameters in float32, of which every core can hold a copy
 WORTH_A_WORKER = 1024  # samples; with fewer each, starting a process takes longer than it saves
+
+
+@dataclass(frozen=True)
+class Job:
+    """What somebody is wanted for."""
+
+    model: str
+    loading: LoadingOptions
+    samples: int  # at least; so that no worker is started for a few
+    batch_size: int | None = None
+    cache: str | None = None
+    unit: int | None = (
+        None  # requests that workers draw together, where there are too few for the usual number
+    )
+    profile: bool = False
+
+    def make(self, gpus: int = 0) -> Loading:
+        """What a worker does at first."""
+        from twotemp import plugins
+        from twotemp.executors import Loading
+
+        plugged = tuple(plugins.NAMED)
+        return Loading(self.model, self.loading.options(), gpus, self.batch_size, self.cache, plugged)
+
+    def here(self) -> tuple[InProcess, Ledger | None]:
+        from twotemp.engine import Ledger
+        from twotemp.evaluation import InProcess
+
+        loaded = self.loading.load_with(self.model, self.cache)
+        ledger = Ledger(loaded) if self.profile else None
+        return InProcess(loaded, batch_size=self.batch_size, cache=self.cache, observer=ledger), ledger
 
 
 @dataclass(frozen=True)
@@ -43,93 +75,100 @@ class WorkerOptions:
         typer.Option("--ray-reachable", help="With --ray local: other machines may reach Ray's ports."),
     ] = False
 
+    @property
+    def chosen(self) -> bool:
+        """Did the user ask for anybody?"""
+        return bool(self.workers or self.ray)
+
     @contextmanager
-    def drawer(
-        self,
-        model: str,
-        loading: LoadingOptions,
-        samples: int,
-        *,
-        batch_size: int | None = None,
-        cache: str | None = None,
-        profile: bool = False,
-    ) -> Iterator[tuple[Drawer, Ledger | None]]:
-        """Whoever draws so many samples, and the ledger of --profile; where there are several, it is said."""
-        if profile and (self.workers or self.ray):
-            raise UserError("--profile is for one process: leave --workers and --ray out")
+    def drawer(self, job: Job) -> Iterator[tuple[Drawer, Ledger | None]]:
+        """Whoever does it, and the ledger of --profile; where there are several, it is said."""
         if self.ray_reachable and self.ray != "local":
             raise UserError("--ray-reachable is about a cluster that --ray local starts")
-        drawer: InProcess | Supervisor
-        ledger = None
-        if self.ray:
-            drawer = self._on_ray(self.ray, model, loading, samples, batch_size, cache)
-        elif (count := 1 if profile else self._count(model, loading, samples)) > 1 or self.workers:
-            drawer = self._in_processes(count, model, loading, batch_size, cache)
+        if (others := self._elsewhere(job)) is None:
+            yield job.here()
         else:
-            drawer, ledger = _here(model, loading, batch_size, cache, profile)
-        with drawer if isinstance(drawer, AbstractContextManager) else nullcontext():
-            yield drawer, ledger
+            with others:
+                yield others, None
 
-    def _count(self, model: str, loading: LoadingOptions, samples: int) -> int:
-        return self.workers or default_workers(model, samples, *devices(loading.device))
+    def _elsewhere(self, job: Job) -> Supervisor | Served | None:
+        """Not in this process, if that is asked for or better."""
+        if job.profile and self.chosen:
+            raise UserError("--profile is for one process: leave --workers, --ray and --sglang out")
+        if self.ray:
+            return self._on_ray(self.ray, job)
+        if self.workers or not job.profile:
+            count = self.workers or default_workers(job.model, job.samples, *devices(job.loading.device))
+            if count > 1 or self.workers:
+                return self._in_processes(count, job)
+        return None
 
-    def _in_processes(
-        self, count: int, model: str, loading: LoadingOptions, batch_size: int | None, cache: str | None
-    ) -> Supervisor:
-        from twotemp import plugins
+    def _in_processes(self, count: int, job: Job) -> Supervisor:
         from twotemp.cli.console import say, say_cache
-        from twotemp.executors import Loading, Processes, Supervisor
+        from twotemp.executors import Processes, Supervisor
         from twotemp.graders.workers import usable_cpus
         from twotemp.models.load import locate
 
-        locate(model)  # fetched once, not by every worker
-        _, gpus = devices(loading.device)
+        locate(job.model)  # fetched once, not by every worker
+        _, gpus = devices(job.loading.device)
         threads = max(1, usable_cpus() // count)
         each = "one GPU each" if gpus >= count else f"{threads} thread{'s' * (threads > 1)} each"
         say(f"drawing with {count} worker{'s' * (count > 1)}, {each} (--workers changes it)")
-        say_cache(None, cache)
-        make = Loading(model, loading.options(), gpus, batch_size, cache, tuple(plugins.NAMED))
-        return Supervisor(Processes(make, threads=threads), count, batch_size=batch_size)
+        say_cache(None, job.cache)
+        crew = Processes(job.make(gpus), threads=threads)
+        return Supervisor(crew, count, batch_size=job.batch_size, unit=job.unit)
 
-    def _on_ray(
-        self,
-        address: str,
-        model: str,
-        loading: LoadingOptions,
-        samples: int,
-        batch_size: int | None,
-        cache: str | None,
-    ) -> Supervisor:
-        from twotemp import plugins
+    def _on_ray(self, address: str, job: Job) -> Supervisor:
         from twotemp.cli.console import say, say_cache
-        from twotemp.executors import Loading, Supervisor
+        from twotemp.executors import Supervisor
         from twotemp.executors.ray_actors import RayActors
 
-        make = Loading(model, loading.options(), 0, batch_size, cache, tuple(plugins.NAMED))
-        crew = RayActors(make, address=address, device=loading.device, reachable=self.ray_reachable)
-        count = self.workers or max(1, min(crew.room, samples // WORTH_A_WORKER))
+        crew = RayActors(job.make(), address=address, device=job.loading.device, reachable=self.ray_reachable)
+        count = self.workers or max(1, min(crew.room, job.samples // WORTH_A_WORKER))
         if count > crew.room:
             crew.close()
             raise UserError(f"the Ray cluster has room for {crew.room} workers, not {count}; lower --workers")
         each = "GPU" if crew.gpus else "core"
         say(f"drawing with {count} Ray actor{'s' * (count > 1)}, one {each} each (--workers changes it)")
-        say_cache(None, cache)
-        return Supervisor(crew, count, batch_size=batch_size)
+        say_cache(None, job.cache)
+        return Supervisor(crew, count, batch_size=job.batch_size, unit=job.unit)
 
 
-def _here(
-    model: str, loading: LoadingOptions, batch_size: int | None, cache: str | None, profile: bool
-) -> tuple[InProcess, Ledger | None]:
-    from twotemp.cli.console import say_cache
-    from twotemp.engine import Ledger
-    from twotemp.engine.runner import check_cache
-    from twotemp.evaluation import InProcess
+@dataclass(frozen=True)
+class DrawingOptions(WorkerOptions):
+    """Who draws."""
 
-    loaded = loading.load(model)
-    check_cache(loaded, cache)
-    say_cache(loaded, cache)
-    ledger = Ledger(loaded) if profile else None
-    return InProcess(loaded, batch_size=batch_size, cache=cache, observer=ledger), ledger
+    sglang: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Draw through this SGLang server; --model is then the tokenizer's."),
+    ] = None
+
+    def _elsewhere(self, job: Job) -> Supervisor | Served | None:
+        if not self.sglang:
+            return super()._elsewhere(job)
+        if job.profile:
+            raise UserError("--profile is for one process: leave --workers, --ray and --sglang out")
+        if self.ray:
+            raise UserError("--ray and --sglang are two places to draw at: leave one out")
+        return self._served(self.sglang, job)
+
+    def _served(self, url: str, job: Job) -> Served:
+        from twotemp.cli.console import say
+        from twotemp.executors.sglang import Served
+        from twotemp.models.load import load_text
+
+        loading = job.loading
+        unused: dict[str, object]
+        unused = {"cache": job.cache, "device": loading.device, "dtype": loading.dtype}
+        unused |= {"compile": loading.compile, "quantize": loading.quantize, "device-map": loading.device_map}
+        if asked := [f"--{name}" for name, value in unused.items() if value]:
+            raise UserError(f"{', '.join(asked)}: the server has the model; start it as you want it")
+        text = load_text(
+            job.model, mask_id=loading.mask_id, eos_ids=loading.eos_ids, block_size=loading.block_size
+        )
+        drawer = Served(url, text, unit=job.batch_size, connections=self.workers)
+        say(f"drawing through the SGLang server at {url}")
+        return drawer
 
 
 def devices(asked: str | None) -> tuple[str, int]:

@@ -15,8 +15,9 @@ from twotemp.engine.rows import Rows, Window, block_of
 from twotemp.engine.runner import runner_for
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser
+from twotemp.policies.repulsion import Crowd
 from twotemp.policies.step import Decision, Memory, Noise, PolicyBatch
-from twotemp.records import Request, Sample, Trace
+from twotemp.records import Policy, Request, Sample, Trace
 
 
 class Batch:
@@ -36,27 +37,33 @@ class Batch:
         self.rows = Rows(requests, model, columns, block_width)
         self.runner = runner_for(model, len(requests), columns, cache, fixed_rows)
         self.memory: Memory | None = None
-        self._stack_policies()
+        self._stacked: list[Policy] = []
 
     def _stack_policies(self) -> None:
-        if self.rows.requests:
+        """Anew only where the rows' policies are not those of the step before: rows come and go all the time."""
+        wanted = [r.policy for r in self.rows.requests]
+        if wanted != self._stacked:
+            self._stacked = wanted
             self.policies = PolicyBatch(
-                [r.policy for r in self.rows.requests],
+                wanted,
                 self.model.device,
                 eos_ids=self.model.eos_ids,
                 # Whatever a model says: a row that writes masks would never end.
                 forbidden_ids=sorted({*self.model.forbidden_ids, self.model.mask_id}),
+                mask_id=self.model.mask_id,
             )
 
     def run(self, observer: Observer) -> StepView:
         """A forward pass and what the policies make of it. Changes nothing that counts: it may be taken again."""
+        self._stack_policies()
         rows, window = self.rows, self.rows.window(self.policies.candidates)
         observer.lap("bookkeeping")
         logits = self.runner.logits(rows, window)
         observer.lap("forward")
         noise = Noise(rows.key, rows.step, window.positions)
         since = rows.forwards - rows.begun
-        decide = partial(self._decide, window, noise, since, self.memory)
+        crowd = None if rows.groups is None else rows.crowd(rows.groups)
+        decide = partial(self._decide, window, noise, since, self.memory, crowd)
         decision, memory = decide(logits, observer)
         return StepView(rows, window, logits, decision, memory, noise.step, since, decide)
 
@@ -66,14 +73,21 @@ class Batch:
         noise: Noise,
         since: Tensor,
         memory: Memory | None,
+        crowd: Crowd | None,
         logits: Tensor,
         observer: Observer | None = None,
     ) -> tuple[Decision, Memory | None]:
         lap = (observer or Observer()).lap
-        drawn = self.policies.draw(noise, logits, window.masked, window.index, entropy=self.rows.traced)
+        if crowd is not None:
+            logits = self.policies.repel(logits, window.masked, window.index, crowd)
+        drawn = self.policies.draw(
+            noise, logits, window.asked, window.index, entropy=self.rows.traced, text=window.text
+        )
         lap("draw")
         when = since.to(self.model.device, non_blocking=True) if self.policies.even is not None else None
-        chosen = self.policies.choose(noise, drawn, window.masked, memory=memory, since=when)
+        chosen = self.policies.choose(
+            noise, drawn, window.masked, memory=memory, since=when, text=window.text
+        )
         lap("select")
         return chosen
 
@@ -85,8 +99,18 @@ class Batch:
         rows.commit(window, decision)
         healthy = torch.isfinite(decision.log_norm)
         failed = {} if rows.look(healthy.all()) else _not_numbers(view, healthy)
-        done = (rows.open == 0).nonzero()[:, 0].tolist()
-        return [slot for slot in done if slot not in failed], failed
+        if failed and rows.groups is not None:  # without it the others of its group would be other samples
+            for some in rows.groups.slots:
+                if errors := [failed[slot] for slot in some if slot in failed]:
+                    failed |= dict.fromkeys(some, errors[0])
+        over = [slot for slot, left in enumerate(rows.open.tolist()) if not left and slot not in failed]
+        if rows.groups is not None:  # those that are over rest until their group is, and still count in it
+            new = [slot for slot in over if rows.over[slot] is None]
+            for slot, sample in zip(new, list(self.samples(new)) if new else ()):
+                rows.over[slot] = sample
+            whole = [some for some in rows.groups.slots if {*over, *failed}.issuperset(some)]
+            over = [slot for some in whole for slot in some if slot not in failed]
+        return over, failed
 
     def refill(self, requests: Mapping[int, Request]) -> None:
         """Put new rows where finished ones stood."""
@@ -94,7 +118,6 @@ class Batch:
             self.rows.replace(requests)
             if self.memory is not None:  # it is not about the new rows
                 self.memory.positions[list(requests)] = -1
-            self._stack_policies()
 
     def drop(self, slots: Sequence[int]) -> None:
         if slots:
@@ -105,7 +128,6 @@ class Batch:
                 self.memory = self.memory.rows(
                     torch.tensor(kept, dtype=torch.int64, device=self.model.device)
                 )
-            self._stack_policies()
 
     def widen(self, columns: int, block_width: int) -> None:
         """Room for rows of so many columns, where there is not enough."""
@@ -118,7 +140,6 @@ class Batch:
         if requests:
             self.rows.append(requests)
             self._make_room()
-            self._stack_policies()
 
     def _make_room(self) -> None:
         self.runner.grow(len(self.rows.requests), self.rows.columns)
@@ -130,14 +151,18 @@ class Batch:
         now, rows = perf_counter(), self.rows
         index = torch.tensor(slots, dtype=torch.int64, device=rows.ids.device)
         names = ("ids", "generated", "origin", "step", "commit_step", "confidence", "entropy")
-        host = {name: getattr(rows, name)[index].cpu() for name in names}
-        host |= {name: getattr(rows, name)[list(slots)] for name in ("forwards", "processed")}
+        # As arrays: a row at a time, numpy is several times faster than torch.
+        host = {name: getattr(rows, name)[index].cpu().numpy() for name in names}
+        host |= {name: getattr(rows, name)[list(slots)].numpy() for name in ("forwards", "processed")}
         mask_id, eos_ids = self.model.mask_id, set(self.model.eos_ids)
         for i, slot in enumerate(slots):
+            if (rested := rows.over[slot]) is not None:
+                yield rested
+                continue
             request = rows.requests[slot]
             # Beyond what was asked for lies at most the rest of a block-causal model's last block.
             asked = host["generated"][i, : len(request.prompt) + request.length]
-            positions = asked.nonzero()[:, 0]
+            (positions,) = asked.nonzero()
             tokens = host["ids"][i, positions].tolist()
             written = next((n for n, token in enumerate(tokens) if token in eos_ids), len(tokens))
             if mask_id in tokens:  # only after an EOS stop
@@ -150,7 +175,7 @@ class Batch:
                 prompt=request.prompt,
                 positions=tuple(positions.tolist()),
                 tokens=tuple(tokens),
-                nfe=_paper_nfe(
+                nfe=paper_nfe(
                     request,
                     (positions[:written] - host["origin"][i]).tolist(),
                     block_of(request, self.model),
@@ -164,13 +189,24 @@ class Batch:
                     steps=tuple(host["commit_step"][i, positions].tolist()),
                     confidence=tuple(host["confidence"][i, positions].tolist()),
                     entropy=tuple(host["entropy"][i, positions].tolist()),
+                    edits=_placed(rows.rewritten[slot], positions.tolist()),
                 )
                 if request.trace
                 else None,
             )
 
 
-def _paper_nfe(request: Request, positions: Sequence[int], block: int, steps: int) -> int:
+def _placed(
+    rewritten: Sequence[tuple[int, int, int]], positions: Sequence[int]
+) -> tuple[tuple[int, int, int], ...]:
+    """By step, and by place in the sample instead of the position; what is no part of it is left out."""
+    if not rewritten:
+        return ()
+    place = {position: n for n, position in enumerate(positions)}
+    return tuple(sorted((step, place[at], token) for step, at, token in rewritten if at in place))
+
+
+def paper_nfe(request: Request, positions: Sequence[int], block: int, steps: int) -> int:
     """The paper's accounting: AR costs the passes that write what comes before EOS (positions), K tokens of a block
     at a time; the others every step run."""
     policy = request.policy

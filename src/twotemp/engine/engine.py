@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 
 import torch
 
+from twotemp import groups
 from twotemp.engine.batch import Batch
 from twotemp.engine.memory import Survived, fit_batch
 from twotemp.engine.observer import Observer, Written
@@ -50,14 +51,18 @@ def run(
     _check_shape(model, cache, batch_size, columns)
     if not waiting:
         return iter(())
-    if batch_size is None:
-        batch_size, why = fit_batch(model, waiting, cache)
-        log.info("batch size %d: %s (set batch_size to change it)", batch_size, why)
     lane = partial(_lane_of, model, columns)
     waiting.sort(key=lambda r: (lane(r), -len(r.prompt) - r.length))
-    groups = [list(group) for _, group in groupby(waiting, key=lane)]
+    lanes = [groups.gather(list(some)) for _, some in groupby(waiting, key=lane)]
+    if batch_size is None:
+        batch_size, why = fit_batch(model, waiting, cache)
+        if (largest := max(len(group) for some in lanes for group in some)) > batch_size:
+            batch_size, why = largest, "the largest group of samples that repel each other"
+        log.info("batch size %d: %s (set batch_size to change it)", batch_size, why)
+    for group in (group for some in lanes for group in some):
+        groups.check_whole(group, batch_size)
     shape = (batch_size, cache, columns)
-    return (s for group in groups for s in _finish(Live(model, *shape, observer=observer), group))
+    return (s for some in lanes for s in _finish(Live(model, *shape, observer=observer), some))
 
 
 def _check_shape(model: Denoiser, cache: str | None, batch_size: int | None, columns: int | None) -> None:
@@ -73,10 +78,10 @@ def _lane_of(model: Denoiser, columns: int | None, request: Request) -> tuple[Ha
     return (*request.policy.structure, *([] if columns is None else [block_of(request, model)]))
 
 
-def _finish(live: Live, requests: list[Request]) -> Iterator[Sample]:
+def _finish(live: Live, waiting: list[list[Request]]) -> Iterator[Sample]:
     """Submit all, take turns until nothing is left."""
-    for request in requests:
-        live.submit(request)
+    for group in waiting:
+        live.submit_group(group)
     while not live.idle:
         for _, event in live.turn():
             if isinstance(event, UserError):
@@ -91,6 +96,7 @@ class Ticket:
 
     request: Request
     watched: bool = False  # is every step of it an event?
+    group: object = field(default_factory=object)  # the same for those that run together
 
 
 # What happened to a request: a step of a watched row, then either its sample or what went wrong with it.
@@ -124,20 +130,31 @@ class Live:
 
     def submit(self, request: Request, watch: bool = False) -> Ticket:
         """Line up; the row joins its batch as soon as there is a slot. watch: tell what each step writes."""
-        check(request, self.model)
-        if self.columns is not None and (needed := span_of(request, self.model)) > self.columns:
-            raise UserError(
-                f"request {request.id!r} needs {needed} columns, more than columns={self.columns}"
-            )
-        key = _lane_of(self.model, self.columns, request)
+        return self.submit_group([request], watch)[0]
+
+    def submit_group(self, requests: Sequence[Request], watch: bool = False) -> list[Ticket]:
+        """Line up a whole group: samples that repel each other, or one that repels nobody."""
+        first = requests[0]
+        for request in requests:
+            check(request, self.model)
+        groups.check_whole(requests, self.slots)
+        if self.columns is not None and (needed := span_of(first, self.model)) > self.columns:
+            raise UserError(f"request {first.id!r} needs {needed} columns, more than columns={self.columns}")
+        key = _lane_of(self.model, self.columns, first)
         if key not in self._lanes:
             self._lanes[key] = _Lane(self.model, self.slots, self.cache, self.columns, self.observer)
-        ticket = Ticket(request, watch)
-        self._lanes[key].scheduler.add(ticket)
-        return ticket
+        line, together = self._lanes[key].scheduler, object()
+        if first.group is not None and any(
+            t.request.group == first.group for t in (*line.running, *line.waiting)
+        ):
+            raise UserError(f"request {first.id!r}: its group is being drawn already; wait for it")
+        tickets = [Ticket(request, watch, together) for request in requests]
+        for ticket in tickets:
+            line.add(ticket)
+        return tickets
 
     def cancel(self, ticket: Ticket) -> None:
-        """Take a request out, waiting or running; there will be no further event."""
+        """Take a request out, waiting or running, and its group with it; there will be no further event."""
         if lane := self._lanes.get(_lane_of(self.model, self.columns, ticket.request)):
             lane.scheduler.cancel(ticket)
 
@@ -160,7 +177,7 @@ class _Lane:
         self, model: Denoiser, slots: int, cache: str | None, columns: int | None, observer: Observer
     ) -> None:
         self.model, self.cache, self.columns, self.observer = model, cache, columns, observer
-        self.scheduler: Scheduler[Ticket] = Scheduler((), slots)
+        self.scheduler: Scheduler[Ticket] = Scheduler((), slots, lambda ticket: ticket.group)
         self.batch: Batch | None = None
 
     @torch.inference_mode()

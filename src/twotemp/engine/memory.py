@@ -19,6 +19,9 @@ _SHARE = 0.5  # of the free memory; the rest is for the allocator's gaps and oth
 _ACTIVATIONS = 24  # floats per hidden unit that are alive at once in a layer, roughly
 _LOGIT_COPIES = 3  # the logits themselves and what the draw needs beside them
 _STABLE_COPIES = 4  # KL stability: the prediction before, the one now, and their two products
+_REPEL_COPIES = (
+    4  # samples that repel each other: predictions, gradients, their product, and the logits moved
+)
 _FLOAT = 4
 _MEMINFO, _OWN_CGROUP, _CGROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
@@ -37,7 +40,9 @@ def row_bytes(model: Denoiser, requests: Sequence[Request], cache: str | None) -
     """About what a row needs beside the weights."""
     columns, block = widths(requests, model)
     stable = any(r.policy.rule == "stable" for r in requests)
-    logits = block * model.vocab_size * (_LOGIT_COPIES + stable * _STABLE_COPIES)
+    repel = any(r.policy.repel for r in requests)
+    copies = _LOGIT_COPIES + stable * _STABLE_COPIES + repel * _REPEL_COPIES
+    logits = block * model.vocab_size * copies
     if not isinstance(model, LanguageModel):
         return _FLOAT * logits
     kept = model.cached_bytes if cache or model.block_size else 0

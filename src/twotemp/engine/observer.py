@@ -19,7 +19,7 @@ class Written(NamedTuple):
     """What one step wrote into a row."""
 
     step: int  # of the row's own, from 0
-    commits: list[tuple[int, int, float]]  # position, token, confidence
+    commits: list[tuple[int, int, float]]  # position, token (the mask: it was remasked), confidence
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,10 @@ class StepView:
 
     @property
     def before(self) -> Tensor:
-        """[B, C]: the canvas before the step. All candidates were masks."""
-        ids = self.rows.ids.clone()
-        ids[self.window.row, self.window.at] = self.rows.model.mask_id
+        """[B, C]: the canvas before the step."""
+        ids, window = self.rows.ids.clone(), self.window
+        text = self.rows.model.mask_id if window.text is None else window.text.tokens.flatten()[window.index]
+        ids[window.row, window.at] = text
         return ids
 
     def committed(self, row: int) -> list[tuple[int, int, float]]:
@@ -61,11 +62,11 @@ class StepView:
 
     def written(self, rows: Sequence[int]) -> list[Written]:
         """What the step wrote into these rows; one transfer for all of them."""
-        made, masked = self.decision, self.window.masked
+        made = self.decision
         # A confidence travels as its bits, so that integers and floats share the transfer.
         bits = made.confidence.float().view(torch.int32).long()
         step = self.step[:, None].expand_as(bits)
-        parts = torch.stack([(made.commit & masked).long(), self.window.positions, made.tokens, bits, step])
+        parts = torch.stack([made.commit.long(), self.window.positions, made.tokens, bits, step])
         commit, at, tokens, bits, step = parts[:, torch.tensor(rows, device=parts.device)].cpu()
         surely = bits.int().view(torch.float32)
         return [

@@ -13,11 +13,13 @@ class Prefix:
     """The answer of a watched row: tokens by position, in whatever order they come.
 
     Text is certain from the left: up to the first mask or end of text, but not what may yet turn out to be a
-    stop string. In an infilled row the answer is what stands in the masks.
+    stop string. In an infilled row the answer is what stands in the masks. Where the policy edits, nothing is certain
+    before the end.
     """
 
     def __init__(self, model: LanguageModel, request: Request, stop: Sequence[str] = ()) -> None:
         self._model, self._stop = model, tuple(stop)
+        self._edits = request.policy.edit != "never"
         given = len(request.prompt)
         # Beyond what was asked for lies the rest of a block-causal model's last block.
         self.positions: Sequence[int] = (
@@ -36,10 +38,10 @@ class Prefix:
         """Take a step in; what of it belongs to the answer: (place in it, token, confidence)."""
         found = [(self._at[p], token, surely) for p, token, surely in written.commits if p in self._at]
         for place, token, _ in found:
-            self.canvas[place] = token
+            self.canvas[place] = None if token == self._model.mask_id else token
         self.steps = written.step + 1
         before = self.length
-        while self.length < len(self.canvas) and self._inside(self.canvas[self.length]):
+        while not self._edits and self.length < len(self.canvas) and self._inside(self.canvas[self.length]):
             self.length += 1
         if self.length > before and self._model.tokenizer is not None:
             self.text, self.stopped = settle(self._decoded(), self._stop)
@@ -67,7 +69,15 @@ def settle(text: str, stop: Sequence[str]) -> tuple[str, bool]:
     """
     end = len(text)
     found = min((place for string in stop if (place := text.find(string)) >= 0), default=end)
-    begun = (end - n for string in stop for n in range(1, len(string)) if text.endswith(string[:n]))
-    return (
-        (text[:first], False) if (first := min(begun, default=end)) < found else (text[:found], found < end)
-    )
+    first = min((_begun(text, string) for string in stop), default=end)
+    return (text[:first], False) if first < found else (text[:found], found < end)
+
+
+def _begun(text: str, string: str) -> int:
+    """Where the end of the text may be the beginning of the string; its length if nowhere."""
+    place = max(0, len(text) - len(string) + 1)
+    while (place := text.find(string[0], place)) >= 0:
+        if string.startswith(text[place:]):
+            return place
+        place += 1
+    return len(text)

@@ -1,7 +1,8 @@
 """The state of the rows in a batch, as tensors. Column = position in the row; rows are padded on the right.
 
 What can be derived is derived: a row's block is the one that holds its leftmost mask, so there is no block
-pointer to keep in step, and infilling is generation whose masks lie elsewhere.
+pointer to keep in step, and infilling is generation whose masks lie elsewhere. Policies that edit need one thing
+more: a block without masks is `settled` only by a step that rewrites nothing.
 
 The host knows the shape of what comes next (where each row's block is, how many masks are open in it) from one
 small transfer per step, `look`; nothing else waits for the device.
@@ -19,8 +20,10 @@ from torch import Tensor
 from twotemp import rng
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser, LanguageModel
+from twotemp.policies.positions import Text
+from twotemp.policies.repulsion import Crowd, Groups
 from twotemp.policies.step import Decision
-from twotemp.records import Request
+from twotemp.records import Request, Sample
 
 DEFAULT_BLOCK = 32
 
@@ -31,21 +34,15 @@ class Window:
 
     positions: Tensor
     masked: Tensor
-    index: Tensor  # [N]: the True entries of `masked.flatten()`
+    asked: Tensor  # what is predicted: `masked` and, where policies edit, what stands beside it
+    text: Text | None  # where policies edit
+    index: Tensor  # [N]: the True entries of `asked.flatten()`
+    row: Tensor  # [N]: of these entries
+    at: Tensor  # [N]: their positions in the row
     # [B], on the host:
-    count: Tensor  # masked.sum(1)
+    count: Tensor  # asked.sum(1)
     start: Tensor  # first position of the block
     end: Tensor  # one past its last position
-
-    @property
-    def row(self) -> Tensor:
-        """[N]"""
-        return self.index // self.masked.shape[1]
-
-    @property
-    def at(self) -> Tensor:
-        """[N]: position in the row"""
-        return self.positions.flatten()[self.index]
 
 
 def compact(flags: Tensor, count: int) -> Tensor:
@@ -122,6 +119,11 @@ class Rows:
         self.block_width = block_width
         self.requests: list[Request] = []
         self.entered: list[float] = []
+        # Of traced rows that edit: (step, position, token) of what was written and later rewritten.
+        self.rewritten: list[list[tuple[int, int, int]]] = []
+        # Rows that are over before the others of their group stay, at rest, and the samples that they are.
+        self.over: list[Sample | None] = []
+        self.edited = any(r.policy.edit != "never" for r in requests)  # one structure: all of them or none
         device = model.device
         self.ids = torch.empty(0, columns, dtype=torch.int64, device=device)
         self.length = torch.empty(0, dtype=torch.int64, device=device)  # tokens of the row
@@ -139,18 +141,22 @@ class Rows:
         self.tokens = torch.empty(0, dtype=torch.int64)  # `length` again
         self.start = torch.empty(0, dtype=torch.int64)  # of the active block
         self.end = torch.empty(0, dtype=torch.int64)
-        self.open = torch.empty(0, dtype=torch.int64)  # masks in the active block; 0: the row is finished
+        self.open = torch.empty(0, dtype=torch.int64)  # unsettled in the active block; 0: the row is finished
         self.begun = torch.empty(0, dtype=torch.int64)  # steps taken before the active block
         self.cached = torch.empty(0, dtype=torch.int64)  # start of the block the cache is about, -1: none
         self.forwards = torch.empty(0, dtype=torch.int64)
         self.processed = torch.empty(0, dtype=torch.int64)
         self.eos_ids = torch.tensor(model.eos_ids, dtype=torch.int64, device=device)
+        if self.edited:
+            self.settled = torch.empty(0, columns, dtype=torch.bool, device=device)  # never to change again
+            self.edits = torch.empty(0, columns, dtype=torch.int64, device=device)  # how often rewritten
         self.append(requests)
 
     _ON_DEVICE = (
         "ids length asked origin block key step eos_stop generated commit_step confidence entropy".split()
     )
     _ON_HOST = "tokens start end open begun cached forwards processed".split()
+    _OF_EDITS = ("settled", "edits")
 
     def append(self, requests: Sequence[Request]) -> None:
         fresh = self._fresh(requests)
@@ -158,11 +164,14 @@ class Rows:
             setattr(self, name, torch.cat([getattr(self, name), values]))
         self.requests += requests
         self.entered += [perf_counter()] * len(requests)
+        self.rewritten += [[] for _ in requests]
+        self.over += [None] * len(requests)
         self._know_the_batch()
 
     def widen(self, columns: int, block_width: int) -> None:
         """Room for longer rows and wider blocks."""
-        for name in ("ids", "generated", "commit_step", "confidence", "entropy"):
+        wide = ("ids", "generated", "commit_step", "confidence", "entropy")
+        for name in (*wide, *self._OF_EDITS) if self.edited else wide:
             tensor = getattr(self, name)
             setattr(self, name, torch.nn.functional.pad(tensor, (0, columns - self.columns)))
         self.columns, self.block_width = columns, block_width
@@ -173,16 +182,19 @@ class Rows:
         for name, values in self._fresh(list(slots.values())).items():
             getattr(self, name)[index.to(values.device)] = values
         for slot, request in slots.items():
-            self.requests[slot], self.entered[slot] = request, perf_counter()
+            self.requests[slot], self.entered[slot], self.rewritten[slot] = request, perf_counter(), []
+            self.over[slot] = None
         self._know_the_batch()
 
     def keep(self, slots: Sequence[int]) -> None:
         index = torch.tensor(slots, dtype=torch.int64)
-        for name in (*self._ON_DEVICE, *self._ON_HOST):
+        for name in (*self._ON_DEVICE, *self._ON_HOST, *(self._OF_EDITS if self.edited else ())):
             tensor = getattr(self, name)
             setattr(self, name, tensor[index.to(tensor.device)])
         self.requests = [self.requests[s] for s in slots]
         self.entered = [self.entered[s] for s in slots]
+        self.rewritten = [self.rewritten[s] for s in slots]
+        self.over = [self.over[s] for s in slots]
         self._know_the_batch()
 
     def _know_the_batch(self) -> None:
@@ -195,6 +207,8 @@ class Rows:
         self.stops_at_eos = any(r.eos_stop for r in self.requests)
         # Rows can only ever be in the same state if they started from the same prompt.
         self.twins = len({r.prompt for r in self.requests}) < len(self.requests)
+        repel = any(r.policy.repel for r in self.requests)
+        self.groups = Groups.of(self.requests, self.ids.device) if repel else None
 
     def _fresh(self, requests: Sequence[Request]) -> dict[str, Tensor]:
         mask = self.model.mask_id
@@ -224,6 +238,9 @@ class Rows:
             "confidence": torch.zeros(shape),
             "entropy": torch.zeros(shape),
         }
+        if self.edited:
+            values |= {"settled": torch.zeros(shape, dtype=torch.bool)}
+            values |= {"edits": torch.zeros(shape, dtype=torch.int64)}
         on_host = {
             "tokens": length,
             "start": start,
@@ -239,19 +256,42 @@ class Rows:
         """[B, C]: what is still to be written."""
         return (self.ids == self.model.mask_id) & self.generated
 
+    def unsettled(self) -> Tensor:
+        """[B, C]: what may still change. Masks; where policies edit, all of a block until a step leaves it alone."""
+        return self.generated & ~self.settled if self.edited else self.masked()
+
+    def crowd(self, groups: Groups) -> Crowd:
+        """What samples that repel each other know of each other: what they have written, and how far they are."""
+        open_, mask = self.masked(), self.model.mask_id
+        said = torch.where(self.generated & ~open_, self.ids, mask)
+        written = torch.zeros(len(said), self.model.vocab_size, dtype=torch.bool, device=said.device)
+        written = written.scatter_(1, said, True)
+        written[:, mask] = False
+        return Crowd(groups, written, open_.sum(1) / self.generated.sum(1))
+
     def window(self, candidates: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Window:
-        """The block of each row that holds its leftmost mask; `candidates`: see `PolicyBatch.candidates`."""
+        """The block of each row that is not settled yet; `candidates`: see `PolicyBatch.candidates`."""
         start, end = torch.stack([self.start, self.end]).to(self.ids.device, non_blocking=True)
         at = start[:, None] + torch.arange(self.block_width, device=self.ids.device)
         inside = at < end[:, None]
         at = torch.where(inside, at, self.columns - 1)
-        masked, count = candidates(inside & self.masked().gather(1, at), self.open)
-        return Window(at, masked, compact(masked, int(count.sum())), count, self.start, self.end)
+        if self.groups is not None:
+            inside = inside & (self.open > 0).to(inside.device, non_blocking=True)[:, None]
+        asked, count = candidates(inside & self.unsettled().gather(1, at), self.open)
+        masked, text = asked, None
+        if self.edited:
+            text = Text(self.ids.gather(1, at), asked, self.edits.gather(1, at))
+            masked = asked & (text.tokens == self.model.mask_id)
+        index = compact(asked, int(count.sum()))
+        row, column = index // self.block_width, at.flatten()[index]
+        return Window(at, masked, asked, text, index, row, column, count, self.start, self.end)
 
     def commit(self, window: Window, made: Decision) -> None:
         """Write what is committed. The other candidates stay what they are: masks."""
         row, at = window.row, window.at
         chosen = made.commit.flatten()[window.index]
+        if made.edit is not None:
+            self._edit(window, made, chosen)
 
         def write(into: Tensor, values: Tensor) -> None:
             into[row, at] = torch.where(chosen, values, into[row, at])
@@ -264,28 +304,44 @@ class Rows:
             write(self.entropy, made.entropy.flatten()[window.index])
         self.step = self.step + 1  # not in place: an observer may still hold the old one
 
+    def _edit(self, window: Window, made: Decision, chosen: Tensor) -> None:
+        """Before what is committed overwrites it: note what stood there, and which blocks have come to rest."""
+        assert made.edit is not None
+        row, at = window.row, window.at
+        if self.traced:
+            when = self.commit_step[row, at]
+            lost = torch.stack([row, when, at, self.ids[row, at]])[:, chosen & (when >= 0)]
+            for slot, *write in lost.T.tolist():
+                self.rewritten[slot].append((write[0], write[1], write[2]))
+        self.edits[row, at] += made.edit.flatten()[window.index]
+        self.settled[row, at] |= ~made.commit.any(1)[row]
+
     def look(self, healthy: Tensor) -> bool:
         """Tell the host where every row stands now, and whether all is well: the round trip of a step."""
-        masked = self.masked()
-        start, end, open_ = _active(masked, self.origin, self.block, self.length)
+        unsettled = self.unsettled()
+        start, end, open_ = _active(unsettled, self.origin, self.block, self.length)
         if self.completed:  # the rest of the last block is nobody's
-            wanted = torch.arange(self.columns, device=masked.device) < self.asked[:, None]
-            open_ = open_.masked_fill(~(masked & wanted).any(1), 0)
+            wanted = torch.arange(self.columns, device=unsettled.device) < self.asked[:, None]
+            open_ = open_.masked_fill(~(unsettled & wanted).any(1), 0)
         if self.stops_at_eos:  # nothing left to write before the first EOS
             ended = torch.isin(self.ids, self.eos_ids) & self.generated
             first_eos = torch.where(ended.any(1), ended.int().argmax(1), self.columns)
-            open_ = open_.masked_fill(self.eos_stop & (first_eos < masked.int().argmax(1)), 0)
+            open_ = open_.masked_fill(self.eos_stop & (first_eos < unsettled.int().argmax(1)), 0)
         told = torch.cat([start, end, open_, healthy[None].long()]).cpu()
         start, end, self.open = told[:-1].view(3, -1)
+        if self.groups is not None:
+            start, end = (torch.where(self.open > 0, a, b) for a, b in ((start, self.start), (end, self.end)))
         self.begun = torch.where(start == self.start, self.begun, self.forwards)
         self.start, self.end = start, end
         return bool(told[-1])
 
 
-def _active(masked: Tensor, origin: Tensor, block: Tensor, length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[B] each: where the block with the leftmost mask starts and ends, and how many masks it holds."""
-    first = torch.where(masked.any(1), masked.int().argmax(1), origin)
+def _active(
+    unsettled: Tensor, origin: Tensor, block: Tensor, length: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[B] each: where the first block that is not settled starts and ends, and how much of it is not."""
+    first = torch.where(unsettled.any(1), unsettled.int().argmax(1), origin)
     start = origin + (first - origin) // block * block
     end = torch.minimum(start + block, length)
-    inside = torch.arange(masked.shape[1], device=masked.device) < end[:, None]
-    return start, end, (masked & inside).sum(1)
+    inside = torch.arange(unsettled.shape[1], device=unsettled.device) < end[:, None]
+    return start, end, (unsettled & inside).sum(1)

@@ -21,7 +21,7 @@ Kind = Literal["block", "prefix", "dual"]
 
 class Runner(Protocol):
     def logits(self, rows: Rows, window: Window) -> Tensor:
-        """Logits at the masked positions of the window, row-major."""
+        """Logits at what is asked of the window, row-major."""
         ...
 
     def book(self, rows: Rows, window: Window) -> None:
@@ -222,19 +222,24 @@ class Windowed:
     ) -> Tensor:
         """Logits of a group of rows (on the host; None: all of them)."""
         device = self.model.device
-        every = torch.arange(len(begin)) if group is None else group
-        begin, end, seen, count = begin[every], end[every], seen[every], window.count[every]
+        every, count = torch.arange(len(begin)), window.count
+        if group is not None:
+            every, begin, end, seen, count = (t[group] for t in (every, begin, end, seen, count))
         # Only where nothing of the cache is reused do a row's keys and values follow from its tokens alone.
         alone = rows.twins and not bool(((begin > 0) | (end < seen)).any())
         width = int((end - begin).max())
         members, begin, end, seen = torch.stack([every, begin, end, seen]).to(device, non_blocking=True)
         at = begin[:, None] + torch.arange(width, device=device)
         at = torch.where(at < end[:, None], at, rows.columns)
-        index = compact(window.masked[members], int(count.sum()))
-        row = index // window.masked.shape[1]
-        want = row * width + window.positions[members].flatten()[index] - begin[row]
+        row, column = window.row, window.at
+        if group is not None:
+            index = compact(window.asked[members], int(count.sum()))
+            row = index // window.asked.shape[1]
+            column = window.positions[members].flatten()[index]
+        want = row * width + column - begin[row]
         visible = torch.arange(rows.columns, device=device) < seen[:, None]
-        tokens = rows.ids[members].gather(1, at.clamp_max(rows.columns - 1))
+        ids = rows.ids if group is None else rows.ids[members]
+        tokens = ids.gather(1, at.clamp_max(rows.columns - 1))
         if alone:
             once = Once(tokens, want, end - begin, count, self.model.vocab_size)
             if once.needed:

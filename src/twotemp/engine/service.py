@@ -14,6 +14,7 @@ from twotemp.engine.observer import Observer, Written
 from twotemp.engine.prefix import Prefix
 from twotemp.engine.rows import check
 from twotemp.errors import UserError
+from twotemp.groups import refuse
 from twotemp.models.base import Denoiser, language_model
 from twotemp.records import Request, Sample
 
@@ -78,9 +79,13 @@ class Service:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.close(drop=kind is not None)
+
+    def close(self, *, drop: bool = False) -> None:
+        """Take nothing new, and finish what was accepted; drop: forget it instead."""
         with self._changed:
             self._closing = True
-            if kind is not None:
+            if drop:
                 self._left.extend(self._open)
             self._changed.notify_all()
         self._thread.join()
@@ -104,6 +109,7 @@ class Service:
         another request as soon as one of them lies in the committed prefix.
         """
         check(request, self.model)
+        refuse(request.policy, "a service that takes rows as they come")
         job = Job(request, on_event, watch, Prefix(self._text, request, stop) if stop else None)
         with self._changed:
             if self._closing or not self._thread.is_alive():
@@ -128,7 +134,9 @@ class Service:
             except Exception as error:  # of no row alone: whoever is in it has to know, the others go on
                 if not isinstance(error, UserError):
                     log.exception("a step failed; the requests in it are given up")
-                said = error if isinstance(error, UserError) else UserError(f"a step failed: {error}")
+                # What went wrong may be another one's text: it is for the log.
+                said = error if isinstance(error, UserError) else UserError("a step failed; the log says why")
+                said.__cause__ = None if said is error else error
                 for job in list(self._jobs.values()):
                     self._end(job, said)
                 self._live = self._new()

@@ -9,16 +9,22 @@ from twotemp.records import Sample
 
 
 def states(sample: Sample, mask_id: int) -> Iterator[tuple[list[int], list[int]]]:
-    """For every step: the row of token ids before it, and the positions it committed."""
+    """For every step: the row of token ids before it, and the positions it wrote.
+
+    A step that only finds nothing to edit writes nothing; those after the last write are in no trace.
+    """
     if sample.trace is None:
         raise UserError(
             f"sample {sample.index} of request {sample.request!r} has no trace; sample with trace=True"
         )
     row = list(sample.prompt) + [mask_id] * (max(sample.positions) + 1 - len(sample.prompt))
-    by_step: dict[int, list[int]] = {}
-    for n, step in enumerate(sample.trace.steps):
-        by_step.setdefault(step, []).append(n)
-    for step in sorted(s for s in by_step if s >= 0):
-        yield list(row), [sample.positions[n] for n in by_step[step]]
-        for n in by_step[step]:
-            row[sample.positions[n]] = sample.tokens[n]
+    by_step: dict[int, dict[int, int]] = {}
+    final = zip(sample.trace.steps, sample.positions, sample.tokens)
+    lost = ((step, sample.positions[n], token) for step, n, token in sample.trace.edits)
+    for step, at, token in (*final, *lost):
+        by_step.setdefault(step, {})[at] = token
+    for step in range(max(by_step) + 1):
+        written = by_step.get(step, {})
+        yield list(row), sorted(written)
+        for at, token in written.items():
+            row[at] = token

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol, TypeVar, Unpack
 
+from twotemp.asking import Draw, Encoder
 from twotemp.records import Request, Sample
 
 if TYPE_CHECKING:
-    from twotemp.engine import Observer
-    from twotemp.models.base import Denoiser, Message
-
+    from twotemp.models.base import Denoiser
+    from twotemp.sampling import Drawing
 
 T = TypeVar("T")
 # Requests to draw one after the other, and what the caller calls them: ids need only be unique within a chunk.
 Chunk = tuple[T, Iterable[Request]]
 
 
-class Drawer(Protocol):
-    """Draws samples, wherever the model is."""
+class Drawer(Encoder, Protocol):
+    """Draws samples, wherever the model is; its `encode` is the model's."""
 
     @property
     def name(self) -> str:
@@ -26,14 +26,13 @@ class Drawer(Protocol):
         ...
 
     @property
-    def fingerprint(self) -> str:
-        """The model's: samples of other weights never mix in a run."""
+    def workers(self) -> int:
+        """How many draw at the same time."""
         ...
 
-    def encode(
-        self, prompt: str | Sequence[Message], *, prefill: str = "", chat: bool | None = None
-    ) -> list[int]:
-        """See `LanguageModel.encode`."""
+    @property
+    def fingerprint(self) -> str:
+        """The model's: samples of other weights never mix in a run."""
         ...
 
     def draw(self, chunks: Iterable[Chunk[T]]) -> Iterator[tuple[T, Sample]]:
@@ -45,25 +44,24 @@ class Drawer(Protocol):
 class InProcess:
     """The model is in this process."""
 
-    def __init__(
-        self,
-        model: Denoiser,
-        *,
-        batch_size: int | None = None,
-        cache: str | None = None,
-        observer: Observer | None = None,
-    ) -> None:
+    workers = 1
+
+    def __init__(self, model: Denoiser, **drawing: Unpack[Drawing]) -> None:
+        """drawing: as in `twotemp.sample`."""
         from twotemp.models.base import language_model
 
-        self._model, self._batch_size, self._cache, self._observer = model, batch_size, cache, observer
-        text = language_model(model)
+        self._model, self._drawing = model, drawing
+        self.model = text = language_model(model)
         self.name, self.fingerprint, self.encode = model.name, text.fingerprint, text.encode
 
     def draw(self, chunks: Iterable[Chunk[T]]) -> Iterator[tuple[T, Sample]]:
         from twotemp import sampling
 
         for name, requests in chunks:
-            for sample in sampling.draw(
-                self._model, requests, batch_size=self._batch_size, cache=self._cache, observer=self._observer
-            ):
+            for sample in sampling.draw(self._model, requests, **self._drawing):
                 yield name, sample
+
+
+def plain(drawer: Drawer) -> Draw:
+    """The drawer for requests that are wanted together, and whose samples need no names."""
+    return lambda requests: (sample for _, sample in drawer.draw([(None, requests)]))

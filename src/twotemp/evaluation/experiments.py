@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from twotemp.errors import UserError
 from twotemp.evaluation.plan import Plan, TaskChoice
-from twotemp.plain import record
+from twotemp.plain import read_yaml, record
 from twotemp.policies import parse
+
+# What a plan calls by the same name.
+_SHARED = ("n", "questions", "length", "block", "seed", "cache", "trace")
 
 
 @dataclass(frozen=True)
@@ -43,20 +44,14 @@ class Experiment:
         return Plan(
             tasks=tuple(tasks or (TaskChoice(name) for name in self.tasks)),
             policies=tuple(parse(spec) for spec in self.policies),
-            n=self.n,
-            questions=self.questions,
-            length=self.length,
-            block=self.block,
-            seed=self.seed,
-            cache=self.cache,
-            trace=self.trace,
+            **{name: getattr(self, name) for name in _SHARED},
         )
 
 
 def read(path: Path | str) -> Experiment:
     """An experiment from its file; an unknown or missing key is an error."""
     path = Path(path)
-    data = _yaml(path, "experiment file")
+    data = read_yaml(path, "experiment file")
     values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
     try:
         return record(Experiment, values, "the experiment")
@@ -67,28 +62,9 @@ def read(path: Path | str) -> Experiment:
 def policies_in(path: Path | str) -> list[str]:
     """The specs under `policies` in a file, such as the tuned.yaml of `twotemp tune`."""
     path = Path(path)
-    specs = _yaml(path, "file of policies").get("policies")
+    specs = read_yaml(path, "file of policies").get("policies")
     if not (isinstance(specs, list) and specs and all(isinstance(spec, str) for spec in specs)):
         raise UserError(
             f"{path} must have a list `policies:` of specs, such as - tct:t_pos=0.1, not {specs!r}"
         )
     return specs
-
-
-def _yaml(path: Path, kind: str) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        beside = sorted(file.name for file in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-        hint = f"; there are {', '.join(beside)}" if beside else ""
-        raise UserError(f"no {kind} {path}{hint}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as YAML ({error}); mend it") from None
-    if not isinstance(data, dict):
-        raise UserError(f"{path} must hold `key: value` lines, not {type(data).__name__}")
-    return data
-
-
-def smaller(experiment: Experiment, n: int | None, questions: int | None) -> Experiment:
-    """The same experiment with other counts, for a quick look."""
-    return replace(experiment, n=n or experiment.n, questions=questions or experiment.questions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -24,7 +24,6 @@ from twotemp.records import Policy, Request, Sample
 from twotemp.store import Cell, Config, Store
 
 if TYPE_CHECKING:
-    from twotemp.engine import Observer
     from twotemp.models.base import Denoiser
 
 # Finished samples wait for a write of this many, or of this age in seconds: a kill costs no more. Where samples come
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 WRITE_SAMPLES, WRITE_SECONDS, HUNGRY_SECONDS, WRITING_SHARE, MOST_WRITING = 64, 2.0, 0.2, 0.05, 0.2
 
 
-class Evaluation:
+class Evaluation(AbstractContextManager["Evaluation"]):
     """A plan with its data loaded, its graders ready and its run folder open: everything but the model.
 
     What can be wrong is found here, before a large model is loaded. Use it as a context manager.
@@ -57,9 +56,6 @@ class Evaluation:
             self.close()
             raise
 
-    def __enter__(self) -> Evaluation:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
@@ -78,21 +74,13 @@ class Evaluation:
             self._graders[name] = graders.get(name)
         return self._graders[name]
 
-    def run(
-        self,
-        model: Denoiser,
-        *,
-        batch_size: int | None = None,
-        watch: Watch | None = None,
-        observer: Observer | None = None,
-    ) -> Store:
+    def run(self, model: Denoiser, *, batch_size: int | None = None, watch: Watch | None = None) -> Store:
         """Draw what is missing with a model in this process, and grade it. Interrupted, it leaves everything finished
         in the store."""
-        drawer = InProcess(model, batch_size=batch_size, cache=self.plan.cache, observer=observer)
-        return self.run_with(drawer, watch=watch)
+        return self.run_with(InProcess(model, batch_size=batch_size, cache=self.plan.cache), watch=watch)
 
     def run_with(self, drawer: Drawer, *, watch: Watch | None = None) -> Store:
-        """As `run`, with whoever draws; the plan's cache is the drawer's affair."""
+        """As `run`, but a drawer draws, here or elsewhere; it must use the plan's cache itself."""
         name, mark = drawer.name, drawer.fingerprint
         cells = [
             (loaded, self._cell(name, mark, loaded, policy))
@@ -140,6 +128,7 @@ class Evaluation:
     def _draw(self, drawer: Drawer, works: Sequence[CellWork], counter: Counter, grading: Grading) -> None:
         """Draw what is missing; every sample is in the store when this returns, or as soon as something stops it."""
         work_of = {(work.loaded, work.policy): work for work in works}
+        again = {work: {*work.wanted} - {*work.missing} for work in works if work.policy.repel}
         wanted = ((loaded, self._requests(drawer, loaded, asks)) for loaded, asks in chunks(works))
         fresh: dict[CellWork, list[Sample]] = defaultdict(list)
 
@@ -163,7 +152,10 @@ class Evaluation:
         count, written, took = 0, perf_counter(), 0.0
         try:
             for loaded, sample in drawer.draw(wanted):
-                fresh[work_of[loaded, sample.policy]].append(sample)
+                work = work_of[loaded, sample.policy]
+                if (sample.request, sample.index) in again.get(work, ()):
+                    continue  # stored by an earlier run: drawn for the others of its group
+                fresh[work].append(sample)
                 now, count = perf_counter(), count + 1
                 hungry = max(HUNGRY_SECONDS, took / WRITING_SHARE)
                 late = now - written > (hungry if grading.hungry else WRITE_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 from twotemp import graders
@@ -30,18 +31,14 @@ def regrade(
     judged: dict[str, int] = {}
     for cell in Store.open(run).cells():
         found, task = problems_of(cell, data, allow_altered), task_of(cell)
-        judge = graders.get(grader or task.grader)
         judged[cell.name] = 0
-        try:
+        with closing(graders.get(grader or task.grader)) as judge, cell.writer() as writer:
             by_id = {problem.id: problem for problem in found.problems}
             loaded = LoadedTask(TaskChoice(task.name), task, by_id, found.digest, judge)
-            with cell.writer() as writer:
-                work = CellWork(loaded, cell, writer)
-                for samples in parts(cell.samples() if again else cell.pending(judge.name), CHUNK_SAMPLES):
-                    work.grade(samples)
-                    judged[cell.name] += len(samples)
-                    if watch is not None:
-                        watch(cell.name, judged[cell.name])
-        finally:
-            judge.close()
+            work = CellWork(loaded, cell, writer)
+            for samples in parts(cell.samples() if again else cell.pending(judge.name), CHUNK_SAMPLES):
+                work.grade(samples)
+                judged[cell.name] += len(samples)
+                if watch is not None:
+                    watch(cell.name, judged[cell.name])
     return judged

@@ -56,6 +56,14 @@ class CellWork:
         self.policy = cell.config.policy
         self.name = spell(self.policy)
 
+    @property
+    def wanted(self) -> Sequence[tuple[str, int]]:
+        """What is missing; of samples that repel each other also those before it, which are drawn with them again."""
+        if not self.policy.repel:
+            return self.missing
+        upto = dict(self.missing)  # the last index of each question
+        return [(question, index) for question, last in upto.items() for index in range(last + 1)]
+
     def waiting(self) -> Iterator[Sample]:
         """Samples of our questions that an earlier run stored and could not grade."""
         ours = set(self.missing)
@@ -86,7 +94,7 @@ def chunks(works: Sequence[CellWork]) -> Iterator[tuple[LoadedTask, list[Ask]]]:
     def of_task(loaded: LoadedTask) -> Iterator[tuple[LoadedTask, list[Ask]]]:
         asks: dict[str, list[Ask]] = {question: [] for question in loaded.problems}
         for work in works:
-            for question, index in work.missing if work.loaded is loaded else ():
+            for question, index in work.wanted if work.loaded is loaded else ():
                 asks[question].append(Ask(loaded.problems[question], work.policy, index))
         chunk: list[Ask] = []
         for some in asks.values():

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from math import ceil
 from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from twotemp.groups import gather
 from twotemp.records import Key, Policy, Request, Sample
 
 if TYPE_CHECKING:
@@ -117,12 +118,14 @@ def cut(chunks: Iterable[Chunk[T]], size: int = UNIT) -> Iterator[Unit[T]]:
     It depends on the requests alone: the same run is cut the same way, whoever draws it.
     """
     for tag, requests in chunks:
-        groups: dict[tuple[str, ...], list[Request]] = defaultdict(list)
+        lanes: dict[tuple[str, ...], list[Request]] = defaultdict(list)
         for policy, some in groupby(requests, attrgetter("policy")):
-            groups[policy.structure].extend(some)
-        for structure in sorted(groups):
-            group = groups[structure]
-            count = ceil(len(group) / size)
+            lanes[policy.structure].extend(some)
+        for structure in sorted(lanes):
+            # Samples that repel each other come in groups, which are cut by no one.
+            whole = gather(lanes[structure])
+            count = ceil(len(lanes[structure]) / size)
             for number in range(count):
-                part = group[len(group) * number // count : len(group) * (number + 1) // count]
-                yield Unit(tag, tuple(part))
+                part = whole[len(whole) * number // count : len(whole) * (number + 1) // count]
+                if part:
+                    yield Unit(tag, tuple(chain.from_iterable(part)))

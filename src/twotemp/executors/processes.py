@@ -13,17 +13,17 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING
 
-from twotemp.executors.messages import Lost, News, Order
+from twotemp.executors.messages import Lost, News
+from twotemp.executors.worker import Make, work
 
-if TYPE_CHECKING:
-    from twotemp.executors.worker import Make
+Task = Callable[[connection.Connection], None]  # what a process does with its end of the pipe
 
 # Of the environment, workers get what they need to find programs, libraries and checkpoints, and to compute: no
 # tokens, passwords or addresses that happen to be there.
@@ -33,7 +33,7 @@ NEEDED = set(
 )
 NEEDED_PREFIXES = tuple("LC_ CUDA_ NVIDIA_ HIP_ ROCR_ TORCH PYTORCH_ TRITON_ OMP_ GOMP_ KMP_ MKL_".split())
 SEND_SECONDS = 60  # a worker reads at once; one that does not is stopped or broken
-_CODE = "from twotemp.executors.worker import main; main({})"
+_CODE = "from twotemp.executors.processes import main; main({})"
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -45,11 +45,17 @@ def environment(threads: int) -> dict[str, str]:
     return {**kept, **own, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
-class Process:
-    """A worker process, in a session of its own: Ctrl-C is for the driver alone. What it prints goes to a file, of
-    which the last line is shown if it is lost."""
+def main(descriptor: int) -> None:
+    """What a new process runs."""
+    link = connection.Connection(descriptor)
+    link.recv()(link)
 
-    def __init__(self, make: Make, place: int, threads: int) -> None:
+
+class Process:
+    """A process that does a task, in a session of its own: Ctrl-C is for the driver alone. What it prints goes to a
+    file, of which the last line is shown if it is lost."""
+
+    def __init__(self, task: Task, threads: int) -> None:
         mine, theirs = socket.socketpair()
         # Whoever does not read for so long gets no more: `send` raises.
         mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
@@ -65,20 +71,21 @@ class Process:
                 start_new_session=True,
             )
         self.link = connection.Connection(mine.detach())
-        self._say((make, place))
+        self.send(task)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, order: Order) -> None:
-        self._say(order)
-
-    def _say(self, message: object) -> None:
+    def send(self, message: object) -> None:
         try:
             self.link.send(message)
         except OSError:
-            self._process.kill()  # its end of the pipe closes, which `hear` notices
+            self.end()
+
+    def end(self) -> None:
+        """Its end of the pipe closes, which whoever listens to it notices."""
+        self._process.kill()
 
     def hear(self) -> list[News]:
         """All it has said by now."""
@@ -87,11 +94,12 @@ class Process:
             while self.link.poll():
                 news.append(self.link.recv())
         except (EOFError, OSError, UnpicklingError):
-            news.append(Lost(self._reason()))
+            news.append(Lost(self.reason()))
         return news
 
-    def _reason(self) -> str:
-        self._process.kill()
+    def reason(self) -> str:
+        """Why it is lost."""
+        self.end()
         status = self._process.wait()
         self._printed.seek(0)
         last = self._printed.read().decode(errors="replace").strip().splitlines()[-1:]
@@ -102,7 +110,7 @@ class Process:
     def kill(self) -> None:
         with suppress(OSError):
             self.link.close()
-        self._process.kill()
+        self.end()
         self._process.wait()
         self._printed.close()
 
@@ -114,7 +122,7 @@ class Processes:
         self._make, self._threads = make, threads
 
     def start(self, place: int) -> Process:
-        return Process(self._make, place, self._threads)
+        return Process(partial(work, self._make, place), self._threads)
 
     def hear(self, workers: Sequence[Process], seconds: float) -> list[tuple[int, News]]:
         speaking = set(connection.wait([worker.link for worker in workers], seconds))

@@ -108,6 +108,7 @@ class Supervisor:
         loading_patience: float = LOADING_PATIENCE,
     ) -> None:
         """batch_size: the workers'. unit: requests of a unit; None: enough for several batches."""
+        self.workers = count
         self.resent = 0  # samples that were owed by workers that were lost
         self._crew, self._unit = crew, unit or max(UNIT, UNIT_BATCHES * (batch_size or 0))
         self._patience, self._loading_patience = patience, loading_patience
@@ -212,6 +213,8 @@ class Supervisor:
 
     def _take(self, hand: _Hand, said: News) -> None:
         match said:
+            case Drawn(()):
+                pass  # a sign of life, which may come after the end of the last unit
             case Drawn(samples):
                 unit = hand.units[0]
                 self._arrived.extend((unit.tag, sample) for sample in samples if unit.take(sample))

@@ -9,12 +9,15 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twotemp.errors import UserError
 from twotemp.evaluation.drawing import Drawer, InProcess
 from twotemp.executors.messages import Done, Draw, Drawn, Encode, Encoded, Failed, News, Order, Ready
 from twotemp.records import Sample
+
+if TYPE_CHECKING:
+    from twotemp.models.base import LanguageModel
 
 # Called in a worker, with its place among them and a function that the drawer must call after every step.
 Make = Callable[[int, Callable[[], None]], Drawer]
@@ -32,16 +35,19 @@ class Loading:
     cache: str | None = None
     plugins: tuple[str, ...] = ()
 
-    def __call__(self, place: int, stepped: Callable[[], None]) -> Drawer:
-        from twotemp.engine import Steps
+    def load(self, place: int) -> LanguageModel:
         from twotemp.models.load import load
         from twotemp.plugins import load_plugins
 
         load_plugins(self.plugins)
         where = {"device": f"cuda:{place % self.gpus}"} if self.gpus else {}
-        model = load(self.model, **{**self.options, **where})
+        return load(self.model, **{**self.options, **where})
+
+    def __call__(self, place: int, stepped: Callable[[], None]) -> Drawer:
+        from twotemp.engine import Steps
+
         observer = Steps(lambda view: stepped())
-        return InProcess(model, batch_size=self.batch_size, cache=self.cache, observer=observer)
+        return InProcess(self.load(place), batch_size=self.batch_size, cache=self.cache, observer=observer)
 
 
 class Bench:
@@ -82,11 +88,11 @@ class Post:
     """The worker's end of a pipe. A thread reads it all the time: the driver never waits for a worker that computes,
     and a worker whose driver is gone ends at once, whatever it is doing."""
 
-    def __init__(self, link: Connection) -> None:
+    def __init__(self, make: Make, place: int, link: Connection) -> None:
+        self._make, self._place = make, place
         self._link, self._sent = link, monotonic()
         self._orders: SimpleQueue[Order] = SimpleQueue()
         self._units: list[Draw] = []
-        self.make, self.place = link.recv()
         Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -105,7 +111,7 @@ class Post:
 
     def serve(self) -> None:
         try:
-            bench = Bench(self.make, self.place, lambda: self._between(bench))
+            bench = Bench(self._make, self._place, lambda: self._between(bench))
         except UserError as error:
             self.send(Failed(str(error)))
             return
@@ -130,6 +136,6 @@ class Post:
             self.send(bench.encode(order))
 
 
-def main(descriptor: int) -> None:
+def work(make: Make, place: int, link: Connection) -> None:
     """What `processes` starts."""
-    Post(Connection(descriptor)).serve()
+    Post(make, place, link).serve()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import platform
@@ -48,13 +49,9 @@ def replacing(path: Path) -> Iterator[Path]:
             raise
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    with replacing(path) as temporary:
-        temporary.write_bytes(data)
-
-
 def write_text(path: Path, text: str) -> None:
-    write_bytes(path, text.encode())
+    with replacing(path) as temporary:
+        temporary.write_bytes(text.encode())
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -64,13 +61,34 @@ def write_json(path: Path, data: Any) -> None:
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}); restore it from a copy") from error
 
 
 def make_folder(path: Path) -> None:
     with disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Nobody else writes a run there meanwhile. The kernel lets go of it when the process ends, however it ends."""
+    make_folder(folder)
+    with disk_errors(folder, "open"):
+        descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another process is writing {folder}; wait until it has ended, or stop it and run the same command "
+                "again, which continues; for a run of its own choose another folder (--out)"
+            ) from None
+        except OSError:  # a file system without locks: nobody is refused
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class AppendFile:
@@ -115,8 +133,12 @@ def is_temporary(path: Path) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left in a folder and in those below it; what a living one writes stays."""
-    for left in (*folder.glob(f"{TEMPORARY}*"), *folder.glob(f"*/{TEMPORARY}*")):
+    """Remove what killed processes left in a folder and in those below it; what a living one writes stays.
+
+    Nor is it looked into: it may take its place, and so vanish under this name, at any moment.
+    """
+    inside = [path for path in folder.iterdir() if path.is_dir() and not is_temporary(path)]
+    for left in (path for place in (folder, *inside) for path in place.glob(f"{TEMPORARY}*")):
         if _is_orphan(left):
             _remove(left)
 

@@ -27,7 +27,7 @@ _NUMBER = re.compile(rf"-(\d{{20}})\.[^-]*{re.escape(SUFFIX)}")
 
 
 def next_number(folder: Path) -> int:
-    """One more than the highest number in the names of a folder's files: who has seen a file comes after it.
+    """One more than the highest number in the names of a folder's files: so a writer comes after all it has seen.
 
     Lamport's clock: no machine's time is asked. Version 0.1.0 took nanoseconds for a number.
     """

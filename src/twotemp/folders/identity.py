@@ -28,12 +28,7 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     """What a folder says of itself; None where it says nothing. Reads what version 0.1.0 wrote, too."""
     path = folder / FILE
     if not path.exists():
-        if (folder / "settings.json").exists() and "alternatives" in (
-            old := read_json(folder / "settings.json")
-        ):
-            return {"kind": "forks", **old}
-        trained = any((folder / name).exists() for name in ("checkpoint.safetensors", "log.jsonl"))
-        return {"kind": "training"} if trained else None
+        return _unnamed(folder)
     found = read_json(path)
     if isinstance(found, dict) and found.get("format") == FORMAT["format"]:
         if found.get("version") != FORMAT["version"]:
@@ -47,13 +42,23 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     raise UserError(f"{path} was not written by twotemp; give the folder named by --out")
 
 
+def _unnamed(folder: Path) -> dict[str, Any] | None:
+    """What version 0.1.0 left without a run.json: a study of forks, or a training run."""
+    settings = folder / "settings.json"
+    old = read_json(settings) if settings.exists() else {}
+    if "alternatives" in old:
+        return {"kind": "forks", **old}
+    trained = any((folder / name).exists() for name in ("checkpoint.safetensors", "log.jsonl"))
+    return {"kind": "training"} if trained else None
+
+
 def kind_of(folder: Path) -> Kind | None:
     """What kind of run a folder holds; None: it is not a run."""
     found = read_run(folder)
     if found is None:
         return None
     kind: Kind = found["kind"]
-    if kind not in KINDS:
+    if kind not in list(KINDS):  # whatever it is: a damaged file may say anything
         raise UserError(
             f"{folder} holds {kind!r}, which this twotemp does not know; install the one that wrote it"
         )
@@ -116,17 +121,9 @@ def continued(
     return {**now, "changes": changes} if changes else now
 
 
-def claim(
-    folder: Path,
-    kind: Kind,
-    identity: Mapping[str, Any],
-    *,
-    step: int | None = 0,
-    free: Collection[str] = (),
-    mendable: Collection[str] = (),
-) -> None:
-    """Make this folder the run's, or go on with it by the rules of `continued`, and clear up in it."""
-    write_run(folder, continued(folder, kind, identity, step=step, free=free, mendable=mendable))
+def claim(folder: Path, kind: Kind, identity: Mapping[str, Any], *, step: int | None = 0) -> None:
+    """Make this folder the run's, or go on with it if it is the same in everything, and clear up in it."""
+    write_run(folder, continued(folder, kind, identity, step=step))
 
 
 def write_run(folder: Path, described: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -95,9 +94,8 @@ def _log_probabilities(top: float, nats: float | None, tokens: int) -> Tensor:
             raise UserError(
                 f"confidence {top} is not above 1/{tokens}; use more tokens or a larger confidence"
             )
-    finite = np.append(
-        np.maximum(p, 1e-30), 1e-30
-    )  # a finite logit for what never happens, the mask included
+    # A finite logit for what never happens, the mask included.
+    finite = np.append(np.maximum(p, 1e-30), 1e-30)
     return torch.from_numpy(np.log(finite)).float()
 
 
@@ -117,10 +115,6 @@ class Simulation:
     def entropy(self) -> float:
         """The sample mean of the fork's entropy at its commit."""
         return float(self.entropies.mean())
-
-    @property
-    def standard_error(self) -> float:
-        return float(self.entropies.std(ddof=1) / math.sqrt(len(self.entropies)))
 
     def commits(self) -> Iterator[Commit]:
         """How each sample committed its fork, to be compared with `ForkLaw.commits`."""

@@ -25,9 +25,8 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
-StepLaw = Callable[
-    [Policy, Mapping[int, float]], dict[State, float]
-]  # confidences -> law of the committed set
+# From the confidences of the masked positions to the law of the committed set.
+StepLaw = Callable[[Policy, Mapping[int, float]], dict[State, float]]
 
 
 # --- one step ------------------------------------------------------------------------------------------------
@@ -35,7 +34,8 @@ StepLaw = Callable[
 
 def commit_sets(policy: Policy, confidence: Mapping[int, float]) -> dict[State, float]:
     """The law of the set a policy commits, given the confidence of every masked position."""
-    plain = (policy.fallback, policy.first_score) == ("best", "same")
+    parts = policy.fallback, policy.first_score, policy.edit, policy.repel
+    plain = parts == ("best", "same", "never", 0)
     if plain and policy.steps == 0 and policy.rule == "budget":
         if policy.score == "position" and policy.t_pos == 0:
             return {state_of(sorted(confidence)[: policy.k]): 1.0}

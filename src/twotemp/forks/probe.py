@@ -14,8 +14,9 @@ their own the first block starts at the fork: LC may reveal up to `block - 1` po
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,9 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twotemp.asking import answer
+from twotemp.asking import Draw, answer
 from twotemp.engine import run, states
 from twotemp.errors import UserError
+from twotemp.folders import only_writer
 from twotemp.forks.journal import Journal
 from twotemp.graders.base import Grader
 from twotemp.models.base import LanguageModel
@@ -33,7 +35,7 @@ from twotemp.models.checkpoint import fingerprint
 from twotemp.policies import policy
 from twotemp.records import Policy, Problem, Request, Sample
 
-CHUNK = 32  # forks restarted together; what a kill costs at most
+CHUNK = 32  # forks measured together, for each worker; what a kill costs at most
 _NO_PROGRAM = ("SyntaxError", "IndentationError", "TabError")
 
 
@@ -151,13 +153,15 @@ def measure(
     grader: Grader,
     settings: Settings,
     *,
-    batch_size: int | None = None,
+    draw: Draw | None = None,
 ) -> list[Fork]:
-    """Both experiments on some forks."""
-    paths = _restart(model, places, settings, batch_size)
+    """Both experiments on some forks. What the model predicts at them is looked up here; the restarts, which are most
+    of the work, are drawn by `draw` (None: by the engine in this process)."""
+    draw = draw or partial(run, model)
+    paths = _restart(model, places, settings, draw)
     tokens = [_likeliest(logits[0], settings.alternatives) for _, logits in paths]
     chosen = [(place, token) for place, likely in zip(places, tokens) for token in likely]
-    answers = _answers(model, chosen, settings, batch_size)
+    answers = _answers(model, chosen, settings, draw)
     asked = [problems[place.problem] for place, _ in chosen]
     items = [(problem, answer(problem, text)) for problem, text in zip(asked, answers)]
     grades = iter(list(grader.grade(items)))
@@ -181,7 +185,7 @@ def measure(
 
 
 def _restart(
-    model: LanguageModel, places: Sequence[Place], settings: Settings, batch_size: int | None
+    model: LanguageModel, places: Sequence[Place], settings: Settings, draw: Draw
 ) -> list[tuple[tuple[int, ...], Tensor]]:
     """For each fork: how many positions LC had revealed, and the logits at the fork, until it is committed.
 
@@ -189,7 +193,7 @@ def _restart(
     """
     lc = policy("lc", t_token=settings.t_token)
     requests = [_fill(model, place, place.left, lc, settings) for place in places]
-    found = {sample.request: sample for sample in run(model, requests, batch_size=batch_size)}
+    found = {sample.request: sample for sample in draw(requests)}
     paths = []
     for place in places:
         at, mask = place.position, model.mask_id
@@ -220,7 +224,7 @@ def _likeliest(logits: Tensor, count: int) -> list[int]:
 
 
 def _answers(
-    model: LanguageModel, chosen: Sequence[tuple[Place, int]], settings: Settings, batch_size: int | None
+    model: LanguageModel, chosen: Sequence[tuple[Place, int]], settings: Settings, draw: Draw
 ) -> list[str]:
     """The text of each completion: everything left of the fork as it was, the fork set, the rest by greedy LC."""
     lc = policy("lc", t_token=0.0)
@@ -230,7 +234,7 @@ def _answers(
         for place, token in chosen
         if place.position + 1 < place.end  # else the fork was all that was left to write
     ]
-    for sample in run(model, requests, batch_size=batch_size):
+    for sample in draw(requests):
         rows[sample.request, sample.index] += sample.tokens
     return [model.decode(rows[place.name, token][place.start :]) for place, token in chosen]
 
@@ -301,25 +305,24 @@ def study(
     settings: Settings,
     folder: Path,
     *,
-    batch_size: int | None = None,
+    draw: Draw | None = None,
+    together: int = CHUNK,
     watch: Callable[[int, int], None] | None = None,
 ) -> Study:
-    """Measure every fork of some completions; those that `folder` already holds are not measured again."""
+    """Measure every fork of some completions, so many at a time; those that `folder` already holds are not measured
+    again. draw: see `measure`."""
     places, threshold = find(samples, model.eos_ids, settings.quantile)
     facts = {"model": model.name, "fingerprint": fingerprint(model), "task": task, "grader": grader.name}
-    journal = Journal(folder, {**facts, **asdict(settings)})
-    done = {fork.name: fork for fork in map(Fork.from_dict, journal.rows())}
-    todo = [place for place in places if place.name not in done]
-    try:
-        for start in range(0, len(todo), CHUNK):
+    with only_writer(folder), closing(Journal(folder, {**facts, **asdict(settings)})) as journal:
+        done = {fork.name: fork for fork in map(Fork.from_dict, journal.rows())}
+        todo = [place for place in places if place.name not in done]
+        for start in range(0, len(todo), together):
             if watch is not None:
                 watch(len(places) - len(todo) + start, len(places))
-            chunk = todo[start : start + CHUNK]
-            forks = measure(model, chunk, problems, grader, settings, batch_size=batch_size)
+            chunk = todo[start : start + together]
+            forks = measure(model, chunk, problems, grader, settings, draw=draw)
             journal.append(asdict(fork) for fork in forks)
             done |= {fork.name: fork for fork in forks}
-    finally:
-        journal.close()
     if watch is not None:
         watch(len(places), len(places))
     return Study(task, threshold, tuple(done[place.name] for place in places))

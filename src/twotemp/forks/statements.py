@@ -144,11 +144,7 @@ class SemanticView:
 
 
 def semantic_view(
-    predict: Predictor,
-    length: int,
-    fork: int,
-    outcome: Callable[[tuple[int, ...]], Hashable],
-    policy: Policy,
+    predict: Predictor, length: int, fork: int, outcome: Callable[[tuple[int, ...]], Hashable], policy: Policy
 ) -> SemanticView:
     law = string_law(predict, length, policy)
     joint = law.joint(lambda s: s[fork], outcome)

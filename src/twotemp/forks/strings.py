@@ -14,9 +14,7 @@ from twotemp.forks.theory import has
 from twotemp.records import Policy
 
 Partial = tuple[int | None, ...]  # a string with None where it is still masked
-Predictor = Callable[
-    [Partial, int], np.ndarray
-]  # q^k(. | x_t): the model's distribution at a masked position
+Predictor = Callable[[Partial, int], np.ndarray]  # q^k(. | x_t): the distribution at a masked position
 
 
 def entropy(p: np.ndarray) -> float:
@@ -40,9 +38,7 @@ class StringLaw:
         return dict(found)
 
     def joint(
-        self,
-        rows: Callable[[tuple[int, ...]], Hashable],
-        columns: Callable[[tuple[int, ...]], Hashable],
+        self, rows: Callable[[tuple[int, ...]], Hashable], columns: Callable[[tuple[int, ...]], Hashable]
     ) -> np.ndarray:
         """The joint table of two functions of the string."""
         row_ids = {r: i for i, r in enumerate(dict.fromkeys(rows(s) for s in self.strings))}

@@ -9,6 +9,9 @@ from twotemp.records import Grade, Problem
 
 
 class Grader(Protocol):
+    """A grader of ours inherits from it: then answers are the same if they are spelled the same, and there is nothing
+    to close, unless it says otherwise."""
+
     name: str  # with its version: numbers from different graders are not comparable
 
     def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
@@ -17,8 +20,7 @@ class Grader(Protocol):
 
     def same(self, problem: Problem, a: str, b: str) -> bool:
         """Are two extracted answers to this problem the same answer (1/2 and 0.5 are)?"""
-        ...
+        return a == b
 
     def close(self) -> None:
-        """End worker processes."""
-        ...
+        """End worker processes, where there are any."""

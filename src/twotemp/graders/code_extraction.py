@@ -79,13 +79,10 @@ def _blocks(text: str) -> Iterator[_Block]:
         about = _LANGUAGE.match(rest)
         assert about is not None
         # Code right behind the fence belongs to the block; without a line of its own the language is not one.
-        first = (
-            ""
-            if about.end() == len(rest)
-            else rest[about.end(1) :]
-            if about[1].lower() in _PYTHON[1:]
-            else rest
-        )
+        if about.end() == len(rest):
+            first = ""
+        else:
+            first = rest[about.end(1) :] if about[1].lower() in _PYTHON[1:] else rest
         run = f"{fence[0]}{{{len(fence)},}}"
         closing = re.compile(rf"\n[ \t]*{run}|{run}[ \t]*\r?$", re.M).search(text, opening.end())
         end = closing.start() if closing else len(text)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from twotemp.errors import unknown
+from twotemp.graders.base import Grader
 from twotemp.records import Grade, Problem
 
 _FIRST_BOXES = re.compile(r"\\boxed{(.*?)}")
@@ -34,7 +35,7 @@ _BEFORE_UNITS = (
 _AFTER_UNITS = (("\\%", ""), (" .", " 0."), ("{.", "{0."))
 
 
-class D1Grader:
+class D1Grader(Grader):
     """Problem.reference as for the maths grader: kind "number" is d1's GSM8K parser, "latex" its MATH one."""
 
     name = "d1 1"
@@ -51,9 +52,6 @@ class D1Grader:
 
     def same(self, problem: Problem, a: str, b: str) -> bool:
         return float(a) == float(b) if _is_number(problem) else _same_latex(a, b)
-
-    def close(self) -> None:
-        pass
 
 
 def _is_number(problem: Problem) -> bool:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from twotemp.errors import UserError
-from twotemp.folders import json_text, replacing
+from twotemp.folders import replacing
 from twotemp.graders.base import Grader
+from twotemp.plain import json_text
 from twotemp.records import Outcome, Problem
 
 

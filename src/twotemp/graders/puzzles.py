@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from twotemp.graders.base import Grader
 from twotemp.records import Grade, Problem
 from twotemp.tasks.countdown import apply
 
@@ -12,7 +13,7 @@ _STEP = re.compile(r"\s*(\d{1,9})\s*([-+*/])\s*(\d{1,9})\s*=\s*(\d{1,9})\s*", re
 _COMMUTES = "+*"
 
 
-class CountdownGrader:
+class CountdownGrader(Grader):
     """Problem.reference = {"numbers": [4, 9, 2], "target": 34}; the text is `4 * 9 = 36 , 36 - 2 = 34`.
 
     Every step must be right arithmetic by the puzzle's rules on two numbers that are still there, every number is
@@ -26,12 +27,6 @@ class CountdownGrader:
         return (
             judge(problem.reference["numbers"], problem.reference["target"], text) for problem, text in items
         )
-
-    def same(self, problem: Problem, a: str, b: str) -> bool:
-        return a == b
-
-    def close(self) -> None:
-        """Nothing to end: no worker processes."""
 
 
 def judge(numbers: list[int], target: int, text: str) -> Grade:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from twotemp.errors import UserError
+from twotemp.graders.base import Grader
 from twotemp.records import Grade, Problem
 
 
-class RecordedGrader:
-    """Judges nothing itself: it stands for grades that were imported, where answers are the same if they are spelled
-    the same."""
+class RecordedGrader(Grader):
+    """Judges nothing itself: it stands for grades that were imported."""
 
     name = "recorded"
 
@@ -19,9 +19,3 @@ class RecordedGrader:
             "recorded verdicts came with the imported samples and cannot be given anew; name a grader that judges "
             "texts (`twotemp graders`)"
         )
-
-    def same(self, problem: Problem, a: str, b: str) -> bool:
-        return a == b
-
-    def close(self) -> None:
-        """Nothing to end: no worker processes."""

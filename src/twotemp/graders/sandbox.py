@@ -26,7 +26,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -126,13 +126,11 @@ def why_not(way: str) -> str | None:
     """Why a way to confine programs does not work here; None if it does."""
     if way not in _WAYS:
         raise unknown("sandbox", way, _WAYS)
-    sandbox = Sandbox(way)
     try:
-        sandbox.start()  # which tests it
+        with closing(Sandbox(way)) as sandbox:
+            sandbox.start()  # which tests it
     except (ChildDied, TimeoutError, OSError) as error:
         return str(error)
-    finally:
-        sandbox.close()
     return None
 
 

@@ -7,10 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from twotemp.models.base import LanguageModel
+from twotemp.models.load import load
 from twotemp.policies import parse
 from twotemp.records import Policy
 
 log = logging.getLogger("twotemp")
+
+
+def load_model(name: str, *, eos_id: int | None = None, **options: Any) -> LanguageModel:
+    """`twotemp.load` with a harness's arguments: they are no lists, so that an end-of-text id is a single one."""
+    return load(name, eos_ids=None if eos_id is None else [eos_id], **options)
 
 
 def policy_of(spec: str) -> Policy:

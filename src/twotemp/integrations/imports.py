@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from twotemp.errors import UserError, unknown
+from twotemp.errors import UserError, understood, unknown
 from twotemp.folders import write_json
 from twotemp.plain import json_text
 from twotemp.policies import spell
@@ -20,6 +20,8 @@ from twotemp.records import Grade, Key, Policy, Problem, Sample
 from twotemp.store import Config, Store
 from twotemp.tasks import ProblemSet
 from twotemp.tasks.imported import FILE, GRADER, to_dict
+
+DAMAGED = "it is damaged, or another version of the harness wrote it"
 
 
 @dataclass
@@ -62,7 +64,8 @@ def bring(results: Iterable[Found], out: Path) -> dict[str, int]:
     new: dict[str, int] = {}
     store = Store.create(out)
     for found in results:
-        config = found.config
+        with understood(f"{found.harness}'s results of {found.task}", DAMAGED):
+            config = found.config
         name = re.sub(r"[^\w.,:=@+-]", "-", f"{found.task}@{spell(config.policy)}")
         cell = store.cell(name, config)
         write_json(cell.path / FILE, to_dict(found.problem_set))
@@ -94,14 +97,15 @@ def lm_eval(paths: Sequence[Path], metric: str | None, verdicts: bool) -> Iterat
         logs = sorted(path.parent.glob(f"samples_*_{date}.jsonl"))
         if not logs:
             raise UserError(f"there are no samples beside {path}; run lm-eval with --log_samples")
-        drawn = defaultdict(list)
-        for row in origin["samples"]:
-            drawn[row["request"]].append(row)
-        for log in logs:
-            task = log.name.removeprefix("samples_").removesuffix(f"_{date}.jsonl")
-            rows = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
-            if any(name.startswith(f"{task}/") for name in drawn):  # others were scored, not sampled
-                yield _lm_eval_task(task, origin, drawn, rows, metric, verdicts)
+        with understood(path, DAMAGED):
+            drawn = defaultdict(list)
+            for row in origin["samples"]:
+                drawn[row["request"]].append(row)
+            for log in logs:
+                task = log.name.removeprefix("samples_").removesuffix(f"_{date}.jsonl")
+                rows = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+                if any(name.startswith(f"{task}/") for name in drawn):  # others were scored, not sampled
+                    yield _lm_eval_task(task, origin, drawn, rows, metric, verdicts)
 
 
 def _lm_eval_task(
@@ -167,32 +171,33 @@ def inspect_ai(paths: Sequence[Path], metric: str | None, verdicts: bool) -> Ite
     from inspect_ai.log import read_eval_log
 
     for path in _files(paths, "*.eval"):
-        log = read_eval_log(str(path))
-        cells: dict[str, Found] = {}
-        for one in log.samples or ():
-            kept = ((one.output.metadata if one.output else None) or {}).get("twotemp")
-            if kept is None:
-                raise UserError(
-                    f"{path}: sample {one.id} was not answered by a model twotemp/…; only our own samples can be "
-                    "imported"
+        with understood(path, DAMAGED):
+            log = read_eval_log(str(path))
+            cells: dict[str, Found] = {}
+            for one in log.samples or ():
+                kept = ((one.output.metadata if one.output else None) or {}).get("twotemp")
+                if kept is None:
+                    raise UserError(
+                        f"{path}: sample {one.id} was not answered by a model twotemp/…; only our own samples can be "
+                        "imported"
+                    )
+                task = log.eval.task
+                name = spell(Policy.from_dict(kept["policy"]))
+                chosen = _chosen("scorer", metric, list(one.scores or ())) if verdicts else None
+                found = cells.setdefault(
+                    name, Found("inspect", task, kept, metric=f"inspect {chosen}" if verdicts else None)
                 )
-            task = log.eval.task
-            name = spell(Policy.from_dict(kept["policy"]))
-            chosen = _chosen("scorer", metric, list(one.scores or ())) if verdicts else None
-            found = cells.setdefault(
-                name, Found("inspect", task, kept, metric=f"inspect {chosen}" if verdicts else None)
-            )
-            problem = f"{task}/{one.id}"
-            text = one.input if isinstance(one.input, str) else "\n\n".join(m.text for m in one.input)
-            target = one.target if isinstance(one.target, str) else one.target[0]
-            found.problems[problem] = Problem(problem, task, text, {**one.metadata, "answer": target})
-            # A sample that takes several calls names them apart; here it is one answer to one question.
-            sample = replace(Sample.from_dict(kept["samples"][0]), request=problem)
-            found.samples.append(sample)
-            if chosen is not None:
-                score = one.scores[chosen]
-                found.grades.append((sample.key, _verdict(score.value, score.answer, chosen)))
-        yield from cells.values()
+                problem = f"{task}/{one.id}"
+                text = one.input if isinstance(one.input, str) else "\n\n".join(m.text for m in one.input)
+                target = one.target if isinstance(one.target, str) else one.target[0]
+                found.problems[problem] = Problem(problem, task, text, {**one.metadata, "answer": target})
+                # A sample that takes several calls names them apart; here it is one answer to one question.
+                sample = replace(Sample.from_dict(kept["samples"][0]), request=problem)
+                found.samples.append(sample)
+                if chosen is not None:
+                    score = one.scores[chosen]
+                    found.grades.append((sample.key, _verdict(score.value, score.answer, chosen)))
+            yield from cells.values()
 
 
 # Both.

@@ -22,11 +22,10 @@ from inspect_ai.tool import ToolChoice, ToolInfo
 
 from twotemp.asking import finish
 from twotemp.errors import UserError
-from twotemp.integrations.arguments import answer_length, origin, policy_of
+from twotemp.integrations.arguments import answer_length, load_model, origin, policy_of
 from twotemp.integrations.collector import Collector
-from twotemp.models.load import load
 from twotemp.records import Policy, Sample
-from twotemp.sampling import Prompt, names_of, row_of, templates_of
+from twotemp.sampling import Prompt, names_of, requests_for, row_of
 
 POLICY = {"temperature": "t_token", "top_p": "top_p", "top_k": "top_k"}  # inspect's name -> ours
 REFUSED = (
@@ -57,26 +56,13 @@ class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be inst
         cache: str | None = None,
         chat: bool | None = None,
         slots: int = 32,
-        device: str | None = None,
-        dtype: str | None = None,
-        mask_id: int | None = None,
-        eos_id: int | None = None,
-        block_size: int | None = None,
-        compile: bool = False,
+        **loading: Any,
     ) -> None:
         super().__init__(model_name, base_url, api_key, [], config or GenerateConfig())
         self.policy = policy_of(policy)
         self.length, self.block, self.seed, self.chat, self.slots = length, block, seed, chat, slots
-        self.model = load(
-            model_name,
-            device=device,
-            dtype=dtype,
-            mask_id=mask_id,
-            eos_ids=None if eos_id is None else [eos_id],
-            block_size=block_size,
-            compile=compile,
-        )
-        self._origin = origin(self.model, self.policy, block, seed, cache, compile)
+        self.model = load_model(model_name, **loading)
+        self._origin = origin(self.model, self.policy, block, seed, cache, bool(loading.get("compile")))
         self._collector = Collector(self.model, slots, cache)
         self._asked: Counter[str] = Counter()
         self._calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -88,11 +74,7 @@ class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be inst
         self._collector.close()
 
     async def generate(
-        self,
-        input: list[ChatMessage],
-        tools: list[ToolInfo],
-        tool_choice: ToolChoice,
-        config: GenerateConfig,
+        self, input: list[ChatMessage], tools: list[ToolInfo], tool_choice: ToolChoice, config: GenerateConfig
     ) -> ModelOutput:
         _check(tools, config)
         policy = self._policy(config)
@@ -101,9 +83,7 @@ class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be inst
         name, first = self._address(row, choices)
         length = self.length or answer_length(self.model, row, config.max_tokens, name)
         seed = self.seed if config.seed is None else config.seed
-        (template,) = templates_of(
-            self.model, [row], policy, length, self.block, seed, ids=[name], chat=None, trace=False
-        )
+        (template,) = requests_for(self.model, [row], policy, 1, length, self.block, seed, ids=[name])
         futures = [
             self._collector.submit(replace(template, index=first + choice)) for choice in range(choices)
         ]

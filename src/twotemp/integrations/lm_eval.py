@@ -20,11 +20,10 @@ from tqdm import tqdm
 
 from twotemp.asking import finish
 from twotemp.errors import UserError, unknown
-from twotemp.integrations.arguments import answer_length, device_of, origin, policy_of, rows_of
+from twotemp.integrations.arguments import answer_length, device_of, load_model, origin, policy_of, rows_of
 from twotemp.models.base import LanguageModel, Message
-from twotemp.models.load import load
 from twotemp.records import Request, Sample
-from twotemp.sampling import draw, templates_of
+from twotemp.sampling import draw, requests_for
 from twotemp.scoring import Likelihood, score
 
 if TYPE_CHECKING:
@@ -32,12 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("twotemp")
 
-LENGTHS = (
-    "max_gen_toks",
-    "max_new_tokens",
-    "max_tokens",
-    "max_completion_tokens",
-)  # lm-eval's, the first counts
+# lm-eval's names for it; the first that is given counts.
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 # What tasks say to autoregressive models. Here the policy decides: tasks ask for greedy decoding almost always.
 IGNORED = ("do_sample", "temperature", "top_p", "top_k")
 SCORED_TOGETHER = 32  # rows, unless a batch size is given
@@ -47,7 +42,8 @@ Row = tuple[int, ...]
 
 @register_model("twotemp")
 class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installed where types are checked
-    """pretrained: a name or folder as `twotemp.load` takes it, or a model that is loaded already.
+    """pretrained: a name or folder as `twotemp.load` takes it, or a model that is loaded already; with a name or
+    folder, the other arguments of `twotemp.load` as well (`eos_id` for `eos_ids`).
 
     policy, length, block, seed, cache: as in `twotemp.sample`; a policy's parameters are separated by semicolons.
     length: tokens of an answer; unset, the task's `max_gen_toks`, else `twotemp.sample`'s default.
@@ -71,11 +67,7 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
         device: str | None = None,
-        dtype: str | None = None,
-        mask_id: int | None = None,
-        eos_id: int | None = None,
-        block_size: int | None = None,
-        compile: bool = False,
+        **loading: Any,
     ) -> None:
         super().__init__()
         self.policy = policy_of(policy)
@@ -83,18 +75,12 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
         self.draws, self.greedy = draws, greedy
         self.rows = rows_of(batch_size, max_batch_size)
         if isinstance(pretrained, str):
-            self.model = load(
-                pretrained,
-                device=device_of(device),
-                dtype=dtype,
-                mask_id=mask_id,
-                eos_ids=None if eos_id is None else [eos_id],
-                block_size=block_size,
-                compile=compile,
-            )
+            self.model = load_model(pretrained, device=device_of(device), **loading)
+        elif loading:
+            raise UserError(f"{pretrained.name!r} is loaded already; leave {', '.join(loading)} out")
         else:
             self.model = pretrained
-        self.compile = compile
+        self.compile = bool(loading.get("compile"))
         self.tokenizer = self.model.tokenizer
         self._device = self.model.device
         self._openings = _openings(self.model)
@@ -189,8 +175,8 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
         row = self.tok_encode(context)
         allowed = next((int(options[key]) for key in LENGTHS if options.get(key) is not None), None)
         length = self.length or answer_length(self.model, row, allowed, name)
-        (template,) = templates_of(
-            self.model, [row], self.policy, length, self.block, self.seed, ids=[name], chat=None, trace=False
+        (template,) = requests_for(
+            self.model, [row], self.policy, 1, length, self.block, self.seed, ids=[name]
         )
         return template
 
@@ -246,12 +232,7 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
             return []
         rows, texts = zip(*pairs)
         return score(
-            self.model,
-            rows,
-            texts,
-            draws=self.draws,
-            seed=self.seed,
-            batch_size=self.rows or SCORED_TOGETHER,
+            self.model, rows, texts, draws=self.draws, seed=self.seed, batch_size=self.rows or SCORED_TOGETHER
         )
 
     def _greedy(self, pairs: Sequence[tuple[Row, Row]]) -> dict[tuple[Row, int], Row]:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor, device, nn
 
 from twotemp.errors import UserError, unknown
 from twotemp.models.checkpoint import fingerprint
+from twotemp.models.special import Special
 
 Message = Mapping[str, str]  # one turn of a chat: {"role": "user", "content": "..."}
 ROLES = ("system", "user", "assistant")
@@ -104,6 +106,9 @@ class LanguageModel(ABC):
     # What the engine may know beyond that; the defaults say that nothing is known.
     lookback: int = 0  # a token is predicted from the so many before it (Dream: 1)
     module: nn.Module | None = None  # the network, where there is one to train
+    template_options: Mapping[
+        str, bool
+    ] = {}  # variables of its chat template, as its authors' code sets them
 
     @property
     def body_and_head(self) -> tuple[nn.Module, nn.Module] | None:
@@ -140,19 +145,6 @@ class LanguageModel(ABC):
         """Is there a chat format?"""
         return getattr(self.tokenizer, "chat_template", None) is not None
 
-    def chat(self, messages: Sequence[Message]) -> str:
-        """The text of a conversation that waits for the assistant's next word, in the family's format."""
-        return self.render(messages)
-
-    def render(self, messages: Sequence[Message], **options: bool) -> str:
-        """The tokenizer's chat template; the options are the template's own variables."""
-        turns = [dict(message) for message in messages]
-        return str(
-            self._tokenizer("render a chat").apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True, **options
-            )
-        )
-
     def encode(
         self, prompt: str | Sequence[Message], *, prefill: str = "", chat: bool | None = None
     ) -> list[int]:
@@ -178,13 +170,23 @@ class LanguageModel(ABC):
         return ids
 
     def conversation(self, messages: Sequence[Message]) -> str:
-        """The text of a chat before the assistant's next word; its last turn, if it is the assistant's, is how that
-        begins."""
+        """The text of a chat before the assistant's next word, as the tokenizer's template has it; a last turn of the
+        assistant is how that begins."""
         turns = [_checked(message) for message in messages]
         if not self.has_chat:
             raise UserError(f"{self.name!r} has no chat format; give plain text (chat=False)")
         begun = turns.pop()["content"] if turns[-1]["role"] == "assistant" else ""
-        return self.chat(turns) + begun
+        tokenizer = self._tokenizer("render a chat")
+        try:
+            text = tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=True, **self.template_options
+            )
+        except (TemplateError, ValueError) as error:  # templates refuse what their model was not trained on
+            raise UserError(
+                f"the chat template of {self.name!r} refuses these messages ({error}); give turns it knows "
+                "(many take no system turn, or want user and assistant in turn)"
+            ) from error
+        return cast(str, text) + begun
 
     def tokens(self, text: str) -> list[int]:
         """Token ids of text as it stands: no format, no special tokens added."""
@@ -218,6 +220,20 @@ class LanguageModel(ABC):
             )
 
 
+class Loaded(LanguageModel):
+    """A model on a native `transformers` class, with what was found out about its checkpoint."""
+
+    def __init__(
+        self, module: Any, config: Mapping[str, Any], special: Special, tokenizer: Any, name: str
+    ) -> None:
+        self.module = module
+        self.config = dict(config)  # config.json as it was read, in the family's own names
+        self.tokenizer, self.name = tokenizer, name
+        self.mask_id, self.eos_ids = special.mask_id, special.eos_ids
+        self.forbidden_ids, self.block_size = special.forbidden_ids, special.block_size
+        self.vocab_size, self.device = int(module.config.vocab_size), module.device
+
+
 def _checked(message: Message) -> dict[str, str]:
     if set(message) != {"role", "content"} or not isinstance(message["content"], str):
         raise UserError(f'a message is {{"role": ..., "content": text}}, not {dict(message)!r}')
@@ -228,6 +244,8 @@ def _checked(message: Message) -> dict[str, str]:
 
 def language_model(model: Denoiser) -> LanguageModel:
     """The model itself, or a plain `Denoiser` with the text edges that its tokenizer gives."""
+    if not hasattr(model, "logits"):
+        raise UserError(f"a model is what twotemp.load or twotemp.wrap returns, not {model!r}")
     return model if isinstance(model, LanguageModel) else _Plain(model)
 
 

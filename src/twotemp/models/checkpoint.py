@@ -39,10 +39,12 @@ class Saveable(Protocol):
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object, or a UserError that names the file."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        data = json.loads(path.read_text(encoding="utf-8-sig"))  # with or without a byte order mark
+    except (FileNotFoundError, IsADirectoryError):
         raise UserError(f"{path.parent} is not a checkpoint folder: it has no {path.name}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); copy it again from the checkpoint") from None
     if not isinstance(data, dict):
         raise UserError(f"{path} must hold a JSON object, not {type(data).__name__}")
@@ -58,15 +60,11 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder, sharded or not; a UserError where there are none."""
     if (folder / INDEX).is_file():
-        files = [
-            folder / name for name in sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
-        ]
-        for file in files:
-            if not file.is_file():
-                raise UserError(f"{folder}: {INDEX} names {file.name}, which is missing; download it again")
-        return files
+        return _shards(folder)
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
+    if files := sorted(file for file in folder.glob("*.safetensors") if file.is_file()):
+        return files  # an index that was left out is not missed: names and shapes are checked anyway
     pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
     if pickles:
         raise UserError(
@@ -76,14 +74,28 @@ def weight_files(folder: Path) -> list[Path]:
     raise UserError(f"{folder} has no weights: expected {SINGLE} or {INDEX} with its shards")
 
 
+def _shards(folder: Path) -> list[Path]:
+    """The files that the index names, all of them in the folder itself."""
+    names = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise UserError(f"{folder / INDEX} has no weight_map of names and files; download it again")
+    files = [folder / Path(name).name for name in sorted(set(names.values()))]
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"{folder}: {INDEX} names {file.name}, which is missing; download it again")
+    return files
+
+
 def read_headers(files: Sequence[Path]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Shape and number format of every tensor, under the names they have in the files; no weights are read."""
-    found = {}
+    found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for file in files:
         with _opened(file) as tensors:
-            for key in tensors.keys():  # noqa: SIM118
+            for key in _stored(tensors):
                 part = tensors.get_slice(key)
                 kind = part.get_dtype()
+                if key in found:
+                    raise UserError(f"{file}: {key} is in another file of the folder, too; keep one of them")
                 if kind not in DTYPES:
                     raise UserError(
                         f"{file}: {key} is stored as {kind}; take the checkpoint in 16 or 32 bits (and load it with "
@@ -97,8 +109,13 @@ def stream(files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
     """All tensors of a checkpoint, one after the other; a file is closed before the next is opened."""
     for file in files:
         with _opened(file) as tensors:
-            for key in tensors.keys():  # noqa: SIM118
+            for key in _stored(tensors):
                 yield key, tensors.get_tensor(key)
+
+
+def _stored(tensors: Any) -> list[str]:
+    """Names of the tensors that count: rotary frequencies, which older files hold, follow from the config."""
+    return [key for key in tensors.keys() if not key.endswith("rotary_emb.inv_freq")]  # noqa: SIM118
 
 
 @contextmanager
@@ -190,12 +207,13 @@ def read_tokenizer(folder: Path) -> Any | None:
 
     has = {path.name for path in folder.iterdir()}
     try:
-        if "tokenizer.json" in has:
-            return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        if {"vocab.json", "merges.txt"} <= has:  # Dream: a custom class in name, Qwen2's in fact
-            return Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
-        if has & {"tokenizer_config.json", "vocab.txt", "tokenizer.model", "spiece.model"}:
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with _quiet():
+            if "tokenizer.json" in has:
+                return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+            if {"vocab.json", "merges.txt"} <= has:  # Dream: a custom class in name, Qwen2's in fact
+                return Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
+            if has & {"tokenizer_config.json", "vocab.txt", "tokenizer.model", "spiece.model"}:
+                return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises anything from OSError to a Rust panic's wrapper
         raise UserError(
             f"{folder}: the tokenizer files cannot be read ({error}); repair them, or remove them to work "

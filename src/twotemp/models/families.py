@@ -1,24 +1,125 @@
-"""Which class loads a checkpoint, by what its config.json names."""
+"""The families, and which of them loads a checkpoint, by what its config.json names.
+
+One whose network is a native class under another attention mask is an entry here. Where names, sizes or tensors have
+to be mapped it has a file of its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+from transformers import PreTrainedConfig
 
 from twotemp.errors import UserError, unknown
 from twotemp.models import masked_lm
-from twotemp.models.a2d import A2DLlama, A2DQwen2, A2DQwen3
-from twotemp.models.dream import Dream
-from twotemp.models.efficient_dlm import EfficientDLM
-from twotemp.models.fast_dllm import FastDLLM
 from twotemp.models.llada import LLaDA
 from twotemp.models.llada2 import LLaDA2
 from twotemp.models.llada_moe import LLaDAMoE
 from twotemp.models.masked_lm import MaskedLM
-from twotemp.models.rnd1 import RND1
-from twotemp.models.sdar import SDAR, SDARMoE
-from twotemp.models.stable_diffcoder import StableDiffCoder
+from twotemp.models.native import OnLlama, OnQwen2, OnQwen3, OnQwen3Moe
+from twotemp.models.special import Facts, Published
 from twotemp.models.transformer import Transformer
+
+_QWEN_ENDS, _QWEN_EOS = ("<|endoftext|>", "<|im_end|>"), (151_643, 151_645)
+
+
+class Dream(OnQwen2):
+    """Fully bidirectional, trained with a shift. Dream-Coder and DiffuCoder too."""
+
+    facts = Facts(
+        "Dream",
+        end_tokens=_QWEN_ENDS,
+        published=Published((152_064,), mask_id=151_666, eos_ids=_QWEN_EOS, tokens=151_667),
+    )
+    lookback = 1
+
+    @classmethod
+    def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
+        if config.get("block_size"):
+            raise UserError(
+                "this is DreamReasoner, a Dream by model_type only: a Qwen3 network, block-causal and without the "
+                "shift, which is not supported"
+            )
+        return super().native_config(config)
+
+
+class FastDLLM(OnQwen2):
+    """Fast-dLLM v2: block-causal, with the shift of its origin.
+
+    The first position of a block is predicted by the last one before it, which sees only what is finished. The
+    published sampler always commits that one first; ours commits it like any other.
+    """
+
+    facts = Facts(
+        "Fast_dLLM_Qwen",
+        end_tokens=_QWEN_ENDS,
+        published=Published((151_936, 152_064), mask_id=151_665, eos_ids=_QWEN_EOS, tokens=151_666),
+        blocks="always",
+        block_field="bd_size",
+    )
+    lookback = 1
+
+
+class RND1(OnQwen3Moe):
+    """Fully bidirectional, with the shift of the model it was made of."""
+
+    facts = Facts(
+        "rnd1",
+        end_tokens=_QWEN_ENDS,
+        published=Published((151_936,), mask_id=151_669, eos_ids=_QWEN_EOS, tokens=151_670),
+    )
+    lookback = 1
+
+
+class SDAR(OnQwen3):
+    """Block-causal; TraDo too. Neither mask id nor block size is in the published 1.7B config; the -b8 ... -b64
+    checkpoints differ from this default only in their block size."""
+
+    facts = Facts(
+        "sdar",
+        end_tokens=_QWEN_ENDS,
+        published=replace(RND1.facts.published, block_size=4),
+        blocks="always",
+    )
+
+
+class SDARMoE(OnQwen3Moe):
+    facts = replace(SDAR.facts, family="sdar_moe")
+
+
+class StableDiffCoder(OnLlama):
+    """Block-causal; its model_type is `llama`, so it is known by its `architectures`."""
+
+    facts = Facts(
+        "stable-diffcoder",
+        end_tokens=("<[end▁of▁sentence]>",),
+        published=Published((155_136,), mask_id=5, eos_ids=(2,), block_size=4),
+        blocks="always",
+    )
+
+
+class A2DQwen3(OnQwen3):
+    """dllm's A2D: an autoregressive model continued as a diffusion one, without a shift.
+
+    One config.json stands for two kinds of training, MDLM (bidirectional) and BD3LM (block-causal). Which one it was
+    has to be said: `block_size=32` for BD3LM as published, `block_size=0` for MDLM.
+    """
+
+    facts = Facts("a2d-qwen3", end_tokens=_QWEN_ENDS, blocks="either")
+    # Qwen3's template then opens the answer with an empty thinking section.
+    template_options: Mapping[str, bool] = {"enable_thinking": False}
+
+
+class A2DQwen2(OnQwen2):
+    facts = replace(A2DQwen3.facts, family="a2d-qwen2")
+    template_options = A2DQwen3.template_options
+
+
+class A2DLlama(OnLlama):
+    facts = replace(A2DQwen3.facts, family="a2d-llama", end_tokens=("<|end_of_text|>", "<|eot_id|>"))
+
 
 # By what config.json names: one of its `architectures` where that is here, else its `model_type`.
 FAMILIES: dict[str, type[Transformer]] = {
@@ -36,13 +137,18 @@ FAMILIES: dict[str, type[Transformer]] = {
     "a2d-qwen2": A2DQwen2,
     "a2d-llama": A2DLlama,
     "rnd1": RND1,
-    "EfficientDLM": EfficientDLM,
 }
 _CAUSAL = (
     "its positions see only what lies before them, and drafts are verified: it is not sampled by unmasking"
 )
-# What looks like a masked diffusion LM and is sampled by another process.
+_UNSEEN = (
+    "the code its authors published it with was not to be had, so that neither its config.json nor its attention "
+    "could be compared; with its modeling_edlm.py and config.json at hand it becomes a family (docs/models.md)"
+)
+# What looks like a masked diffusion LM and is sampled by another process, or was never compared with its own code.
 REFUSED = {
+    "EfficientDLM": f"Efficient-DLM: {_UNSEEN}",
+    "edlm": f"Efficient-DLM: {_UNSEEN}",
     "diffusion_gemma": "DiffusionGemma's noise is uniform (tokens are replaced by others): there is no mask to fill",
     "wedlm": f"WeDLM: {_CAUSAL}",
     "idlm": f"I-DLM: {_CAUSAL}",
@@ -51,12 +157,12 @@ REFUSED = {
 
 def family(config: Mapping[str, Any]) -> type[Transformer] | type[MaskedLM]:
     """The class that loads a checkpoint with this config.json; a UserError where there is none."""
-    model_type = str(config.get("model_type"))
-    for name in (*(config.get("architectures") or ()), model_type):
+    model_type, named = str(config.get("model_type")), config.get("architectures") or []
+    for name in map(str, [*(named if isinstance(named, list) else [named]), model_type]):
         if name in FAMILIES:
             return FAMILIES[name]
         for other, reason in REFUSED.items():
-            if name.lower().replace("_", "").startswith(other.replace("_", "")):
+            if name.lower().replace("_", "").startswith(other.lower().replace("_", "")):
                 raise UserError(f"{name} cannot be loaded: {reason}")
     if model_type in masked_lm.TYPES:
         return MaskedLM

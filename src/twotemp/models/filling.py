@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from twotemp.errors import UserError
 from twotemp.models.checkpoint import check_shapes, read_headers, stream
 from twotemp.models.quantizing import quantize, quantized_layers
 from twotemp.models.spreading import spread
@@ -62,8 +63,15 @@ def fill(
         tensor.data = tensor.data.to(torch.float32 if name.endswith(float32) else dtype)
     # What is to be quantized is read into the host's memory (taken only as it is written to), layer by layer.
     host = torch.device("cpu")
-    for name, device in (spread(module) if storage.device_map else {"": storage.device}).items():
-        module.get_submodule(name).to_empty(device=host if storage.quantize else device)
+    try:
+        for name, device in (spread(module) if storage.device_map else {"": storage.device}).items():
+            module.get_submodule(name).to_empty(device=host if storage.quantize else device)
+    except RuntimeError as error:  # OutOfMemoryError on a GPU, the allocator's own on the host
+        size = sum(weight.numel() * weight.element_size() for weight in module.parameters())
+        raise UserError(
+            f"the weights take {size / 1e9:.1f} GB, for which {storage.device} has no room ({error}); load with "
+            "dtype='bfloat16', quantize='int8' or device_map='auto' (`twotemp doctor --model` says what fits)"
+        ) from error
     places = layout()
     left = Counter(_whole(part) for parts in places.values() for part in parts)
     linear = {_whole(layer.weight): layer for layer in quantized_layers(module)} if storage.quantize else {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig
+from transformers import LlamaForCausalLM, PreTrainedConfig
 
 from twotemp.errors import UserError
 from twotemp.models.filling import Layout, Weights, rename
@@ -58,6 +58,7 @@ class Llama(LlamaForCausalLM):  # type: ignore[no-untyped-call]
 
 class LLaDA(Transformer):
     native = Llama
+    head = "model.transformer.ff_out.weight"
     facts = Facts(
         "llada",
         end_tokens=("<|endoftext|>", "<|eot_id|>"),
@@ -66,36 +67,36 @@ class LLaDA(Transformer):
 
     @classmethod
     def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
-        check_fixed(cls.facts.family, config, FIXED)
-        heads = positive(cls.facts.family, config, "n_heads")
-        width = positive(cls.facts.family, config, "d_model")
-        kv_heads = (
-            heads if config.get("n_kv_heads") is None else positive(cls.facts.family, config, "n_kv_heads")
-        )
+        family = cls.facts.family
+        check_fixed(family, config, FIXED)
+        heads, width = (positive(family, config, field) for field in ("n_heads", "d_model"))
+        said = {field: value for field, value in config.items() if value is not None}
+        config = {"n_kv_heads": heads, "embedding_size": config.get("vocab_size"), **said}
+        if "mlp_hidden_size" not in config:
+            config["mlp_hidden_size"] = width * positive(family, config, "mlp_ratio")
+        kv_heads = positive(family, config, "n_kv_heads")
         if width % heads or heads % kv_heads:
             raise UserError(
                 f"llada config.json: d_model={width} must be a multiple of n_heads={heads}, "
                 f"and n_heads of n_kv_heads={kv_heads}"
             )
-        rows = "embedding_size" if config.get("embedding_size") is not None else "vocab_size"
         return bidirectional(
-            LlamaConfig(
-                vocab_size=positive(cls.facts.family, config, rows),
-                hidden_size=width,
-                intermediate_size=positive(cls.facts.family, config, "mlp_hidden_size"),
-                num_hidden_layers=positive(cls.facts.family, config, "n_layers"),
-                num_attention_heads=heads,
-                num_key_value_heads=kv_heads,
-                max_position_embeddings=positive(cls.facts.family, config, "max_sequence_length"),
-                rms_norm_eps=positive(cls.facts.family, config, "rms_norm_eps", float),
-                rope_parameters={
-                    "rope_type": "default",
-                    "rope_theta": positive(cls.facts.family, config, "rope_theta", float),
-                },
-                attention_bias=bool(config.get("include_qkv_bias", False)),
-                initializer_range=float(config.get("init_std") or 0.02),
-                tie_word_embeddings=bool(config.get("weight_tying", False)),
-            )
+            cls,
+            vocab_size=positive(family, config, "embedding_size"),
+            hidden_size=width,
+            intermediate_size=positive(family, config, "mlp_hidden_size"),
+            num_hidden_layers=positive(family, config, "n_layers"),
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            max_position_embeddings=positive(family, config, "max_sequence_length"),
+            rms_norm_eps=positive(family, config, "rms_norm_eps", float),
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": positive(family, config, "rope_theta", float),
+            },
+            attention_bias=bool(config.get("include_qkv_bias", False)),
+            initializer_range=float(config.get("init_std") or 0.02),
+            tie_word_embeddings=bool(config.get("weight_tying", False)),
         )
 
     @classmethod

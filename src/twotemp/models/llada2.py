@@ -6,16 +6,14 @@ the bias used for selection only, weights normalised and scaled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, PreTrainedConfig
+from transformers import Glm4MoeForCausalLM, PreTrainedConfig
 
-from twotemp.models.base import Message
 from twotemp.models.filling import Layout, Weights, rename, split_experts
-from twotemp.models.native import bidirectional, check_fixed, common_fields, positive
+from twotemp.models.native import Fixed, Native, check_experts, positive, rope_fields
 from twotemp.models.special import Facts, Published
-from twotemp.models.transformer import Transformer
 
 ORIGINAL_NAMES = {
     "model.embed_tokens": "model.word_embeddings",
@@ -24,23 +22,8 @@ ORIGINAL_NAMES = {
     "model.layers.{}.self_attn.k_norm": "model.layers.{}.attention.key_layernorm",
 }
 
-FIXED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
-    "moe_router_enable_expert_bias": (True,),
-    "norm_head": (False,),
-    "norm_softmax": (False,),
-    "score_function": ("sigmoid",),
-    "use_bias": (False,),
-    "use_qk_norm": (True,),
-    "use_qkv_bias": (False,),
-    "use_rmsnorm": (True,),
-    "use_sliding_window": (False,),
-    "using_split_qkv_in_self_attention": (False,),
-}
-ROLES = {"user": "HUMAN", "assistant": "ASSISTANT"}
 
-
-class LLaDA2(Transformer):
+class LLaDA2(Native):
     native = Glm4MoeForCausalLM
     facts = Facts(
         "llada2_moe",
@@ -49,32 +32,52 @@ class LLaDA2(Transformer):
         blocks="always",
     )
     float32_weights = ("e_score_correction_bias",)  # rounding it changes which experts are chosen
+    fixed: ClassVar[Fixed] = {
+        "hidden_act": ("silu",),
+        "moe_router_enable_expert_bias": (True,),
+        "norm_head": (False,),
+        "norm_softmax": (False,),
+        "score_function": ("sigmoid",),
+        "use_bias": (False,),
+        "use_qk_norm": (True,),
+        "use_qkv_bias": (False,),
+        "use_rmsnorm": (True,),
+        "use_sliding_window": (False,),
+        "using_split_qkv_in_self_attention": (False,),
+    }
+    sizes = (
+        "head_dim",
+        "moe_intermediate_size",
+        "n_routed_experts",
+        "n_shared_experts",
+        "num_experts_per_tok",
+        "n_group",
+        "topk_group",
+    )
+    optional: ClassVar[Mapping[str, Any]] = {
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": None,
+        "num_mtp_layers": 0,
+        "routed_scaling_factor": None,
+        "use_qk_norm": True,
+    }
 
     @classmethod
     def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
-        check_fixed(cls.facts.family, config, FIXED)
-        fields = common_fields(cls.facts.family, config)
-        fields["rope_parameters"]["partial_rotary_factor"] = positive(
-            cls.facts.family, config, "partial_rotary_factor", float
-        )
-        fields["head_dim"] = positive(cls.facts.family, config, "head_dim")
-        chosen = positive(cls.facts.family, config, "num_experts_per_tok")
-        return bidirectional(
-            Glm4MoeConfig(
-                **fields,
-                use_qk_norm=True,
-                first_k_dense_replace=int(config.get("first_k_dense_replace", 0)),
-                moe_intermediate_size=positive(cls.facts.family, config, "moe_intermediate_size"),
-                n_routed_experts=positive(cls.facts.family, config, "num_experts"),
-                n_shared_experts=positive(cls.facts.family, config, "num_shared_experts"),
-                num_experts_per_tok=chosen,
-                n_group=positive(cls.facts.family, config, "n_group"),
-                topk_group=positive(cls.facts.family, config, "topk_group"),
-                routed_scaling_factor=positive(cls.facts.family, config, "routed_scaling_factor", float),
-                norm_topk_prob=chosen > 1,  # the reference normalises by this and ignores its own flag
-                num_mtp_layers=0,
-            )
-        )
+        family = cls.facts.family
+        partial = positive(family, config, "partial_rotary_factor", float)
+        names = {
+            "n_routed_experts": positive(family, config, "num_experts"),
+            "n_shared_experts": positive(family, config, "num_shared_experts"),
+            "rope_parameters": {**rope_fields(family, config), "partial_rotary_factor": partial},
+            "routed_scaling_factor": positive(family, config, "routed_scaling_factor", float),
+            # The reference normalises by this and ignores its own flag.
+            "norm_topk_prob": positive(family, config, "num_experts_per_tok") > 1,
+        }
+        native = super().native_config({**config, **names})
+        groups = native.n_group, native.topk_group
+        check_experts(family, native.n_routed_experts, native.num_experts_per_tok, *groups)
+        return native
 
     @classmethod
     def layout(cls, native: Weights, config: PreTrainedConfig) -> Layout:
@@ -87,20 +90,3 @@ class LLaDA2(Transformer):
                 bias = layout.pop(f"{prefix}mlp.gate.e_score_correction_bias")
                 layout[f"{prefix}mlp.gate.expert_bias"] = bias
         return layout
-
-    @property
-    def has_chat(self) -> bool:
-        return self.tokenizer is not None
-
-    def chat(self, messages: Sequence[Message]) -> str:
-        """The checkpoint's template, or where it ships none the format its authors' engine uses."""
-        if super().has_chat:
-            return super().chat(messages)
-        said = [message["content"] + "\n" for message in messages if message["role"] == "system"]
-        turns = [
-            f"<role>{ROLES[message['role']]}</role>{message['content']}<|role_end|>"
-            for message in messages
-            if message["role"] != "system"
-        ]
-        system = f"<role>SYSTEM</role>{''.join(said)}detailed thinking off<|role_end|>"
-        return f"{system}{''.join(turns)}<role>{ROLES['assistant']}</role>"

@@ -34,16 +34,15 @@ class LLaDAMoE(OnQwen3Moe):
     @classmethod
     def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
         family = cls.facts.family
-        if 0 in config.get("moe_layer_freq", ()):
+        if 0 in (config.get("moe_layer_freq") or ()):
             raise UserError(f"{family} config.json: moe_layer_freq has dense layers, which is not supported")
-        width, heads = (
-            positive(family, config, "hidden_size"),
-            positive(family, config, "num_attention_heads"),
+        width, heads, experts = (
+            positive(family, config, field)
+            for field in ("hidden_size", "num_attention_heads", "expert_intermediate_size")
         )
-        experts = positive(family, config, "expert_intermediate_size")
         names = {
             "head_dim": width // heads,
-            "num_key_value_heads": config.get("num_key_value_heads") or heads,
+            "num_key_value_heads": config.get("num_key_value_heads"),
             "moe_intermediate_size": experts,
             "intermediate_size": config.get("dense_intermediate_size") or experts,
             "norm_topk_prob": False,  # as in the reference, whatever the config says

@@ -47,9 +47,11 @@ def load(
     source: "tiny" or "tiny-ar" (embedded), a checkpoint folder, or a hub id (with an optional revision).
     mask_id, eos_ids, block_size: what the config leaves out; they win over what it says. block_size=0: a model
     that comes in both kinds (dllm's A2D) is bidirectional.
-    device: None is CUDA where there is one, else the CPU. dtype: None is float32 on the CPU and the
-    checkpoint's own elsewhere. quantize: "int8" or (on NVIDIA GPUs) "int4" of the linear layers, while they are
-    read: another model, whose samples differ. device_map: "auto" spreads the layers over all GPUs.
+    device: None is CUDA where there is one, else the CPU.
+    dtype: None is float32 on the CPU and the checkpoint's own elsewhere.
+    quantize: "int8" or (on NVIDIA GPUs) "int4" of the linear layers, while they are read: another model, whose
+    samples differ.
+    device_map: "auto" spreads the layers over all GPUs.
     compile: torch.compile the network (the first calls take a while, and sums are rounded in another order, so
     that a sample may differ from the uncompiled model's).
 
@@ -65,14 +67,38 @@ def load(
     storage = Storage(where, usable_dtype(dtype, where), quantize, device_map)
     folder = locate(source, revision)
     config = read_json(folder / "config.json")
-    known = catalogue.find(str(source))
-    if block_size is None and known is not None:
-        block_size = known.block_size
-    given = Given(mask_id, eos_ids, block_size)
+    given = _given(source, mask_id, eos_ids, block_size)
     model = family(config).from_folder(folder, config, name=str(source), given=given, storage=storage)
     if compile:
         compile_body(model)
     return model
+
+
+def load_text(
+    source: str | Path,
+    *,
+    mask_id: int | None = None,
+    eos_ids: Collection[int] | None = None,
+    block_size: int | None = None,
+) -> LanguageModel:
+    """A model whose weights are elsewhere: it encodes, decodes and knows its special ids; arguments as in `load`."""
+    folder = locate(source, weights=False)
+    config = read_json(folder / "config.json")
+    kind = family(config)
+    if not issubclass(kind, Transformer):
+        raise UserError(f"{source} is an encoder, which other engines do not serve as a diffusion model")
+    given = _given(source, mask_id, eos_ids, block_size)
+    return kind.from_folder(folder, config, name=str(source), given=given, storage=None)
+
+
+def _given(
+    source: str | Path, mask_id: int | None, eos_ids: Collection[int] | None, block_size: int | None
+) -> Given:
+    """What the caller says, and where that is nothing what is known of a published checkpoint."""
+    known = catalogue.find(str(source))
+    if block_size is None and known is not None:
+        block_size = known.block_size
+    return Given(mask_id, eos_ids, block_size)
 
 
 def compile_body(model: Transformer | MaskedLM) -> None:
@@ -115,7 +141,7 @@ def locate(
     else:
         raise UserError(
             f"no model {name!r}: not a folder, not an embedded model ({', '.join(embedded)}), and not a hub "
-            "id such as GSAI-ML/LLaDA-8B-Instruct"
+            f"id such as GSAI-ML/LLaDA-8B-Instruct{catalogue.meant(name)}"
         )
     if revision is not None:
         raise UserError(f"revision={revision!r} only applies to hub ids, and {name!r} is a folder")
@@ -125,8 +151,7 @@ def locate(
 def _download(
     name: str, revision: str | None, check: Callable[[Mapping[str, Any]], object], weights: bool
 ) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import errors, snapshot_download
 
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
@@ -136,10 +161,20 @@ def _download(
         return Path(
             snapshot_download(name, revision=revision, allow_patterns=[*SMALL_FILES, "*.safetensors"])
         )
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+        if isinstance(error, errors.GatedRepoError):
+            reason = "accept its terms on its page there, then log in (`hf auth login`)"
+        elif isinstance(
+            error, (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError)
+        ):
+            reason = "there is none of that name (and revision); check the spelling"
+        elif isinstance(error, errors.LocalEntryNotFoundError):
+            reason = "the hub cannot be reached from here; check the connection, or pass the path of a copy"
+        else:
+            reason = f"{error}; try again, or pass the path of a copy"
         raise UserError(
-            f"{name!r} is not a folder here and could not be fetched from the hub ({type(error).__name__}); "
-            "check the spelling and the connection, or pass the path of a downloaded checkpoint"
+            f"{name!r} is not a folder here and could not be fetched from the hub: "
+            f"{reason}{catalogue.meant(name)}"
         ) from error
 
 

@@ -17,10 +17,10 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from twotemp.errors import UserError
-from twotemp.models.base import LanguageModel
-from twotemp.models.checkpoint import read_generation_config, read_native, read_tokenizer
+from twotemp.models.base import Loaded
+from twotemp.models.checkpoint import read_native
 from twotemp.models.filling import Storage
-from twotemp.models.special import Facts, Given, Special, resolve
+from twotemp.models.special import Facts, Given, Special, read_special
 from twotemp.models.transformer import positions_of
 
 TYPES = tuple(MODEL_FOR_MASKED_LM_MAPPING_NAMES)
@@ -29,7 +29,7 @@ TYPES = tuple(MODEL_FOR_MASKED_LM_MAPPING_NAMES)
 OTHER_HEADS = re.compile(r"cls\.(?!predictions\.)|sop_classifier\.|(.+\.)?pooler\.")
 
 
-class MaskedLM(LanguageModel):
+class MaskedLM(Loaded):
     """A `LanguageModel` on a native masked-LM class: fully bidirectional, uncached."""
 
     module: PreTrainedModel
@@ -43,18 +43,10 @@ class MaskedLM(LanguageModel):
                 f"{name!r}: {type(module).__name__} takes no attention mask or no positions, so padding would "
                 "change its output; use an encoder such as BERT, RoBERTa or ModernBERT"
             )
-        self.module = module
-        self.config = dict(config)
-        self.tokenizer = tokenizer
-        self.name = name
-        self.mask_id = special.mask_id
-        self.eos_ids = special.eos_ids
-        self.forbidden_ids = special.forbidden_ids
-        self.vocab_size = int(module.config.vocab_size)
+        super().__init__(module, config, special, tokenizer, name)
         self._first_position = _first_position(module)
         limit = getattr(module.config, "max_position_embeddings", None)
         self.max_length = None if limit is None else int(limit) - self._first_position
-        self.device = module.device
 
     @classmethod
     def from_folder(
@@ -71,15 +63,8 @@ class MaskedLM(LanguageModel):
                 f"{name!r} is a masked LM of the BERT kind and small; leave quantize and device_map out"
             )
         module = read_native(AutoModelForMaskedLM, folder, "a masked LM", storage.dtype, OTHER_HEADS.match)
-        tokenizer = read_tokenizer(folder)
-        special = resolve(
-            Facts(str(config["model_type"]), end_tokens=("[SEP]", "</s>")),
-            int(module.config.vocab_size),
-            config,
-            tokenizer,
-            read_generation_config(folder),
-            given,
-        )
+        facts = Facts(str(config["model_type"]), end_tokens=("[SEP]", "</s>"))
+        tokenizer, special = read_special(folder, facts, int(module.config.vocab_size), config, given)
         return cls(module.to(storage.device).eval(), config, special, tokenizer, name)
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:

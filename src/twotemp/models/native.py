@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import (
-    LlamaConfig,
     LlamaForCausalLM,
     PreTrainedConfig,
-    Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen3Config,
     Qwen3ForCausalLM,
-    Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
 
@@ -24,10 +21,38 @@ from twotemp.errors import UserError
 from twotemp.models.filling import Layout, Weights, split_experts
 from twotemp.models.transformer import Transformer
 
+TAKE_PUBLISHED = "take config.json from the published checkpoint"
 Fixed = Mapping[str, tuple[Any, ...]]
+# What all these classes spell alike.
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
 
 
-class OnQwen2(Transformer):
+class Native(Transformer):
+    """A config.json in the native class's own names."""
+
+    fixed: ClassVar[Fixed]  # fields whose other values would be another architecture
+    sizes: ClassVar[tuple[str, ...]] = ()  # beside the common ones
+    optional: ClassVar[Mapping[str, Any]] = {}  # fields that may be left out, and what they are then
+    rope_types: ClassVar[tuple[str, ...]] = ("default",)
+
+    @classmethod
+    def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
+        family = cls.facts.family
+        check_fixed(family, config, cls.fixed)
+        own = {size: positive(family, config, size) for size in cls.sizes}
+        own |= {field: config.get(field, default) for field, default in cls.optional.items()}
+        return bidirectional(cls, **common_fields(family, config, cls.rope_types), **own)
+
+
+class OnQwen2(Native):
     """Biases on queries, keys and values."""
 
     native = Qwen2ForCausalLM
@@ -37,51 +62,36 @@ class OnQwen2(Transformer):
         "use_sliding_window": (False,),
     }
 
-    @classmethod
-    def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
-        check_fixed(cls.facts.family, config, cls.fixed)
-        return bidirectional(Qwen2Config(**common_fields(cls.facts.family, config)))
 
-
-class OnQwen3(Transformer):
+class OnQwen3(Native):
     """No biases; queries and keys are normalised, head by head."""
 
     native = Qwen3ForCausalLM
     fixed: ClassVar[Fixed] = {**OnQwen2.fixed, "attention_bias": (False,)}
-
-    @classmethod
-    def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
-        check_fixed(cls.facts.family, config, cls.fixed)
-        fields = common_fields(cls.facts.family, config)
-        # Not hidden_size / heads in SDAR-4B, so it has to be said.
-        return bidirectional(Qwen3Config(**fields, head_dim=positive(cls.facts.family, config, "head_dim")))
+    sizes = ("head_dim",)  # not hidden_size / heads in SDAR-4B, so it has to be said
 
 
-class OnQwen3Moe(Transformer):
+class OnQwen3Moe(Native):
     """The same with a mixture of experts in every layer: softmax over all, the best k, their weights as they are or
     normalised to sum to 1."""
 
     native = Qwen3MoeForCausalLM
     fixed: ClassVar[Fixed] = {**OnQwen3.fixed, "decoder_sparse_step": (1,), "mlp_only_layers": (None, [])}
+    sizes = ("head_dim", "num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    optional: ClassVar[Mapping[str, Any]] = {"norm_topk_prob": False}
 
     @classmethod
     def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
-        check_fixed(cls.facts.family, config, cls.fixed)
-        sizes = ("head_dim", "num_experts", "num_experts_per_tok", "moe_intermediate_size")
-        return bidirectional(
-            Qwen3MoeConfig(
-                **common_fields(cls.facts.family, config),
-                **{size: positive(cls.facts.family, config, size) for size in sizes},
-                norm_topk_prob=bool(config.get("norm_topk_prob", False)),
-            )
-        )
+        native = super().native_config(config)
+        check_experts(cls.facts.family, native.num_experts, native.num_experts_per_tok)
+        return native
 
     @classmethod
     def layout(cls, native: Weights, config: PreTrainedConfig) -> Layout:
         return split_experts(super().layout(native, config))
 
 
-class OnLlama(Transformer):
+class OnLlama(Native):
     native = LlamaForCausalLM
     fixed: ClassVar[Fixed] = {
         "attention_bias": (False,),
@@ -89,25 +99,44 @@ class OnLlama(Transformer):
         "mlp_bias": (False,),
         "pretraining_tp": (1,),
     }
-
-    @classmethod
-    def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
-        check_fixed(cls.facts.family, config, cls.fixed)
-        fields = common_fields(cls.facts.family, config, ("default", "llama3"))
-        return bidirectional(LlamaConfig(**fields, head_dim=config.get("head_dim")))
+    optional: ClassVar[Mapping[str, Any]] = {"head_dim": None}
+    rope_types = ("default", "llama3")
 
 
-def bidirectional(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Turn a native decoder's causal default off; every mask is then ours, passed explicitly.
+def bidirectional(cls: type[Transformer], **fields: Any) -> PreTrainedConfig:
+    """The native class's config with its causal default off; every mask is then ours, passed explicitly.
 
     No family passes its `pad_token_id` on: it would freeze that row of the embedding in training, and pad = EOS.
     """
+    kind: Any = cls.native.config_class
+    try:
+        config: PreTrainedConfig = kind(**fields)
+    except (StrictDataclassError, KeyError, TypeError, ValueError) as error:  # its own checks
+        raise UserError(
+            f"{cls.facts.family} config.json: {' '.join(str(error).split())}; {TAKE_PUBLISHED}"
+        ) from error
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rotated = int(width * config.rope_parameters.get("partial_rotary_factor", 1))
+    if rotated < 2 or rotated % 2:
+        raise UserError(
+            f"{cls.facts.family} config.json: {rotated} of a head's {width} numbers would be rotated, which must be "
+            f"pairs; {TAKE_PUBLISHED}"
+        )
     config.is_causal = False
     config._attn_implementation = "sdpa"  # the one that takes boolean masks
     return config
 
 
-def check_fixed(family: str, config: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
+def check_experts(family: str, experts: int, chosen: int, groups: int = 1, kept: int = 1) -> None:
+    """Can a router choose so many experts, from so many kept groups?"""
+    if experts % groups or kept > groups or chosen > kept * (experts // groups):
+        raise UserError(
+            f"{family} config.json: {chosen} of {experts} experts (in {kept} of {groups} groups) cannot be chosen; "
+            f"{TAKE_PUBLISHED}"
+        )
+
+
+def check_fixed(family: str, config: Mapping[str, Any], allowed: Fixed) -> None:
     """Refuse config values that change the arithmetic in ways the native class does not have."""
     for field, values in allowed.items():
         if field in config and config[field] not in values:
@@ -118,14 +147,13 @@ def check_fixed(family: str, config: Mapping[str, Any], allowed: Mapping[str, tu
 
 
 def positive(family: str, config: Mapping[str, Any], field: str, kind: type = int) -> Any:
-    """A number > 0 that must be in the config; `kind` float accepts integers too."""
+    """A finite number > 0 that must be in the config; `kind` float accepts integers too."""
     value = config.get(field)
     accepted = (int, float) if kind is float else (int,)
-    if isinstance(value, bool) or not isinstance(value, accepted) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, accepted) or not 0 < value < float("inf"):
         found = "is missing" if field not in config else f"is {value!r}"
         raise UserError(
-            f"{family} config.json: {field} {found}; it must be a positive {kind.__name__} "
-            "(take config.json from the published checkpoint)"
+            f"{family} config.json: {field} {found}; it must be a positive {kind.__name__} ({TAKE_PUBLISHED})"
         )
     return kind(value)
 
@@ -134,28 +162,31 @@ def common_fields(
     family: str, config: Mapping[str, Any], rope_types: tuple[str, ...] = ("default",)
 ) -> dict[str, Any]:
     """The fields that all these classes spell alike."""
-    integers = (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "max_position_embeddings",
-    )
-    fields: dict[str, Any] = {field: positive(family, config, field) for field in integers}
+    if "num_key_value_heads" in config and config["num_key_value_heads"] is None:  # as many as heads
+        config = {**config, "num_key_value_heads": config.get("num_attention_heads")}
+    fields: dict[str, Any] = {field: positive(family, config, field) for field in SIZES}
     if fields["num_attention_heads"] % fields["num_key_value_heads"]:
         raise UserError(
             f"{family} config.json: num_attention_heads must be a multiple of num_key_value_heads"
         )
-    # transformers 4 wrote two fields about rotary positions, 5 writes one.
-    newer = config.get("rope_parameters") or {}
-    theta = positive(family, newer if "rope_theta" in newer else config, "rope_theta", float)
-    rope = {"rope_type": "default", **(config.get("rope_scaling") or {}), **newer, "rope_theta": theta}
-    if rope.get("type", rope["rope_type"]) not in rope_types:
-        raise UserError(f"{family} config.json: rope_scaling is of a kind that is not supported: {rope}")
     return fields | {
         "rms_norm_eps": positive(family, config, "rms_norm_eps", float),
-        "rope_parameters": rope,
+        "rope_parameters": rope_fields(family, config, rope_types),
         "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
     }
+
+
+def rope_fields(
+    family: str, config: Mapping[str, Any], types: tuple[str, ...] = ("default",)
+) -> dict[str, Any]:
+    """Rotary positions: transformers 4 wrote two fields about them, 5 writes one."""
+    older, newer = config.get("rope_scaling") or {}, config.get("rope_parameters") or {}
+    if isinstance(older, Mapping) and isinstance(newer, Mapping):
+        theta = positive(family, newer if "rope_theta" in newer else config, "rope_theta", float)
+        rope = {"rope_type": "default", **older, **newer, "rope_theta": theta}
+        if rope.get("type", rope["rope_type"]) in types:
+            return rope
+    raise UserError(
+        f"{family} config.json: rope_scaling is of a kind that is not supported: {older or newer!r} (only "
+        f"{' or '.join(types)}); {TAKE_PUBLISHED}"
+    )

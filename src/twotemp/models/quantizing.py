@@ -38,7 +38,8 @@ def quantized_layers(module: nn.Module) -> list[nn.Linear]:
     """The layers that are quantized."""
     if any(name.endswith("experts.gate_up_proj") for name, _ in module.named_parameters()):
         raise UserError(
-            "a mixture of experts cannot be quantized: its experts, nearly all of its weights, are no linear layers"
+            "a mixture of experts cannot be quantized: its experts, nearly all of its weights, are no linear layers; "
+            "load it with dtype='bfloat16', over several GPUs with device_map='auto'"
         )
     return [
         layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name != "lm_head"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from twotemp.errors import UserError
+from twotemp.models.checkpoint import read_generation_config, read_tokenizer
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,14 @@ class Facts:
     block_field: str = "block_size"  # of config.json
 
 
+def read_special(
+    folder: Path, facts: Facts, rows: int, config: Mapping[str, Any], given: Given
+) -> tuple[Any, Special]:
+    """The tokenizer of a checkpoint folder (None where it has none) and the special ids; see `resolve`."""
+    tokenizer = read_tokenizer(folder)
+    return tokenizer, resolve(facts, rows, config, tokenizer, read_generation_config(folder), given)
+
+
 def resolve(
     facts: Facts,
     rows: int,
@@ -63,7 +73,8 @@ def resolve(
     known = facts.published if rows in facts.published.vocabularies else Published()
     vocabulary: dict[str, int] = tokenizer.get_vocab() if tokenizer is not None else {}
     used = set(vocabulary.values()) if vocabulary else set(range(known.tokens or rows))
-    if len(used) < rows / 2:
+    # A tokenizer may have less tokens than the model has rows (padding of the vocabulary), and few more (added ones).
+    if len(used) < rows / 2 or getattr(tokenizer, "vocab_size", 0) > rows:
         raise UserError(
             f"the tokenizer read from this {facts.family} checkpoint has {len(used)} tokens, the model {rows}: it "
             "belongs to another model or class; put the right tokenizer.json into the folder, or take the "
@@ -76,54 +87,51 @@ def resolve(
         known.mask_id,
     )
     mask_id = _first(facts, "mask id", "mask_id", named)
+    ends = {vocabulary[token] for token in facts.end_tokens if token in vocabulary} | {*known.eos_ids}
     if given.eos_ids is not None:
-        eos_ids = set(given.eos_ids)
-    else:
-        ends = {vocabulary[token] for token in facts.end_tokens if token in vocabulary} | {*known.eos_ids}
-        eos_ids = _eos_ids(facts, config.get("eos_token_id"), generation_config or {}, ends)
-    for what, ids in (("mask_id", {mask_id}), ("eos_ids", eos_ids)):
-        for i in ids:
-            if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < rows:
-                raise UserError(f"{what}: {i!r} is not one of the model's {rows} token ids")
-    if mask_id in eos_ids:
-        raise UserError(f"token {mask_id} cannot be both the mask and an end-of-text token; correct eos_ids")
-    forbidden = {mask_id, *range(rows)} - (used - {mask_id})
-    return Special(
-        mask_id, tuple(sorted(eos_ids)), tuple(sorted(forbidden)), _block_size(facts, config, known, given)
-    )
-
-
-def _eos_ids(facts: Facts, said: Any, generation_config: Mapping[str, Any], ends: set[int]) -> set[int]:
-    if isinstance(said, list):  # a list is complete; a single id leaves the end of turn out
-        return set(said)
-    also = generation_config.get("eos_token_id")
-    found = ends | {i for i in (said, *(also if isinstance(also, list) else [also])) if i is not None}
-    if not found:
+        eos_ids = list(given.eos_ids)
+    elif isinstance(said := config.get("eos_token_id"), list):
+        eos_ids = said  # a list is complete; a single id leaves the end of turn out
+    elif not (eos_ids := [*ends, *_listed(said), *_listed((generation_config or {}).get("eos_token_id"))]):
         raise UserError(
             f"the files of this {facts.family} checkpoint name no end-of-text token; write eos_token_id into "
             "config.json, or pass load(..., eos_ids=(...)), which is empty where there is none"
         )
-    return found
+    for what, ids in (("mask_id", [mask_id]), ("eos_ids", eos_ids)):
+        for i in ids:
+            if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < rows:
+                raise UserError(
+                    f"{what}: {i!r} is not one of the model's {rows} token ids; correct config.json, or pass "
+                    f"load(..., {what}=...)"
+                )
+    if mask_id in eos_ids:
+        raise UserError(f"token {mask_id} cannot be both the mask and an end-of-text token; correct eos_ids")
+    forbidden = {mask_id, *range(rows)} - (used - {mask_id})
+    block_size = _block_size(facts, config, known, given)
+    return Special(mask_id, tuple(sorted(set(eos_ids))), tuple(sorted(forbidden)), block_size)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _block_size(facts: Facts, config: Mapping[str, Any], known: Published, given: Given) -> int | None:
+    size = given.block_size
     if facts.blocks == "never":
-        if given.block_size is not None:
+        if size is not None:
             raise UserError(
                 f"{facts.family} attends to all positions and has no block size; leave block_size out "
                 "(the width of decoding blocks belongs to the request: block=...)"
             )
         return None
-    # Ours is the first name: `save` writes it, and null where there are none.
-    said = next((field for field in ("block_size", facts.block_field) if field in config), None)
-    if facts.blocks == "either" and (
-        given.block_size == 0 or (given.block_size is None and said and config[said] is None)
-    ):
+    either = facts.blocks == "either"
+    for field in ("block_size", facts.block_field):  # `save` writes the first, and null where there are none
+        if size is None and field in config:
+            size = 0 if either and config[field] is None else config[field]
+    what = f"block size{' (0: bidirectional)' if either else ''}"
+    size = _first(facts, what, "block_size", (size, known.block_size))
+    if either and size == 0:
         return None
-    named = (given.block_size, config[said] if said else None, known.block_size)
-    size = _first(
-        facts, f"block size{' (0: bidirectional)' if facts.blocks == 'either' else ''}", "block_size", named
-    )
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UserError(f"block_size must be an integer >= 1, not {size!r}")
     return size

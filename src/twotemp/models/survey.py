@@ -10,11 +10,11 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 
 from twotemp.errors import UserError
 from twotemp.models import catalogue
-from twotemp.models.checkpoint import INDEX, read_generation_config, read_json, read_tokenizer
+from twotemp.models.checkpoint import INDEX, read_json
 from twotemp.models.families import family
 from twotemp.models.load import locate
 from twotemp.models.quantizing import quantized_layers
-from twotemp.models.special import Given, resolve
+from twotemp.models.special import Given, read_special
 from twotemp.models.transformer import Transformer
 
 
@@ -35,7 +35,6 @@ def survey(source: str, revision: str | None = None) -> Survey:
     folder = locate(source, revision, weights=False)
     config = read_json(folder / "config.json")
     kind = family(config)
-    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), torch.float32)
     complete = True
     with torch.device("meta"):
         if issubclass(kind, Transformer):
@@ -43,9 +42,8 @@ def survey(source: str, revision: str | None = None) -> Survey:
             module: Any = kind.native(native)
             known = catalogue.find(source)
             given = Given(block_size=known.block_size if known else None)
-            files = (config, read_tokenizer(folder), read_generation_config(folder))
             try:
-                special = resolve(kind.facts, native.vocab_size, *files, given)
+                _, special = read_special(folder, kind.facts, native.vocab_size, config, given)
                 blocks = f"blocks of {special.block_size}" if special.block_size else "bidirectional"
                 about = f"mask id {special.mask_id}, {blocks}{', shifted' if kind.lookback else ''}"
             except UserError as error:
@@ -58,7 +56,12 @@ def survey(source: str, revision: str | None = None) -> Survey:
     parameters = sum({id(weight): weight.numel() for weight in module.parameters()}.values())
     here = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     index = read_json(folder / INDEX) if (folder / INDEX).is_file() else {}
-    weights = int(index.get("metadata", {}).get("total_size") or here or parameters * dtype.itemsize)
+    weights = int(index.get("metadata", {}).get("total_size") or here)
+    # LLaDA's config.json does not say it, so the size of the files does.
+    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None) or (
+        torch.bfloat16 if 0 < weights < 3 * parameters else torch.float32
+    )
+    weights = weights or parameters * dtype.itemsize
     try:
         eighth = sum(layer.weight.numel() for layer in quantized_layers(module))
         int8 = eighth + (parameters - eighth) * dtype.itemsize if issubclass(kind, Transformer) else None

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from twotemp.errors import UserError
-from twotemp.models.base import LanguageModel
+from twotemp.models.base import Loaded
 from twotemp.models.cache import KVCache
-from twotemp.models.checkpoint import SINGLE, read_generation_config, read_tokenizer, weight_files
+from twotemp.models.checkpoint import SINGLE, read_headers, weight_files
 from twotemp.models.filling import Layout, Storage, Weights, fill
 from twotemp.models.quantizing import is_quantized, plain_tensors
-from twotemp.models.special import Facts, Given, Special, resolve
+from twotemp.models.special import Facts, Given, Special, read_special
 from twotemp.models.spreading import connect
 
 
@@ -30,11 +30,12 @@ def positions_of(attention_mask: Tensor) -> Tensor:
     return (attention_mask.long().cumsum(1) - 1).clamp(min=0)
 
 
-class Transformer(LanguageModel):
+class Transformer(Loaded):
     """A `LanguageModel` on a native causal-LM class, run bidirectionally or block-causally."""
 
     facts: ClassVar[Facts]
     native: ClassVar[type[PreTrainedModel]]
+    head: ClassVar[str] = "lm_head.weight"  # the head's name in a checkpoint
     float32_weights: ClassVar[tuple[str, ...]] = ()  # native names' endings, kept so in any dtype
     module: PreTrainedModel
     # How many positions before a wanted one a window must also hold: 1 where row i of the network predicts
@@ -44,19 +45,10 @@ class Transformer(LanguageModel):
     def __init__(
         self, module: PreTrainedModel, config: Mapping[str, Any], special: Special, tokenizer: Any, name: str
     ) -> None:
-        self.module = module
-        self.config = dict(config)  # config.json as it was read, in the family's own names
-        self.tokenizer = tokenizer
-        self.name = name
-        self.mask_id = special.mask_id
-        self.eos_ids = special.eos_ids
-        self.forbidden_ids = special.forbidden_ids
-        self.block_size = special.block_size
         if self.facts.blocks == "either":
-            self.config["block_size"] = special.block_size  # so that a saved checkpoint says it
-        self.vocab_size = int(module.config.vocab_size)
+            config = {**config, "block_size": special.block_size}  # so that a saved checkpoint says it
+        super().__init__(module, config, special, tokenizer, name)
         self.max_length = int(module.config.max_position_embeddings)
-        self.device = module.device
 
     @classmethod
     def from_folder(
@@ -66,15 +58,16 @@ class Transformer(LanguageModel):
         *,
         name: str,
         given: Given,
-        storage: Storage,
+        storage: Storage | None,
     ) -> Self:
-        """Read a checkpoint folder; its config.json has been read already."""
+        """Read a checkpoint folder; its config.json has been read already. Without storage there are no weights."""
         native = cls.native_config(config)
-        tokenizer = read_tokenizer(folder)
-        special = resolve(
-            cls.facts, native.vocab_size, config, tokenizer, read_generation_config(folder), given
-        )
-        module = cls.build(native, weight_files(folder), storage)
+        tokenizer, special = read_special(folder, cls.facts, native.vocab_size, config, given)
+        if storage is None:
+            with torch.device("meta"):
+                module = cls.native(native)
+        else:
+            module = cls.build(native, weight_files(folder), storage)
         return cls(module, config, special, tokenizer, name)
 
     # What a family says about its checkpoints.
@@ -92,6 +85,14 @@ class Transformer(LanguageModel):
     @classmethod
     def build(cls, config: PreTrainedConfig, files: Sequence[Path], storage: Storage) -> PreTrainedModel:
         """The native module with the weights of these files."""
+        headers = read_headers(files)
+        if config.num_hidden_layers > len(headers):  # a network of so many would take long to build
+            raise UserError(
+                f"{files[0].parent}: config.json has {config.num_hidden_layers} layers, the files have "
+                f"{len(headers)} tensors; take both from the same checkpoint"
+            )
+        if config.tie_word_embeddings and cls.head in headers:
+            config.tie_word_embeddings = False  # a head of its own counts, whatever config.json says of it
         with torch.device("meta"):  # shapes only: nothing is allocated or initialised to be thrown away
             module = cls.native(config)
         fill(module, lambda: cls.layout(_stored(module), config), files, storage, float32=cls.float32_weights)

@@ -2,16 +2,18 @@
 
 A score says what positions are ranked by (`SCORES`): how sure the model is of the token it drew there, or of what it
 would say before it draws. A rule says which of them are ready to be committed and
-which noise tempers it (`RULES`). A new one is one entry. Where a rule finds fewer than k, the fallback fills up.
+which noise tempers it (`RULES`). Where a rule finds fewer than k, the fallback fills up. An edit says which of the
+tokens that stand already are in doubt (`EDITS`). A new one of each is one entry.
 
 Shapes: B rows, W positions of the active block; `masked` says which of them may be committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -23,6 +25,30 @@ from twotemp.policies.tokens import Need
 # A power of two, so that noise is scaled exactly; no score is seen beside it, and no product overflows.
 _HOTTEST = 2.0**1000
 _DREAM_EPS = 1e-3  # where Dream's time grid ends
+_DTYPES = {float: torch.float64, int: torch.int64}
+
+
+class Given:
+    """The policies' numbers by their names, [B] each. One that nobody asks for is never made a tensor."""
+
+    def __init__(self, policies: Sequence[records.Policy], device: torch.device | str) -> None:
+        self._policies, self._device = policies, device
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in records.PARAMETERS:
+            raise AttributeError(name)
+        dtype = _DTYPES[records.PARAMETERS[name].kind]
+        found = torch.tensor([getattr(p, name) for p in self._policies], dtype=dtype, device=self._device)
+        setattr(self, name, found)
+        return found
+
+    @cached_property
+    def bar(self) -> Tensor:
+        """What a score must exceed: x >= lambda is x > the number before lambda."""
+        bars = [
+            math.nextafter(p.threshold, -math.inf) if p.inclusive else p.threshold for p in self._policies
+        ]
+        return torch.tensor(bars, dtype=torch.float64, device=self._device)
 
 
 @dataclass(frozen=True)
@@ -38,6 +64,16 @@ class Drawn:
     log_margin: Tensor | None = None  # [B, W]: log(q_(1) - q_(2))
     probabilities: Tensor | None = None  # [B, W, V]: q itself
     log_top: Tensor | None = None  # [B, W]: log max_v q_v, whatever was drawn
+    log_own: Tensor | None = None  # [B, W]: log q(the token that stands there)
+
+
+@dataclass(frozen=True)
+class Text:
+    """What stands in the block, for policies that edit it; [B, W]."""
+
+    tokens: Tensor  # int64; the mask where nothing stands
+    asked: Tensor  # bool: what is predicted now, masks and tokens that may be edited
+    edits: Tensor  # int64: how often each was rewritten so far
 
 
 @dataclass(frozen=True)
@@ -50,7 +86,7 @@ class Ranked:
     late: Tensor | None  # [B, W] bool: comes after all the others whatever its score
     entropy: Tensor | None  # [B, W]
     stable: Tensor | None  # [B, W] int64: for how many steps in a row the prediction has been stable
-    given: SimpleNamespace  # the policies' numbers, [B] each
+    given: Given
 
 
 class Score(NamedTuple):
@@ -67,6 +103,14 @@ class Rule(NamedTuple):
     ready: Callable[[Ranked], Tensor | None]
     needs: tuple[Need, ...] = ()
     takes_the_best: bool = True  # what is ready has higher scores than what is not
+
+
+class Edit(NamedTuple):
+    """Which tokens are in doubt where the threshold is tau [B], and how much: [B, W] bool and float64."""
+
+    doubt: Callable[[Drawn, Text, Tensor], tuple[Tensor, Tensor]]
+    remasks: bool  # a token in doubt becomes a mask again; else the token just drawn
+    needs: tuple[Need, ...] = ()
 
 
 SCORES: dict[records.Score, Score] = {
@@ -104,14 +148,12 @@ def nothing(ranked: Ranked) -> None:
 def above(ranked: Ranked) -> Tensor:
     """Thresholding (CT): U = {c > lambda}."""
     free = ranked.masked if ranked.late is None else ranked.masked & ~ranked.late
-    passed: Tensor = ranked.score > ranked.given.bar[:, None]
-    return free & passed
+    return free & (ranked.score > ranked.given.bar[:, None])
 
 
 def settled(ranked: Ranked) -> Tensor:
     """KLASS: above the threshold, and stable for the last n steps."""
-    calm: Tensor = known(ranked.stable) >= ranked.given.kl_steps[:, None]
-    return above(ranked) & calm
+    return above(ranked) & (known(ranked.stable) >= ranked.given.kl_steps[:, None])
 
 
 def within_entropy(ranked: Ranked) -> Tensor:
@@ -131,6 +173,24 @@ RULES: dict[records.Rule, Rule] = {
     "threshold": Rule(rng.logistic, above),
     "entropy_bound": Rule(rng.gumbel, within_entropy, ("entropy",)),
     "stable": Rule(rng.logistic, settled, ("probabilities",), takes_the_best=False),
+}
+
+
+def outdone(drawn: Drawn, text: Text, tau: Tensor) -> tuple[Tensor, Tensor]:
+    """T2T (LLaDA-2.1): another token was drawn there, with c > tau."""
+    c = drawn.confidence.double()
+    return (drawn.tokens != text.tokens) & (c > tau[:, None]), c
+
+
+def unlikely(drawn: Drawn, text: Text, tau: Tensor) -> tuple[Tensor, Tensor]:
+    """T2M: q(the token that stands there) < tau."""
+    own = known(drawn.log_own).double().exp()
+    return own < tau[:, None], -own
+
+
+EDITS: dict[records.Edit, Edit] = {
+    "overwrite": Edit(outdone, remasks=False),
+    "remask": Edit(unlikely, remasks=True, needs=("own",)),
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from twotemp.errors import UserError, unknown
 from twotemp.records import PARAMETERS, Policy
 
-_TOKENS = ("t_token", "top_k", "top_p", "eos")
+_EVERYWHERE = ("t_token", "top_k", "top_p", "eos", "repel")
 
 
 @dataclass(frozen=True)
@@ -28,93 +28,79 @@ class Preset:
 
     @property
     def settable(self) -> tuple[str, ...]:
-        return self.parameters + _TOKENS
+        return self.parameters + _EVERYWHERE
 
 
-def _preset(name: str, parameters: str, formula: str, source: str, **fields: Any) -> Preset:
-    return Preset(Policy(name=name, **fields), tuple(parameters.split()), formula, source)
+def _preset(like: Policy, name: str, formula: str, source: str, **changed: Any) -> Preset:
+    """`name` is followed by the parameters that a user may set."""
+    name, *parameters = name.split()
+    return Preset(replace(like, name=name, **changed), tuple(parameters), formula, source)
 
 
 PAPER = "A Tale of Two Temperatures"
+# The plain rules, which the others vary.
+_LEFT = Policy("left", score="position", rule="budget")
+_BEST = Policy("best", score="log_confidence", rule="budget")
+_ABOVE = Policy("above", score="confidence", rule="threshold", threshold=0.6)
+_DRAWN = replace(_ABOVE, confidence="drawn", t_token=0.0)
 
 PRESETS: dict[str, Preset] = {
     p.policy.name: p
     for p in (
         # The paper's six.
+        _preset(_LEFT, "ar k", "the K leftmost masked positions", f"{PAPER}, section 2"),
         _preset(
-            "ar",
-            "k",
-            "the K leftmost masked positions",
-            f"{PAPER}, section 2",
-            score="position",
-            rule="budget",
-        ),
-        _preset(
-            "random",
-            "k steps",
+            _BEST,
+            "random k steps",
             "K masked positions, uniformly (TLC at T_pos = inf)",
             "Nie et al. 2025 (LLaDA), random remasking",
-            score="log_confidence",
-            rule="budget",
             t_pos=float("inf"),
         ),
         _preset(
-            "lc",
-            "k steps",
+            _BEST,
+            "lc k steps",
             "the K highest c (TLC at T_pos = 0); with steps, K is LLaDA's even split of a block over so many steps",
             "Chang et al. 2022 (MaskGIT), Nie et al. 2025 (LLaDA)",
-            score="log_confidence",
-            rule="budget",
         ),
         _preset(
-            "tlc",
-            "k steps t_pos",
+            _BEST,
+            "tlc k steps t_pos",
             "K draws without replacement from Cat(c^(1/T_pos)): the K highest log c + T_pos Gumbel",
             f"{PAPER}, algorithm 2; for images MaskGIT's random top-k",
-            score="log_confidence",
-            rule="budget",
             t_pos=1.0,
         ),
         _preset(
-            "ct",
-            "threshold",
+            _ABOVE,
+            "ct threshold",
             "all c > lambda; if none, the highest (TCT at T_pos = 0)",
             f"Wu et al. 2025 (Fast-dLLM); {PAPER}, algorithm 3",
-            score="confidence",
-            rule="threshold",
-            threshold=0.6,
         ),
         _preset(
-            "tct",
-            "threshold t_pos",
+            _ABOVE,
+            "tct threshold t_pos",
             "each with probability sigma((c - lambda)/T_pos): all c + T_pos Logistic > lambda; "
             "if none, the highest",
             f"{PAPER}, algorithm 4",
-            score="confidence",
-            rule="threshold",
-            threshold=0.6,
             t_pos=0.1,
         ),
         # The field's other heuristics, in the same frame and each temperable.
         _preset(
-            "margin",
-            "k t_pos",
+            _BEST,
+            "margin k t_pos",
             "the K highest log(q1 - q2) + T_pos Gumbel, q1 and q2 the two likeliest tokens",
             "Kim et al. 2025 (top probability margin)",
             score="log_margin",
-            rule="budget",
         ),
         _preset(
-            "entropy",
-            "k t_pos",
+            _BEST,
+            "entropy k t_pos",
             "the K highest -H(q) + T_pos Gumbel",
             "Ye et al. 2025 (Dream, alg=entropy)",
             score="neg_entropy",
-            rule="budget",
         ),
         _preset(
-            "eb",
-            "entropy_bound k t_pos",
+            _BEST,
+            "eb entropy_bound k t_pos",
             "the longest prefix U by -H(q) + T_pos Gumbel with sum_U H - max_U H <= gamma",
             "Ben-Hamu et al. 2025 (entropy-bounded unmasking)",
             score="neg_entropy",
@@ -122,55 +108,47 @@ PRESETS: dict[str, Preset] = {
             entropy_bound=0.1,
         ),
         _preset(
-            "klass",
-            "threshold kl_bound kl_steps k t_pos",
+            _ABOVE,
+            "klass threshold kl_bound kl_steps k t_pos",
             "all c + T_pos Logistic > lambda whose q moved by KL < epsilon in each of the last n steps; "
             "if none, the K highest of all",
             "Kim et al. 2025 (KLASS)",
-            score="confidence",
             rule="stable",
-            threshold=0.6,
             kl_bound=0.01,
             kl_steps=2,
         ),
         _preset(
-            "alg-temp",
-            "k t_pos",
+            _BEST,
+            "alg-temp k t_pos",
             "K draws without replacement from softmax(c / T_pos): tempers c where TLC tempers log c",
             "Ye et al. 2025 (Dream, alg_temp)",
             score="confidence",
-            rule="budget",
             t_pos=0.1,
         ),
         _preset(
-            "soft-ar",
-            "k t_pos",
+            _LEFT,
+            "soft-ar k t_pos",
             "the K highest -position + T_pos Gumbel: left to right, loosened",
             "this project",
-            score="position",
-            rule="budget",
             t_pos=1.0,
         ),
         # Upstream-faithful: where a code base's semantics differ from the paper's.
         _preset(
-            "fast-dllm",
-            "threshold t_pos",
+            _ABOVE,
+            "fast-dllm threshold t_pos",
             "all c >= lambda (not >), and the highest",
             "Fast-dLLM's LLaDA sampler",
-            score="confidence",
-            rule="threshold",
             threshold=0.9,
             inclusive=True,
             t_token=0.0,
         ),
         _preset(
-            "dream",
-            "steps t_pos",
+            _BEST,
+            "dream steps t_pos",
             "the k(step) highest -H(q) + T_pos Gumbel, q tempered and filtered, k from Dream's time grid; "
             "decode in one block (block = length), as upstream does",
             "Dream's diffusion_generate (alg=entropy)",
             score="neg_entropy",
-            rule="budget",
             confidence="drawn",
             steps=256,
             schedule="dream",
@@ -178,57 +156,82 @@ PRESETS: dict[str, Preset] = {
             top_p=0.95,
         ),
         _preset(
-            "sdar",
-            "threshold k t_pos",
+            _ABOVE,
+            "sdar threshold k t_pos",
             "all c > lambda and at least the K highest",
             "SDAR's low_confidence_dynamic with its evaluation code's unfiltered c (generate.py filters first: "
             "at top_k = 1 every c is 1); k clamped to the masks left, which upstream forgets",
-            score="confidence",
-            rule="threshold",
             threshold=0.85,
             t_token=1.0,
         ),
         _preset(
-            "llada2",
-            "threshold k t_pos",
+            _DRAWN,
+            "llada2 threshold k t_pos",
             "all c > lambda and at least the K highest, c of the tempered and filtered q",
             "LLaDA-2's generate (T_token = 0 is greedy here; upstream's sampled at 1)",
-            score="confidence",
-            rule="threshold",
-            confidence="drawn",
             threshold=0.95,
-            t_token=0.0,
         ),
         # The order does not look at the draw, or not where it matters: diversity by another road.
         _preset(
-            "tpp",
-            "k steps t_pos",
+            _BEST,
+            "tpp k steps t_pos",
             "the K highest log max_v q(v) + T_pos Gumbel: chosen before the token is drawn, so that the choice does "
             "not prefer likely draws (docs/theory.md, section 5)",
             "Jeon et al. 2026 (TPP)",
             score="log_top",
-            rule="budget",
         ),
         _preset(
-            "egi",
-            "k steps t_pos first_t_token",
+            _BEST,
+            "egi k steps t_pos first_t_token",
             "the first step: the K highest H(q) + T_pos Gumbel, drawn at T_token = first_t_token; then as tpp",
             "Jeon et al. 2026 (EGI)",
             score="log_top",
-            rule="budget",
             first_score="entropy",
             first_t_token=0.9,
             t_token=0.6,
         ),
         _preset(
-            "fork",
-            "threshold t_pos",
+            _ABOVE,
+            "fork threshold t_pos",
             "all c + T_pos Logistic > lambda; if none, the leftmost mask, whatever was drawn there",
             "Frkovic, Jazbec, Naesseth 2026 (Fork-dLLM)",
-            score="confidence",
-            rule="threshold",
             fallback="leftmost",
             threshold=0.8,
+        ),
+        # The samples of a question repel each other. So may those of every other preset: `tct:repel=16`.
+        _preset(
+            _BEST,
+            "odd k steps t_pos",
+            "as tlc, but sample i's logits are first pushed away from what samples 0 to i - 1 of the question say, "
+            "by alpha (repel) times the share of the row that is still masked",
+            "Lamont et al. 2026 (ODD)",
+            repel=16.0,
+            t_token=1.0,
+        ),
+        # What was written may be written again, within the block.
+        _preset(
+            _DRAWN,
+            "llada2.1 threshold k edit_threshold edits t_pos",
+            "as llada2; at the same time a token that stands in the block is overwritten where another one is drawn "
+            "with c > tau, at most `edits` times per position; a block ends with a step that rewrites nothing "
+            "(threshold=0.5,edit_threshold=0 is upstream's speed mode)",
+            "Bie et al. 2026 (LLaDA-2.1, quality mode; upstream's budget is 16 steps after the last mask instead)",
+            threshold=0.7,
+            edit="overwrite",
+            edit_threshold=0.5,
+            edits=16,
+        ),
+        _preset(
+            _DRAWN,
+            "t2m threshold k edit_threshold edit_share edits t_pos",
+            "as llada2.1, but a token that stands in the block becomes a mask again where q(token) < tau: at most a "
+            "quarter (edit_share) of them in a step, the least likely, and `edits` times per position",
+            "Yao 2026 (T2M, low probability)",
+            threshold=0.7,
+            edit="remask",
+            edit_threshold=0.1,
+            edit_share=0.25,
+            edits=3,
         ),
     )
 }

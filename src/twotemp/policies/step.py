@@ -1,21 +1,22 @@
-"""A decoding step for a batch of rows, in two verbs: `draw` (what) and `choose` (where). Pure: state is passed in."""
+"""A decoding step for a batch of rows, in two verbs: `draw` (what) and `choose` (where). Pure: state is passed in.
+
+Samples that repel each other have a third before these: `repel`.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from twotemp import rng
 from twotemp.policies import positions, tokens
-from twotemp.policies.positions import Drawn
-from twotemp.records import PARAMETERS, Policy
+from twotemp.policies.positions import Drawn, Given, Text
+from twotemp.policies.repulsion import Crowd, push
+from twotemp.records import Policy
 
-_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.bool}
 _SINGLE = torch.finfo(torch.float32)
 
 
@@ -55,13 +56,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class Decision:
-    """Information: the outcome of a step, [B, W]; meaningful where `masked` was True."""
+    """Information: the outcome of a step, [B, W]; meaningful where `masked` was True, or a token was edited."""
 
     tokens: Tensor
     commit: Tensor  # bool: the positions to write
     confidence: Tensor  # of the drawn token
     entropy: Tensor | None
     log_norm: Tensor  # [N] of the positions decided; not finite where the logits were not
+    edit: Tensor | None = None  # bool: those of them where a token stood; None: the policies do not edit
 
 
 class PolicyBatch:
@@ -74,31 +76,22 @@ class PolicyBatch:
         *,
         eos_ids: Sequence[int] = (),
         forbidden_ids: Sequence[int] = (),
+        mask_id: int | None = None,
     ) -> None:
+        """mask_id: what a policy that remasks writes."""
         first = policies[0]
         if any(p.structure != first.structure for p in policies):
             raise ValueError("rows of one batch must share their policy's structure")
         self.score, self.rule = positions.SCORES[first.score], positions.RULES[first.rule]
         self.first_score = None if first.first_score == "same" else positions.SCORES[first.first_score]
         self.leftmost = first.fallback == "leftmost"
+        self.edit = None if first.edit == "never" else positions.EDITS[first.edit]
+        self.mask_id = mask_id
         self.needs = frozenset(self.score.needs + self.rule.needs)
         if self.first_score is not None:
             self.needs |= frozenset(self.first_score.needs)
         self.remembers = "probabilities" in self.rule.needs
-        # [B] each, by the parameter's name.
-        self.given = SimpleNamespace(
-            **{
-                name: torch.tensor(
-                    [getattr(p, name) for p in policies], dtype=_DTYPES[it.kind], device=device
-                )
-                for name, it in PARAMETERS.items()
-                if it.kind in _DTYPES
-            }
-        )
-
-        # x >= lambda is x > the number before lambda.
-        bars = [math.nextafter(p.threshold, -math.inf) if p.inclusive else p.threshold for p in policies]
-        self.given.bar = torch.tensor(bars, dtype=torch.float64, device=device)
+        self.given = Given(policies, device)
 
         def where(test: Callable[[Policy], bool]) -> Tensor | None:
             """Which rows, [B]; None where there are none, so that no step waits for the device to know."""
@@ -110,7 +103,8 @@ class PolicyBatch:
         self.even = where(lambda p: p.steps > 0 and p.schedule == "even")
         self.any_tempered = any(p.t_pos > 0 for p in policies)
         # Strictly left to right only the K leftmost masks can be committed.
-        self.left_to_right = self.late is None and all(p.left_to_right for p in policies)
+        # (Samples that repel each other compare what they predict at every mask of the block.)
+        self.left_to_right = self.late is None and all(p.left_to_right and not p.repel for p in policies)
         self.host_k = torch.tensor([p.k for p in policies])
         used = [p.t_token for p in policies]
         if self.first_score is not None:
@@ -139,24 +133,42 @@ class PolicyBatch:
             return masked & (masked.cumsum(1) <= self.given.k[:, None]), torch.minimum(count, self.host_k)
         return masked, count
 
-    def draw(
-        self, noise: Noise, logits: Tensor, masked: Tensor, index: Tensor, *, entropy: bool = False
-    ) -> Drawn:
-        """*What*: a token for every candidate. logits: [N, V], row-major over the True entries of `masked` [B, W].
+    def repel(self, logits: Tensor, masked: Tensor, index: Tensor, crowd: Crowd) -> Tensor:
+        """*Beside whom*: the logits, pushed away from what earlier samples of the group say. As for `draw`."""
+        z = logits.float() if logits.dtype.itemsize < 4 else logits
+        z = tokens.allowed(z, index // masked.shape[1], self.tokens)
+        return push(z, index, masked, self.tokens.eos, crowd)
 
-        index: [N], these entries in `masked.flatten()`. entropy: wanted even where no rule asks for it.
+    def draw(
+        self,
+        noise: Noise,
+        logits: Tensor,
+        asked: Tensor,
+        index: Tensor,
+        *,
+        entropy: bool = False,
+        text: Text | None = None,
+    ) -> Drawn:
+        """*What*: a token for every candidate. logits: [N, V], row-major over the True entries of `asked` [B, W].
+
+        index: [N], these entries in `asked.flatten()`. entropy: wanted even where no rule asks for it. text: what
+        stands there, for policies that edit.
         """
+        own = None
+        if text is not None and self.edit is not None and "own" in self.edit.needs:
+            own = text.tokens.flatten()[index]
         found = tokens.predict(
             logits,
             noise.uniform(rng.Stream.TOKEN).flatten()[index],
-            index // masked.shape[1],
+            index // asked.shape[1],
             self._rules(noise.step),
             self.needs | {"entropy"} if entropy else self.needs,
+            own,
         )
 
         def spread(values: Tensor) -> Tensor:
-            grid = torch.zeros(masked.numel(), *values.shape[1:], dtype=values.dtype, device=values.device)
-            return grid.index_copy_(0, index, values).view(*masked.shape, *values.shape[1:])
+            grid = torch.zeros(asked.numel(), *values.shape[1:], dtype=values.dtype, device=values.device)
+            return grid.index_copy_(0, index, values).view(*asked.shape, *values.shape[1:])
 
         log_confidence = spread(found.log_confidence)
         return Drawn(
@@ -167,7 +179,13 @@ class PolicyBatch:
             found.log_norm,
             *(
                 None if it is None else spread(it)
-                for it in (found.entropy, found.log_margin, found.probabilities, found.log_top)
+                for it in (
+                    found.entropy,
+                    found.log_margin,
+                    found.probabilities,
+                    found.log_top,
+                    found.log_own,
+                )
             ),
         )
 
@@ -186,10 +204,12 @@ class PolicyBatch:
         *,
         memory: Memory | None = None,
         since: Tensor | None = None,
+        text: Text | None = None,
     ) -> tuple[Decision, Memory | None]:
         """*Where*: the positions to commit, and what to carry into the next step.
 
         since: [B], steps that were taken in the block before this one; for schedules by block (None: the first).
+        text: what stands there, for policies that edit.
         """
         score = self.score.of(drawn)
         if self.first_score is not None:
@@ -210,11 +230,27 @@ class PolicyBatch:
         if ready is not None and (self.leftmost or late is not None or not self.rule.takes_the_best):
             order = positions.first(ready, order)
         commit = positions.commit(ready, masked, order, self._budget(noise.step, since, masked))
-        return Decision(drawn.tokens, commit, drawn.confidence, drawn.entropy, drawn.log_norm), memory
+        decision = Decision(drawn.tokens, commit, drawn.confidence, drawn.entropy, drawn.log_norm)
+        return decision if text is None else self._rewrite(decision, drawn, masked, text), memory
+
+    def _rewrite(self, decision: Decision, drawn: Drawn, masked: Tensor, text: Text) -> Decision:
+        """The tokens in doubt are rewritten, each at most `edits` times, and of those that stand in the block at most
+        the share `edit_share` (but one) in a step: the most doubtful."""
+        assert self.edit is not None, "only policies that edit need to know the text"
+        stands = text.asked & ~masked
+        wrong, doubt = self.edit.doubt(drawn, text, self.given.edit_threshold)
+        wrong = wrong & stands & (text.edits < self.given.edits[:, None])
+        most = (self.given.edit_share * stands.sum(1)).long().clamp_min(1)
+        edit = positions.commit(None, wrong, positions.rank(doubt, wrong, None), most)
+        tokens = drawn.tokens
+        if self.edit.remasks:
+            assert self.mask_id is not None, "a policy that remasks must know the mask"
+            tokens = tokens.masked_fill(edit, self.mask_id)
+        return replace(decision, tokens=tokens, commit=decision.commit | edit, edit=edit)
 
     def _budget(self, step: Tensor, since: Tensor | None, masked: Tensor) -> Tensor:
         """How many positions at least: k, or with `steps` what the schedule says."""
-        k: Tensor = self.given.k
+        k = self.given.k
         if self.even is not None:
             since = torch.zeros_like(step) if since is None else since
             k = torch.where(self.even, positions.even(masked.sum(1), self.given.steps, since), k)

@@ -16,7 +16,9 @@ _CHUNK = 512  # entries summed in float32 before float64 takes over; divides LLa
 _TILE = 1 << 19  # logits worked on at once on a CPU: several passes over what stays in its cache
 
 
-Need = Literal["entropy", "margin", "probabilities", "top"]  # extras that not every score and rule asks for
+Need = Literal[
+    "entropy", "margin", "probabilities", "top", "own"
+]  # extras that not every score and rule asks for
 
 
 @dataclass(frozen=True)
@@ -47,30 +49,36 @@ class Prediction:
     log_margin: Tensor | None  # [N]: log(q_(1) - q_(2)) of the two likeliest tokens
     probabilities: Tensor | None  # [N, V]: q itself
     log_top: Tensor | None  # [N]: log max_v q_v, whatever was drawn
+    log_own: Tensor | None  # [N]: log q(the token that stands there), q untempered
 
 
-def predict(logits: Tensor, u: Tensor, row: Tensor, rules: TokenRules, needs: Set[Need]) -> Prediction:
+def predict(
+    logits: Tensor, u: Tensor, row: Tensor, rules: TokenRules, needs: Set[Need], own: Tensor | None = None
+) -> Prediction:
     """Draw x ~ softmax(z / T_token) and report c = softmax(z)[x], the *untempered* probability of the token.
 
     At T_token = 0 the token is the argmax and c its probability. With `of_drawn`, c is taken from the
     tempered and filtered distribution instead, as Dream and LLaDA-2 do. row [N]: whose rules hold where.
-    The logits are the model's and stay as they are.
+    own [N]: what stands there already. The logits are the model's and stay as they are.
     """
     tile = max(1, _TILE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     if len(logits) <= tile:
-        return _predict(logits, u, row, rules, needs)
+        return _predict(logits, u, row, rules, needs, own)
     tiles = [slice(at, at + tile) for at in range(0, len(logits), tile)]
-    parts = [_predict(logits[some], u[some], row[some], rules, needs) for some in tiles]
+    parts = [
+        _predict(logits[some], u[some], row[some], rules, needs, None if own is None else own[some])
+        for some in tiles
+    ]
     columns = zip(*([getattr(part, f.name) for f in fields(Prediction)] for part in parts))
     return Prediction(*(None if c[0] is None else torch.cat(c) for c in columns))  # type: ignore[arg-type]
 
 
-def _predict(logits: Tensor, u: Tensor, row: Tensor, rules: TokenRules, needs: Set[Need]) -> Prediction:
+def _predict(
+    logits: Tensor, u: Tensor, row: Tensor, rules: TokenRules, needs: Set[Need], own: Tensor | None
+) -> Prediction:
     if logits.dtype.itemsize < 4:  # sums over a vocabulary need more than half precision
         logits = logits.float()
-    z = logits.index_fill(1, rules.forbidden, -torch.inf)
-    if rules.never is not None:
-        z[:, rules.eos] = z[:, rules.eos].masked_fill(rules.never[row, None], -torch.inf)
+    z = allowed(logits, row, rules)
     t_token = rules.t_token[row]
     peak = z.amax(-1, keepdim=True)
     likeliest = z.argmax(-1) if rules.any_greedy else None
@@ -110,7 +118,16 @@ def _predict(logits: Tensor, u: Tensor, row: Tensor, rules: TokenRules, needs: S
         _log_margin(weights, total) if "margin" in needs else None,
         q if "probabilities" in needs else None,
         log_top,
+        None if own is None else (logits.gather(1, own[:, None]) - peak)[:, 0] - log_total,
     )
+
+
+def allowed(logits: Tensor, row: Tensor, rules: TokenRules) -> Tensor:
+    """A copy of the logits in which nothing is left for tokens that may not be written."""
+    z = logits.index_fill(1, rules.forbidden, -torch.inf)
+    if rules.never is not None:
+        z[:, rules.eos] = z[:, rules.eos].masked_fill(rules.never[row, None], -torch.inf)
+    return z
 
 
 def _log_margin(weights: Tensor, total: Tensor) -> Tensor:

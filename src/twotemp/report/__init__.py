@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twotemp.analysis import Choice, Graded, check_grid, findings, k_grid, read, selection_findings, unique
+from twotemp.analysis import Choice, Graded, check_grid, findings, k_grid, selection_findings, unique
 from twotemp.folders import disk_errors
 from twotemp.report import best_figures, best_tables, figures, style, tables
 from twotemp.report.figures import Drawn
 
-__all__ = ["Page", "read", "write", "write_selection"]
+__all__ = ["Page", "write", "write_selection"]
 
 NO_FIGURES = "Without figures: they need matplotlib (pip install 'twotemp[plots]')."
 

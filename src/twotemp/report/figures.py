@@ -58,7 +58,7 @@ def draw(series: Sequence[Graded], folder: Path) -> list[Drawn]:
     return drawn
 
 
-def save(folder: Path, name: str, figure: Figure, caption: str) -> Drawn:
+def save(folder: Path, name: str, figure: Figure, caption: str = "") -> Drawn:
     figure.draw_without_rendering()  # lays the panels out, once for all formats
     figure.set_layout_engine("none")
     for kind in FORMATS:
@@ -74,19 +74,8 @@ def pass_at_k(series: Sequence[Graded]) -> Made:
     chosen = [s for s in representatives(series) if s.policy.rule == "budget"]
     if not _comparable(chosen):
         return None
-    models, tasks = unique(s.model for s in chosen), unique(s.task for s in chosen)
-    figure, axes = grid(len(models), len(tasks))
-    for row, model in enumerate(models):
-        for column, task in enumerate(tasks):
-            here = [s for s in chosen if s.model == model and s.task == task]
-            _panel(axes[row, column], here, "k")
-            if row == 0:
-                axes[row, column].set_title(style.task_name(task))
-        axes[row, 0].set_ylabel(METRICS["k"])
-        _row_label(axes[row, 0], style.model_name(model) if len(models) > 1 else None)
-    for axis in axes[-1]:
-        axis.set_xlabel(AXES["k"])
-    legend(figure)
+    several = len({s.model for s in chosen}) > 1
+    figure = _matrix(chosen, "model", "task", label_rows=several)
     return figure, f"Pass@k of policies that commit K tokens per step. {BANDS}"
 
 
@@ -211,21 +200,11 @@ def _against_t_token(axis: Axes, series: Sequence[Graded], k: int) -> None:
 def models(series: Sequence[Graded]) -> Made:
     """The same policies on several models: a column for each model, a row for each task."""
     chosen = [s for s in representatives(series) if s.policy.rule == "budget"]
-    names = unique(s.model for s in chosen)
-    tasks = [t for t in unique(s.task for s in chosen) if len({s.model for s in chosen if s.task == t}) > 1]
-    if len(names) < 2 or not tasks:
+    models = {task: {s.model for s in chosen if s.task == task} for task in unique(s.task for s in chosen)}
+    shared = [s for s in chosen if len(models[s.task]) > 1]
+    if not shared:
         return None
-    figure, axes = grid(len(tasks), len(names), share_y="row")
-    for row, task in enumerate(tasks):
-        for column, model in enumerate(names):
-            _panel(axes[row, column], [s for s in chosen if s.model == model and s.task == task], "k")
-            if row == 0:
-                axes[row, column].set_title(style.model_name(model))
-        axes[row, 0].set_ylabel(METRICS["k"])
-        _row_label(axes[row, 0], style.task_name(task))
-    for axis in axes[-1]:
-        axis.set_xlabel(AXES["k"])
-    legend(figure)
+    figure = _matrix(shared, "task", "model", label_rows=True, share_y="row")
     return figure, f"Pass@k of the same policies on different models. {BANDS}"
 
 
@@ -238,6 +217,26 @@ FIGURES: dict[str, Callable[[Sequence[Graded]], Any]] = {
     "models": models,
 }
 BANDS = "Bands: 95 % intervals over questions."
+
+
+def _matrix(
+    series: Sequence[Graded], rows: str, columns: str, *, label_rows: bool, share_y: Any = False
+) -> Figure:
+    """Pass@k in a panel for each pair: models downwards and tasks across, or the other way round."""
+    names = {"model": style.model_name, "task": style.task_name}
+    down, across = (unique(getattr(s, key) for s in series) for key in (rows, columns))
+    figure, axes = grid(len(down), len(across), share_y)
+    for line, row in zip(axes, down):
+        for axis, column in zip(line, across):
+            here = [s for s in series if (getattr(s, rows), getattr(s, columns)) == (row, column)]
+            _panel(axis, here, "k")
+        line[0].set_ylabel(METRICS["k"])
+        _row_label(line[0], names[rows](row) if label_rows else None)
+    for top, bottom, column in zip(axes[0], axes[-1], across):
+        top.set_title(names[columns](column))
+        bottom.set_xlabel(AXES["k"])
+    legend(figure)
+    return figure
 
 
 def _varied(series: Sequence[Graded], key: str) -> list[Graded]:
@@ -258,7 +257,10 @@ def _panel(axis: Axes, series: Sequence[Graded], kind: Axis, hide: Sequence[str]
         return
     for one in series:
         _curve(axis, one, kind, style.line(one.policy), style.label(one.policy, hide=hide))
-    (power_ticks if kind == "k" else cost_ticks)(axis, series)
+    if kind == "k":
+        power_ticks(axis, series)
+    else:
+        cost_ticks(axis)
 
 
 def _curve(axis: Axes, one: Graded, kind: Axis, look: dict[str, Any], label: str) -> None:
@@ -284,7 +286,7 @@ def power_ticks(axis: Axes, series: Sequence[Graded]) -> None:
     axis.minorticks_off()
 
 
-def cost_ticks(axis: Axes, _: Sequence[Graded] = ()) -> None:
+def cost_ticks(axis: Axes) -> None:
     """A logarithmic axis with plain numbers, few enough to stand side by side."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from twotemp.forks.probe import Line, Study, fit
 from twotemp.report import style
-from twotemp.report.figures import FORMATS, Drawn, look
+from twotemp.report.figures import Drawn, grid, look, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,24 +25,16 @@ _FEWEST = 3  # forks behind a mean that is drawn: beyond, the curve shows single
 def draw(studies: Sequence[Study], folder: Path) -> list[Drawn]:
     """Both figures, as PNG and PDF."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
     with look():
-        for name, (figure, caption) in {
-            "fork_entropy": _entropy_figure(studies),
-            "fork_outcomes": _outcome_figure(studies),
-        }.items():
-            for kind in FORMATS:
-                figure.savefig(folder / f"{name}.{kind}", bbox_inches="tight", pad_inches=0.05)
-            made.append(Drawn(name, folder / f"{name}.png", caption))
-    return made
+        return [
+            save(folder, "fork_entropy", *_entropy_figure(studies)),
+            save(folder, "fork_outcomes", *_outcome_figure(studies)),
+        ]
 
 
 def _entropy_figure(studies: Sequence[Study]) -> tuple[Any, str]:
     """One row per task. Left: entropy against revealed anchors; middle: slopes; right: R^2 of the per-fork lines."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.0, 2.2 * len(studies) + 0.3), layout="constrained")
-    axes = figure.subplots(len(studies), 3, squeeze=False)
+    figure, axes = grid(len(studies), 3)
     for row, study in zip(axes, studies):
         _degradation(row[0], study)
         _histogram(row[1], study.slopes(), "slope (nats per anchor)", zero=True)
@@ -67,7 +59,7 @@ def _degradation(axis: Axes, study: Study) -> None:
         ends = np.array([x[shown][0], x[shown][-1]])
         axis.plot(ends, intercept + line.slope * ends, color=ANCHOR, linestyle="--")
         said = f"{line.slope:+.3f} nats per anchor, $R^2$ = {line.r2:.2f}"
-        axis.text(0.03, 0.05, said, transform=axis.transAxes, color=ANCHOR)
+        axis.text(0.03, 0.05, said, transform=axis.transAxes, color=ANCHOR, size=7)
     axis.set_ylim(bottom=0)
     axis.set_xlabel("anchors revealed")
     axis.set_ylabel("fork entropy (nats)")
@@ -100,10 +92,7 @@ def _histogram(
 
 def _outcome_figure(studies: Sequence[Study]) -> tuple[Any, str]:
     """One column per task: how many of the alternatives at a fork lead to different answers."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(max(3.0, 2.3 * len(studies)), 2.2), layout="constrained")
-    axes = figure.subplots(1, len(studies), squeeze=False, sharey=True)
+    figure, axes = grid(1, len(studies), share_y=True)
     for axis, study in zip(axes[0], studies):
         distinct = study.distinct()
         most = max((len(fork.tokens) for fork in study.forks), default=0)

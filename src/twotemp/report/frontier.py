@@ -4,33 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from twotemp.records import Policy
 from twotemp.report import style
-from twotemp.report.figures import FORMATS, look
+from twotemp.report.figures import look, save
+
+if TYPE_CHECKING:
+    from twotemp.tuning import Standing
 
 
-class Point(Protocol):
-    """A candidate: its rate with a 95 % interval, and its price."""
-
-    @property
-    def candidate(self) -> Policy: ...
-    @property
-    def mean(self) -> float: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
-    @property
-    def cost(self) -> float: ...
-    @property
-    def finalist(self) -> bool: ...
-    @property
-    def on_frontier(self) -> bool: ...
-
-
-def draw_frontier(points: Sequence[Point], goal: str, title: str, path: Path) -> None:
+def draw_frontier(points: Sequence[Standing[Policy]], goal: str, title: str, path: Path) -> None:
     """Finalists with intervals, a line through the frontier; those who left are small, as they were last seen."""
     with look():
         from matplotlib.figure import Figure
@@ -70,5 +54,4 @@ def draw_frontier(points: Sequence[Point], goal: str, title: str, path: Path) ->
         axis.set_ylabel(f"{goal} (%)")
         axis.set_title(title)
         figure.legend(loc="outside right upper")
-        for kind in FORMATS:
-            figure.savefig(path.with_suffix(f".{kind}"))
+        save(path.parent, path.name, figure)

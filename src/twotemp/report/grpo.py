@@ -16,7 +16,7 @@ from twotemp.errors import UserError
 from twotemp.folders import disk_errors
 from twotemp.records import Policy
 from twotemp.report import style
-from twotemp.report.figures import FORMATS, Drawn, available, look
+from twotemp.report.figures import Drawn, available, grid, legend, look, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,12 +61,6 @@ class TrainingRun:
         return np.array([getattr(record, name) for record in self.records], dtype=np.float64)
 
 
-def is_run(folder: Path) -> bool:
-    from twotemp.folders import kind_of
-
-    return kind_of(folder) == "grpo"
-
-
 def read(folder: Path) -> TrainingRun:
     from twotemp.folders import expect, read_run
     from twotemp.rl import evaluation, telemetry
@@ -104,22 +98,15 @@ def draw(runs: Sequence[TrainingRun], folder: Path) -> Drawn:
     """Reward, within-group std, accuracy against NFE; a row of panels for each task."""
     tasks = unique(run.task for run in runs)
     with look():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(7.2, 2.2 * len(tasks) + 0.35), layout="constrained")
-        axes = figure.subplots(len(tasks), 3, squeeze=False)
+        figure, axes = grid(len(tasks), 3)
         for row, task in enumerate(tasks):
             here = [run for run in runs if run.task == task]
             _training(axes[row, 0], here, "reward", "group mean reward")
             _training(axes[row, 1], here, "reward_std", "group std of the reward")
             _frontier(axes[row, 2], here)
             axes[row, 0].set_title(style.task_name(task), loc="left")
-        drawn = (axis.get_legend_handles_labels() for axis in axes.flat)
-        legend = {label: handle for handles, labels in drawn for handle, label in zip(handles, labels)}
-        figure.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=4)
-        for kind in FORMATS:
-            figure.savefig(folder / f"grpo.{kind}", bbox_inches="tight", pad_inches=0.05)
-    return Drawn("grpo", folder / "grpo.png", CAPTION)
+        legend(figure)
+        return save(folder, "grpo", figure, CAPTION)
 
 
 def _training(axis: Axes, runs: Sequence[TrainingRun], name: str, label: str) -> None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import Any
 
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS
-from twotemp.records import Policy, Sample
-from twotemp.report import style
+from twotemp.records import Grade, Policy, Sample
+from twotemp.report.single_file import template
 
 FORK_ENTROPY = math.log(2)  # as undecided as a fair coin
 _SYMBOLS = {"t_pos": ("T", "pos"), "t_token": ("T", "token"), "threshold": ("λ", ""), "k": ("K", "")}
@@ -27,25 +26,41 @@ def page(
     *,
     title: str = "twotemp trace",
     fork_entropy: float = FORK_ENTROPY,
+    each: int | None = None,
+    grades: Sequence[Grade | None] = (),
 ) -> str:
-    """The page of some samples side by side; without a tokenizer tokens are shown as their ids.
+    """The page of some samples, a row for each policy; without a tokenizer tokens are shown as their ids.
 
-    fork_entropy: positions committed with at least this entropy (nats) are marked as forks.
+    fork_entropy: positions committed with at least this entropy (nats) are marked as forks. each: how many samples
+    of a policy are open at first (None: all); the others are in its map of orders. grades: of each sample, if known.
     """
     if not samples:
         raise UserError("no sample to show")
+    # One prompt for all, and nothing but masks after it: then it is shown once, above the samples.
+    given = len(samples[0].prompt)
+    shared = len({s.prompt for s in samples}) == 1 and samples[0].positions[0] >= given
     shown = [_sample(sample, tokenizer) for sample in samples]
+    prompt = "".join(cell["text"] for cell in shown[0]["cells"][:given] if not cell["special"]).strip()
+    for one, grade in zip(shown, [*grades, *[None] * len(shown)]):
+        one["cells"] = one["cells"][given:] if shared else one["cells"]
+        one["verdict"] = _verdict(grade)
     entropies = [cell["entropy"] for one in shown for cell in one["cells"] if "step" in cell]
     data = {
         "title": title,
         "fork": fork_entropy,
         "most": max(entropies),  # the scale of the entropy bars
-        # One prompt for all, and nothing but masks after it: then it is shown once, above the samples.
-        "shared": len({s.prompt for s in samples}) == 1 and samples[0].positions[0] >= len(samples[0].prompt),
+        "prompt": prompt if shared else None,
+        "each": len(shown) if each is None else each,
         "samples": shown,
     }
-    template = (files("twotemp.report") / "trace.html").read_text(encoding="utf-8")
-    return template.replace("/*DATA*/", _inside_script(data))
+    return template("twotemp.report", "trace.html").replace("/*DATA*/", _inside_script(data))
+
+
+def _verdict(grade: Grade | None) -> str | None:
+    """`ungraded` is nobody's fault who wrote the sample."""
+    if grade is None or grade.outcome == "ungraded":
+        return None
+    return "right" if grade.passed else "wrong"
 
 
 def _inside_script(data: Any) -> str:
@@ -70,8 +85,15 @@ def _sample(sample: Sample, tokenizer: Any | None) -> dict[str, Any]:
         sample.positions, sample.trace.steps, sample.trace.confidence, sample.trace.entropy
     ):
         cells[position] |= {"step": step, "confidence": round(confidence, 5), "entropy": round(entropy, 5)}
+    for step, place, token in sample.trace.edits:
+        before = cells[sample.positions[place]].setdefault("before", [])
+        # Where tokens become masks again, every other one that stood there was the mask: it has no text.
+        taken_back = sample.policy.edit == "remask" and len(before) % 2 == 1
+        before.append((step, None if taken_back else pieces([token], tokenizer)[0]))
+    preset = PRESETS.get(sample.policy.name)
     return {
-        "name": style.NAMES.get(sample.policy.name, sample.policy.name),
+        "name": sample.policy.name.upper(),  # as on the command line and in the playground; the formula says more
+        "formula": preset.formula if preset else "",
         "settings": _settings(sample.policy),
         "index": sample.index,
         "nfe": sample.nfe,

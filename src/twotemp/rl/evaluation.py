@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from twotemp import metrics
-from twotemp.asking import Ask, answer, finish, requests
-from twotemp.engine import run
+from twotemp.asking import Ask, Draw, answer, finish, requests
 from twotemp.errors import UserError
-from twotemp.folders import from_json, json_text, read_json, write_text
+from twotemp.folders import read_json, write_text
 from twotemp.graders.base import Grader
 from twotemp.models.base import LanguageModel
+from twotemp.plain import from_json, json_text
 from twotemp.policies import policy
 from twotemp.records import Problem
 
@@ -58,7 +58,7 @@ def evaluate(
     *,
     length: int,
     block: int | None,
-    batch_size: int,
+    draw: Draw,
 ) -> tuple[Point, ...]:
     """Greedy CT at each of `THRESHOLDS`; every worker judges its share of the problems."""
     mine = range(accelerator.process_index, len(problems), accelerator.num_processes)
@@ -67,7 +67,7 @@ def evaluate(
         for number in mine
         for place, threshold in enumerate(THRESHOLDS)
     )
-    drawn = run(model, requests(model, asks, length=length, block=block), batch_size=batch_size)
+    drawn = draw(list(requests(model, asks, length=length, block=block)))
     found = [finish(model, sample) for sample in drawn]
     asked = [problems[int(sample.request)] for sample in found]
     grades = grader.grade((problem, answer(problem, s.text)) for problem, s in zip(asked, found))
@@ -129,24 +129,15 @@ def read(folder: Path) -> list[Checkup]:
     path = folder / FILE
     stored = read_json(path) if path.exists() else []
     return [
-        Checkup(
-            step=one["step"],
-            seconds=one["seconds"],
-            questions=tuple(one["questions"]),
-            points=tuple(
-                Point(
-                    **{
-                        **p,
-                        **{end: from_json(p[end]) for end in ("low", "high")},
-                        "passed": tuple(map(from_json, p["passed"])),
-                        "nfes": tuple(p["nfes"]),
-                    }
-                )
-                for p in one["points"]
-            ),
-        )
+        Checkup(one["step"], one["seconds"], tuple(one["questions"]), tuple(map(_point, one["points"])))
         for one in stored
     ]
+
+
+def _point(data: dict[str, Any]) -> Point:
+    ends = {name: from_json(data[name]) for name in ("low", "high")}
+    passed, nfes = tuple(map(from_json, data["passed"])), tuple(data["nfes"])
+    return Point(**{**data, **ends, "passed": passed, "nfes": nfes})
 
 
 def add(folder: Path, checkup: Checkup) -> None:

@@ -282,11 +282,7 @@ def _adapted(model: Transformer, settings: GrpoSettings) -> Any | None:
         raise UserError(
             "LoRA needs peft: pip install 'twotemp[train]' (or lora_rank=0 for all weights)"
         ) from None
-    config = LoraConfig(
-        r=settings.lora_rank,
-        lora_alpha=settings.lora_alpha,
-        target_modules="all-linear",
-    )
+    config = LoraConfig(r=settings.lora_rank, lora_alpha=settings.lora_alpha, target_modules="all-linear")
     model.module.name_or_path = model.name  # what the saved adapter names as its base
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)  # the adapters' initial values; every worker the same

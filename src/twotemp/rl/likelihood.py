@@ -120,9 +120,7 @@ class Decisions(Questions):
 
     committed: Tensor  # [Q, C] bool
     cut: Tensor  # [Q] float32: what a perturbed confidence had to exceed to be committed
-    forced: (
-        Tensor  # [Q] bool: nothing exceeded lambda, and the cut is the highest perturbed confidence itself
-    )
+    forced: Tensor  # [Q] bool: nothing exceeded lambda; the cut is the highest perturbed confidence itself
     t_token: Tensor  # [Q] float32
     t_pos: Tensor  # [Q] float32
 
@@ -322,6 +320,12 @@ def idle(mask_id: int, device: torch.device | str) -> Questions:
 
 def _steps(rows: Completions, which: Tensor) -> tuple[Tensor, Tensor]:
     """Row and number of every decoding step that wrote some of these positions."""
+    for policy in rows.policies:
+        if policy.edit != "never":
+            raise UserError(
+                f"policy {policy.name!r} rewrites tokens, so that a sample's last writes are not the way it came "
+                "about; use a likelihood that asks about the finished text: --likelihood d1, ar, elbo or stratified"
+            )
     if bool((rows.scored & (rows.steps < 0)).any()):
         raise UserError("this likelihood needs each token's step; sample with trace=True")
     row, column = (which & (rows.steps >= 0)).nonzero(as_tuple=True)

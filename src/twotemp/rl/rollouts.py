@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -12,11 +12,11 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from twotemp.asking import Ask, answer, finish, requests
+from twotemp.asking import Ask, Draw, answer, finish, requests
 from twotemp.errors import UserError
 from twotemp.graders.base import Grader
 from twotemp.models.base import LanguageModel
-from twotemp.records import Grade, Policy, Problem, Request, Sample
+from twotemp.records import Grade, Policy, Problem, Sample
 from twotemp.rl import rewards as scoring
 from twotemp.rl.rewards import Reward
 from twotemp.tasks import SOURCES, Task
@@ -62,10 +62,9 @@ def training_problems(task: Task, seed: int, data: Path | None = None) -> Iterat
             f"{task.name} has no training problems of its own; give a file of them in the task's format "
             "(--data train.jsonl), and keep it apart from the test problems"
         )
-    return (
-        Problem(f"{task.name}/train/{number}", task.name, example.prompt, example.reference)
-        for number, example in enumerate(SOURCES[task.name].examples(seed, "train"))
-    )
+    source = SOURCES[task.name]
+    examples = enumerate(source.examples(seed, "train"))
+    return (source.problem(example, "train", number) for number, example in examples)
 
 
 def _again_and_again(problems: Sequence[Problem], seed: int) -> Iterator[Problem]:
@@ -87,10 +86,6 @@ class Rollouts:
     @property
     def size(self) -> int:
         return self.rewards.shape[1]
-
-
-# Draws samples of requests, in any order: the engine on this device, or whoever has the weights.
-Draw = Callable[[Sequence[Request]], Iterable[Sample]]
 
 
 def collect(

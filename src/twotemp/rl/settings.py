@@ -5,46 +5,66 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from twotemp.errors import UserError
 from twotemp.plain import record
 from twotemp.records import Policy
-from twotemp.rl.likelihood import estimator
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSettings:
+    """Rollouts."""
+
+    groups: Annotated[int, "Problems per step, over all workers."] = 16
+    size: Annotated[int, "Samples per problem."] = 8
+    block: Annotated[int | None, "Block width (default 32, or the model's)."] = None
+    batch_size: Annotated[int, "Rows decoded together on a worker."] = 128
+    format_weight: Annotated[float, "Reward for any answer the grader can find, right or wrong."] = 0.0
+    tokens_per_forward: Annotated[float | None, "Hold this speed by moving lambda (ct, tct)."] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningSettings:
+    """Learning from them."""
+
+    likelihood: Annotated[str, "d1, trajectory, deferral, fork, ar or elbo."] = "trajectory"
+    draws: Annotated[int, "Masks per row and update, for d1 and elbo."] = 1
+    iterations: Annotated[int, "Updates on the same rollouts (mu), each with masks of its own."] = 1
+    micro_batch: Annotated[int, "Partly masked rows in one training pass; gradients are summed."] = 1024
+    epsilon: Annotated[float, "Clip of the probability ratio."] = 0.5
+    beta: Annotated[float, "Weight of the KL to the untrained model."] = 0.0
+    scale_advantage: Annotated[bool, "Divide advantages by the group's std."] = False
+    learning_rate: Annotated[float, "Of AdamW; constant."] = 5e-4
+    max_grad_norm: Annotated[float, "Clip of the gradient's norm."] = 1.0
+    lora_rank: Annotated[int, "0 trains all weights."] = 32
+    lora_alpha: Annotated[int, "Scale of the adapters times their rank."] = 64
+    bf16: Annotated[bool, "Training passes in bfloat16 (autocast)."] = False
+    gradient_checkpointing: Annotated[bool, "Less memory, more time."] = False
+    fsdp: Annotated[bool, "Shard the weights over workers (FSDP2)."] = False
+    save_every: Annotated[int, "Steps between checkpoints."] = 20
 
 
 @dataclass(frozen=True)
-class GrpoSettings:
-    """Rollouts, likelihood, objective and optimizer. Defaults suit the embedded model."""
+class GrpoSettings(RolloutSettings, LearningSettings):
+    """Rollouts, likelihood, objective and optimizer. Defaults suit the embedded model.
+
+    The fields of the two parts are options of `twotemp grpo`, with these words as their help.
+    """
 
     policy: Policy
     length: int  # tokens of a completion
-    block: int | None = None
-    groups: int = 16  # problems per step, over all workers
-    size: int = 8  # samples per problem
-    batch_size: int = 128  # rows decoded together on a worker
-    likelihood: str = "trajectory"
-    draws: int = 1  # masks per row and inner iteration, for the random estimators
-    iterations: int = 1  # mu: updates on the same rollouts, each with masks of its own
-    # Partly masked rows in one training pass; gradients are summed over the passes of an update.
-    micro_batch: int = 1024
-    epsilon: float = 0.5
-    beta: float = 0.0  # weight of the KL to the untrained model
-    scale_advantage: bool = False  # divide by the group's std
-    format_weight: float = 0.0  # reward for an answer the grader can find, right or wrong
-    learning_rate: float = 5e-4
-    max_grad_norm: float = 1.0
-    lora_rank: int = 32  # 0: train all weights
-    lora_alpha: int = 64
-    bf16: bool = False  # training passes in bfloat16 (autocast)
-    gradient_checkpointing: bool = False
-    fsdp: bool = False  # shard the weights over workers
-    tokens_per_forward: float | None = None  # move lambda to hold this
     seed: int = 0
-    save_every: int = 20  # steps between checkpoints
 
     def __post_init__(self) -> None:
+        from twotemp.rl.likelihood import estimator
+
         estimator(self.likelihood)
+        if self.policy.repel:
+            raise UserError(
+                f"policy {self.policy.name} has repel={self.policy.repel:g}: its samples are not drawn from the "
+                "model's own predictions, and GRPO's likelihoods are of these; set repel=0"
+            )
         for name in ("length", "groups", "batch_size", "draws", "iterations", "micro_batch", "save_every"):
             self._whole(name, 1)
         if self.block is not None:

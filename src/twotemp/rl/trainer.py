@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
@@ -15,7 +16,8 @@ import torch
 from accelerate import Accelerator
 
 from twotemp import engine
-from twotemp.folders import continued, write_run
+from twotemp.asking import Draw
+from twotemp.folders import continued, only_writer, write_run
 from twotemp.models.transformer import Transformer
 from twotemp.records import Problem
 from twotemp.rl import checkpoint, evaluation, rewards, telemetry
@@ -38,6 +40,8 @@ LEAST, MOST = 0.05, 0.999  # where lambda still does something
 
 # Is told of every step, and of the share of the budget that is used up.
 OnStep = Callable[[StepRecord, float], None]
+# Somebody else who draws, from the weights of the last checkpoint.
+Elsewhere = Callable[[], AbstractContextManager[Draw]]
 
 
 def train(
@@ -51,14 +55,18 @@ def train(
     extra_rewards: Mapping[Reward, float] | None = None,
     on_step: OnStep = lambda record, used: None,
     stop: Callable[[], bool] = lambda: False,
+    evaluating: Elsewhere | None = None,
 ) -> State:
     """Train until the budget is used up or `stop()`; the same call continues a run that stopped or was killed.
 
     The model is trained in place. The held-out problems are evaluated before the first step and after the last.
-    `out` receives run.json, steps.jsonl, evaluation.json and checkpoints/.
+    `out` receives run.json, steps.jsonl, evaluation.json and checkpoints/. evaluating: who draws the evaluations
+    (None: the engine, on this device).
     """
     budget.check(settings.groups * settings.size)
-    return Trainer(model, dataset, settings, out, accelerator, extra_rewards or {}).run(budget, on_step, stop)
+    with ExitStack() as held:
+        trainer = Trainer(model, dataset, settings, out, accelerator, held, extra_rewards or {}, evaluating)
+        return trainer.run(budget, on_step, stop)
 
 
 def next_threshold(threshold: float, tokens_per_forward: float, target: float) -> float:
@@ -79,14 +87,20 @@ class Trainer:
         settings: GrpoSettings,
         out: Path,
         accelerator: Accelerator,
+        held: ExitStack,
         extra_rewards: Mapping[Reward, float],
+        evaluating: Elsewhere | None = None,
     ) -> None:
+        """held: keeps the folder ours until the run is over."""
+        self.evaluating = evaluating
         self.dataset, self.settings, self.out, self.accelerator = dataset, settings, out, accelerator
         self.rewards: dict[Reward, float] = {rewards.correct: 1.0, **extra_rewards}
         if settings.format_weight:
             self.rewards[rewards.answered] = settings.format_weight
         self.state = State(threshold=settings.policy.threshold if settings.tokens_per_forward else None)
-        stream = dataset.training(settings.seed)
+        stream = dataset.training(settings.seed)  # before there is a folder: it may be refused
+        if accelerator.is_main_process:
+            held.enter_context(only_writer(out))
         # A run that was killed before its first checkpoint has nothing to continue.
         saved = checkpoint.read(out) if checkpoint.exists(out) or telemetry.read(out) else None
         described = continued(
@@ -153,7 +167,7 @@ class Trainer:
                 seed=settings.seed,
                 length=settings.length,
                 block=settings.block,
-                draw=partial(engine.run, model, batch_size=settings.batch_size),
+                draw=self._engine(model),
             )
 
     def _learn(self, rollouts: Rollouts, seconds_before: float, started: float) -> StepRecord:
@@ -215,7 +229,10 @@ class Trainer:
         held_out = self.dataset.held_out
         if not held_out or self.state.step in known or (only_if_new and self.state.step):
             return
-        with self.learner.sampling() as model:
+        with (
+            self.learner.sampling() as model,
+            self.evaluating() if self.evaluating else nullcontext(self._engine(model)) as draw,
+        ):
             points = evaluation.evaluate(
                 model,
                 self.dataset.grader,
@@ -223,13 +240,16 @@ class Trainer:
                 self.accelerator,
                 length=self.settings.length,
                 block=self.settings.block,
-                batch_size=self.settings.batch_size,
+                draw=draw,
             )
         if self.accelerator.is_main_process:
             questions = tuple(problem.id for problem in held_out)
             found = evaluation.Checkup(self.state.step, self.state.seconds, questions, points)
             evaluation.add(self.out, found)
         self.accelerator.wait_for_everyone()
+
+    def _engine(self, model: Transformer) -> Draw:
+        return partial(engine.run, model, batch_size=self.settings.batch_size)
 
     def _used(self, budget: Budget) -> float:
         return budget.used(self.state.seconds, self.state.nfe, self.state.step)

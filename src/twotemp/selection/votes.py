@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from twotemp import graders
 from twotemp.analysis import Ballot, Graded, problems_of
 from twotemp.errors import UserError
 from twotemp.graders.base import Grader
+from twotemp.metrics import NO_ANSWER
 from twotemp.metrics.passk import Floats
 from twotemp.records import Problem
 from twotemp.rewards import RewardModel, scores
-from twotemp.selection.answers import group
 from twotemp.store import Cell, Key, Store
 
 Watch = Callable[[str, int, int], None]  # cell, samples scored, samples to score
@@ -31,13 +33,14 @@ def count(
     hub: bool = True,
     reward_model: RewardModel | str | None = None,
     confidence: bool = False,
+    likelihoods: Mapping[str, RewardModel] | None = None,
     watch: Watch | None = None,
 ) -> list[Graded]:
     """The same cells with their `ballots`. Answers have the same numbers in all policies of a task.
 
     data, allow_altered, hub: where the questions come from, as for `analysis.problems_of`. reward_model: scores what
     the store has no scores of; a name instead of a model: the store has them all (`scored_by`). confidence: read the
-    traces, too.
+    traces, too. likelihoods: by model, the judge of its samples whose scores are kept apart: itself (`pll:`).
     """
     stored = {one: Store.open(one.path.parent)[one.path.name] for one in cells}
     together: dict[tuple[str, str, str, str], list[Graded]] = defaultdict(list)
@@ -48,26 +51,52 @@ def count(
         problems = {p.id: p for p in problems_of(stored[some[0]], data, allow_altered, hub=hub).problems}
         numbers = _number(some, problems)
         for one in some:
-            rewards = sure = None
+            rewards = sure = likely = [np.empty(0)] * len(one.questions)
             if isinstance(reward_model, str):
                 rewards = _column(one, stored[one].scores(reward_model))
             elif reward_model is not None:
                 rewards = _column(one, scores(stored[one], problems, reward_model, watch))
             if confidence:
                 sure = _column(one, _confidence(stored[one]))
+            if likelihoods is not None:
+                likely = _column(one, scores(stored[one], problems, likelihoods[one.model], watch))
             name = reward_model if isinstance(reward_model, str | None) else reward_model.name
-            found[one] = replace(one, ballots=_ballots(one, numbers, rewards, sure), reward_model=name)
+            found[one] = replace(
+                one, ballots=_ballots(one, numbers, rewards, sure, likely), reward_model=name
+            )
     return [found[one] for one in cells]
 
 
 def scored_by(cells: Sequence[Graded]) -> str | None:
-    """The reward model that has scored every judged sample; None where there is none, or more than one."""
+    """The reward model that has scored every judged sample; None where there is none, or more than one.
+
+    Pseudo-log-likelihoods are no log-odds of being right, which a weighted vote would take them for.
+    """
     stored = [(one, Store.open(one.path.parent)[one.path.name]) for one in cells]
     common = set.intersection(*({*cell.scorers()} for _, cell in stored))
     complete = [
-        name for name in sorted(common) if all({*cell.scores(name)} >= {*_keys(one)} for one, cell in stored)
+        name
+        for name in sorted(common)
+        if not name.startswith("pll ") and all({*cell.scores(name)} >= {*_keys(one)} for one, cell in stored)
     ]
     return complete[0] if len(complete) == 1 else None
+
+
+def group(answers: Sequence[str | None], same: Callable[[str, str], bool]) -> NDArray[np.int64]:
+    """Number the answers by `same`, from 0 in the order of first appearance; None (no answer) is NO_ANSWER.
+
+    A grader's equivalence need not be transitive. An answer joins the first group whose first member it equals,
+    so the numbers depend on the order of the answers and on nothing else.
+    """
+    members: list[str] = []  # the first of each group
+    number: dict[str, int] = {}
+    for answer in answers:
+        if answer is None or answer in number:
+            continue
+        number[answer] = next((at for at, first in enumerate(members) if same(first, answer)), len(members))
+        if number[answer] == len(members):
+            members.append(answer)
+    return np.array([NO_ANSWER if a is None else number[a] for a in answers], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -83,14 +112,10 @@ def _number(cells: Sequence[Graded], problems: Mapping[str, Problem]) -> dict[st
     for one in cells:
         for question, given in zip(one.questions, one.table.answers):
             answers[question] += given
-    grader = graders.get(cells[0].grader.split()[0])
-    try:
-        # Threads, since a grader may wait for its worker processes.
-        with ThreadPoolExecutor() as pool:
-            grouped = pool.map(lambda q: _group(problems[q], answers[q], grader), answers)
-            return dict(zip(answers, grouped))
-    finally:
-        grader.close()
+    # Threads, since a grader may wait for its worker processes.
+    with closing(graders.get(cells[0].grader.split()[0])) as grader, ThreadPoolExecutor() as pool:
+        grouped = pool.map(lambda q: _group(problems[q], answers[q], grader), answers)
+        return dict(zip(answers, grouped))
 
 
 def _group(problem: Problem, answers: Sequence[str | None], grader: Grader) -> _Numbers:
@@ -114,13 +139,9 @@ def _group(problem: Problem, answers: Sequence[str | None], grader: Grader) -> _
     return _Numbers(of, tuple(first.values()))
 
 
-def _ballots(
-    one: Graded,
-    numbers: Mapping[str, _Numbers],
-    rewards: Sequence[Floats] | None,
-    sure: Sequence[Floats] | None,
-) -> tuple[Ballot, ...]:
-    table, none = one.table, np.empty(0)
+def _ballots(one: Graded, numbers: Mapping[str, _Numbers], *columns: Sequence[Floats]) -> tuple[Ballot, ...]:
+    """columns: rewards, confidences and likelihoods, question by question."""
+    table = one.table
     return tuple(
         Ballot(
             question,
@@ -128,8 +149,7 @@ def _ballots(
             table.passed[row],
             np.array([numbers[question].of[answer] for answer in table.answers[row]], dtype=np.int64),
             numbers[question].spelled,
-            none if rewards is None else rewards[row],
-            none if sure is None else sure[row],
+            *(column[row] for column in columns),
         )
         for row, question in enumerate(table.questions)
     )
@@ -157,5 +177,5 @@ def _confidence(cell: Cell) -> dict[Key, float]:
                 "with `twotemp eval --trace` into another folder, or leave `confidence` out of --by"
             )
         written = [c for c, step in zip(sample.trace.confidence, sample.trace.steps) if step >= 0]
-        found[Key(sample.request, sample.index, sample.seed)] = float(np.mean(written)) if written else 0.0
+        found[sample.key] = float(np.mean(written)) if written else 0.0
     return found

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,13 +21,16 @@ from twotemp.engine import Service, Stopped, Written
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel
 from twotemp.plain import json_text
-from twotemp.records import Sample
+from twotemp.records import Request, Sample
 from twotemp.serving.bodies import Field, Limits, NoSuchModel, Wanted, read, wanted
+from twotemp.serving.crew import Crew
 from twotemp.serving.guard import Guard, Metrics, error
 from twotemp.serving.playground import Playground
 from twotemp.serving.replies import Answer, Replies, Writing, answer
 
 log = logging.getLogger("twotemp")
+T = TypeVar("T")
+LARGE = 10_000  # bytes of a body: to understand more takes so long that others would notice
 
 
 class Busy(Exception):
@@ -38,20 +41,36 @@ class Failed(Exception):
     """A row that was accepted could not be drawn."""
 
 
+class Gone(Exception):
+    """The client went away."""
+
+
 class Late(Exception):
     """The time limit has passed."""
+
+
+class Decoder(Protocol):
+    """A `Service`, or a `Crew` of them."""
+
+    @property
+    def load(self) -> int: ...
+    def submit(
+        self, request: Request, on_event: Callable[[Any], None], *, watch: bool, stop: Sequence[str]
+    ) -> Any: ...
+    def cancel(self, job: Any, /) -> None: ...
+    def close(self, *, drop: bool) -> None: ...
 
 
 class Drawing:
     """The rows of one HTTP request in the service's hands; `close` frees those that still run."""
 
-    def __init__(self, service: Service, want: Wanted, limits: Limits) -> None:
+    def __init__(self, service: Decoder, want: Wanted, limits: Limits) -> None:
         if service.load + len(want.requests) > limits.waiting:
             raise Busy
         self._service = service
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + limits.seconds
-        self._events: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()  # None: nobody is there any more
         # A row with a trace runs to its end: whoever wants to see how it was written wants to see all of it.
         stop = () if want.trace or want.logprobs else want.stop
         self._jobs = {
@@ -68,15 +87,21 @@ class Drawing:
     async def events(self) -> AsyncIterator[tuple[int, Written | Sample | Stopped]]:
         while self._jobs:
             try:
-                left = self._deadline - self._loop.time()
-                number, event = await asyncio.wait_for(self._events.get(), max(left, 0))
+                async with asyncio.timeout_at(self._deadline):
+                    number, event = await self._events.get()
             except TimeoutError:
                 raise Late from None
+            if event is None:
+                raise Gone
             if not isinstance(event, Written):
                 self._jobs.pop(number)
             if isinstance(event, UserError):
                 raise Failed(str(event))
             yield number, event
+
+    def leave(self) -> None:
+        """Nobody waits for the events."""
+        self._events.put_nowait((-1, None))
 
     def close(self) -> None:
         for job in self._jobs.values():
@@ -110,12 +135,15 @@ class Server:
         limits: Limits | None = None,
         api_key: str | None = None,
         hosts: Iterable[str] | None = None,
+        crew: Crew | None = None,
     ) -> None:
-        """hosts: the names under which browsers may reach it (None: any)."""
+        """hosts: the names under which browsers may reach it (None: any). crew: who decodes, if not this process
+        alone."""
         self.model, self.limits, self.metrics = model, limits or Limits(), Metrics()
         self.name = served_name(model)
-        self._slots, self._cache, self._born = slots, cache, int(time())
-        self._service: Service | None = None
+        self._born = int(time())
+        self._decoder = crew or Service(model, slots, cache)
+        self._service: Decoder | None = None
         self._page = page = Playground(model, self.name)
         routes = [
             Route("/", page.html),
@@ -137,21 +165,22 @@ class Server:
             Exception: _unexpected,
         }
         inner = Starlette(routes=routes, lifespan=self._life, exception_handlers=handlers)
-        self.app = Guard(inner, self.metrics, api_key, None if hosts is None else frozenset(hosts))
+        # A request may take its time to arrive, to be drawn and to be read by its client.
+        patience = self.limits.seconds + 2 * self.limits.arriving
+        self.app = Guard(inner, self.metrics, api_key, None if hosts is None else frozenset(hosts), patience)
 
     @asynccontextmanager
     async def _life(self, _app: Starlette) -> AsyncIterator[None]:
-        service = Service(self.model, self._slots, self._cache)
-        self._service = service.__enter__()
+        self._service = self._decoder.__enter__()
         try:
             yield
         finally:
             # Whoever is still there by now was given up by the ASGI server: nobody waits for it.
-            await asyncio.to_thread(service.__exit__, KeyboardInterrupt)
+            await asyncio.to_thread(self._decoder.close, drop=True)
             self._page.close()
 
     @property
-    def service(self) -> Service:
+    def service(self) -> Decoder:
         if self._service is None:
             raise UserError("the server has not started")
         return self._service
@@ -186,17 +215,22 @@ class Server:
         return await self._sample(request, chat=True)
 
     async def _sample(self, request: HttpRequest, chat: bool) -> Response:
-        want = wanted(await self._body(request), chat, self.model, self.name, self.limits)
+        want = await self._understood(
+            request, lambda data: wanted(data, chat, self.model, self.name, self.limits)
+        )
         drawing = Drawing(self.service, want, self.limits)
         replies = Replies(want, self.name)
         if want.stream:
             return Stream(self._chunks(want, drawing, replies), drawing)
+        gone = asyncio.ensure_future(_gone(request))
+        gone.add_done_callback(lambda _: drawing.leave())
         try:
-            answers = await _unless_gone(request, self._collected(want, drawing))
-        finally:
-            drawing.close()
-        if answers is None:
+            answers = await self._collected(want, drawing)
+        except Gone:
             return Response(status_code=499)  # nobody reads this
+        finally:
+            gone.cancel()
+            drawing.close()
         return Response(json_text(replies.whole(answers)), media_type="application/json")
 
     async def _collected(self, want: Wanted, drawing: Drawing) -> list[Answer]:
@@ -233,11 +267,19 @@ class Server:
 
     def _grade(self, page: Playground) -> Callable[[HttpRequest], Awaitable[Response]]:
         async def grade(request: HttpRequest) -> Response:
-            return JSONResponse(await asyncio.to_thread(page.grades, await self._body(request)))
+            data = await self._understood(request, lambda data: data)
+            return JSONResponse(await asyncio.to_thread(page.grades, data))
 
         return grade
 
-    async def _body(self, request: HttpRequest) -> dict[str, Any]:
+    async def _understood(self, request: HttpRequest, meaning: Callable[[dict[str, Any]], T]) -> T:
+        """What a body means; of a large one, beside the loop."""
+        text = await self._body(request)
+        if len(text) <= LARGE:
+            return meaning(read(text))
+        return await asyncio.to_thread(lambda: meaning(read(text)))
+
+    async def _body(self, request: HttpRequest) -> bytes:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":  # a page of somebody else's cannot send this without asking first
             raise HTTPException(415, "the content type must be application/json")
@@ -250,19 +292,7 @@ class Server:
                         raise HTTPException(413, f"the body exceeds {self.limits.body_bytes} bytes")
         except TimeoutError:
             raise HTTPException(408, f"the body did not arrive within {self.limits.arriving:g} s") from None
-        return read(bytes(text))
-
-
-async def _unless_gone(request: HttpRequest, work: Any) -> list[Answer] | None:
-    """The result, or None as soon as the client is gone."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return await task if task.done() else None
-    finally:
-        for one in (task, gone):
-            one.cancel()
+        return bytes(text)
 
 
 async def _gone(request: HttpRequest) -> None:
@@ -321,6 +351,14 @@ def run(server: Server, host: str, port: int, on_start: Sequence[Callable[[], No
 
     seconds = int(server.limits.seconds)
     config = uvicorn.Config(
-        server.app, host, port, log_level="warning", timeout_graceful_shutdown=seconds, server_header=False
+        server.app,
+        host,
+        port,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=seconds,
     )
     Announced(config).run()

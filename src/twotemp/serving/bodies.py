@@ -6,11 +6,13 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from jinja2 import TemplateError
 
 from twotemp.errors import UserError, unknown
+from twotemp.groups import refuse
 from twotemp.models.base import LanguageModel, Message
 from twotemp.policies import PRESETS, parse, policy
 from twotemp.records import PARAMETERS, Policy, Request
@@ -56,6 +58,7 @@ class Limits:
     samples: int = 256  # n times the prompts of a request
     length: int = 4096  # tokens to generate
     stops: int = 16
+    text: int = 1000  # characters of a stop string, and of a policy's spelling
     waiting: int = 1024  # rows accepted and not finished; beyond that the answer is 429
     seconds: float = 600.0  # to draw the samples of a request
     arriving: float = 30.0  # seconds for its body
@@ -96,11 +99,12 @@ def read(text: bytes) -> dict[str, Any]:
         raise UserError(f"{name} is not JSON")
 
     try:
-        data = json.loads(text, parse_constant=refused)
-        json.dumps(data, ensure_ascii=False).encode()
+        data = json.loads(text.decode(), parse_constant=refused)
+        if b"\\u" in text:
+            json.dumps(data, ensure_ascii=False).encode()  # half a surrogate pair is a ValueError
     except UserError:
         raise
-    except (ValueError, RecursionError) as error:  # half a surrogate pair is a ValueError, too
+    except (ValueError, RecursionError) as error:
         raise UserError(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise UserError("the body must be a JSON object")
@@ -125,7 +129,7 @@ def wanted(data: Mapping[str, Any], chat: bool, model: LanguageModel, name: str,
     seed = _integer(given, "seed", secrets.randbits(31))
     assert seed is not None
     length = _length(given, chat, limits)
-    chosen = _policy(given)
+    chosen = _policy(given, limits)
     diffusing = _flag(given, "diffusing")
     stream = _flag(given, "stream")
     if diffusing and not stream:
@@ -194,20 +198,28 @@ def _length(given: Mapping[str, Any], chat: bool, limits: Limits) -> int | None:
     return length
 
 
-def _policy(given: Mapping[str, Any]) -> Policy:
+def _policy(given: Mapping[str, Any], limits: Limits) -> Policy:
     """The policy named, with the numbers that stand beside it; `temperature` is T_token."""
     spec = given.get("policy", DEFAULT_POLICY)
-    if not isinstance(spec, str):
+    if not isinstance(spec, str) or len(spec) > limits.text:
         raise Field("policy", 'policy must be a spelling such as "tct:t_pos=0.2"')
     numbers = {name: _number(name, given[name]) for name in (*_NUMBERS, "top_p") if name in given}
     if "temperature" in given:
         numbers["t_token"] = _number("temperature", given["temperature"])
     try:
-        base = parse(spec)
-        spelled = {name: getattr(base, name) for name in PRESETS[base.name].settable}
-        return policy(base.name, **spelled | numbers)
+        return _chosen(spec, tuple(numbers), *numbers.values())
     except UserError as error:
         raise Field("policy", str(error)) from None
+
+
+@lru_cache(maxsize=256, typed=True)  # typed: 1 and 1.0 are equal, but only one of them is a K
+def _chosen(spec: str, names: tuple[str, ...], *values: Any) -> Policy:
+    """Clients ask for few policies, many times; and rows that share one policy object are batched with less work."""
+    base = parse(spec)
+    spelled = {name: getattr(base, name) for name in PRESETS[base.name].settable}
+    chosen = policy(base.name, **spelled | dict(zip(names, values)))
+    refuse(chosen, "a server")
+    return chosen
 
 
 def _number(name: str, value: Any) -> Any:
@@ -220,6 +232,8 @@ def _number(name: str, value: Any) -> Any:
         return float(value) if parameter.kind is float else value
     if parameter.kind in (int, float):
         raise Field(name, f"{name} must be a number")
+    if not isinstance(value, str | bool):
+        raise Field(name, f"{name} must be a word, or true or false")
     return value
 
 
@@ -228,8 +242,8 @@ def _stop(given: Mapping[str, Any], limits: Limits) -> tuple[str, ...]:
     strings = [value] if isinstance(value, str) else value
     if not isinstance(strings, list) or not all(isinstance(one, str) and one for one in strings):
         raise Field("stop", "stop must be a string or a list of strings, none of them empty")
-    if len(strings) > limits.stops:
-        raise Field("stop", f"at most {limits.stops} stop strings")
+    if len(strings) > limits.stops or any(len(one) > limits.text for one in strings):
+        raise Field("stop", f"at most {limits.stops} stop strings of {limits.text} characters")
     return tuple(strings)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from time import perf_counter
@@ -10,6 +12,7 @@ from time import perf_counter
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+log = logging.getLogger("twotemp")
 OPEN = ("/", "/health")  # without a key: the page asks for it
 
 
@@ -58,7 +61,7 @@ class Metrics:
 
 
 class Guard:
-    """Around the application: the key, the host's name, and a record of what was answered.
+    """Around the application: the key, the host's name, how long it may take, and a record of what was answered.
 
     A server without a key answers to loopback names alone: a web page elsewhere can make its own name point here,
     and would then be taken for ours by the browser.
@@ -67,9 +70,16 @@ class Guard:
     PATHS = ("/", "/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions")
 
     def __init__(
-        self, inner: ASGIApp, metrics: Metrics, api_key: str | None, hosts: frozenset[str] | None
+        self,
+        inner: ASGIApp,
+        metrics: Metrics,
+        api_key: str | None,
+        hosts: frozenset[str] | None,
+        patience: float,
     ) -> None:
+        """patience: seconds; a client that does not read its answer would keep it in memory for ever."""
         self._inner, self._metrics, self._key, self._hosts = inner, metrics, api_key, hosts
+        self._patience = patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -85,7 +95,12 @@ class Guard:
 
         app = self._refusal(scope) or self._inner
         try:
-            await app(scope, receive, sent)
+            async with asyncio.timeout(self._patience) as limit:
+                await app(scope, receive, sent)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            log.warning("a client did not take its answer in time; it is given up")
         finally:
             path = scope["path"] if scope["path"] in self.PATHS else "other"
             self._metrics.request(path, status, perf_counter() - began)

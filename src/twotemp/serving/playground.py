@@ -6,7 +6,6 @@ import base64
 import hashlib
 import re
 from functools import cache, cached_property
-from importlib.resources import files
 from threading import Lock
 from typing import Any
 
@@ -21,6 +20,7 @@ from twotemp.models.base import LanguageModel
 from twotemp.plain import json_text
 from twotemp.policies import PRESETS
 from twotemp.records import PARAMETERS, Problem
+from twotemp.report.single_file import template
 from twotemp.tasks import SOURCES
 
 SHOWN = 24  # problems of each task
@@ -45,7 +45,7 @@ class Playground:
     @cached_property
     def _page(self) -> tuple[str, str]:
         """The page and its policy: its own style and script, this server, and nothing else."""
-        page = (files("twotemp.serving") / "playground.html").read_text(encoding="utf-8")
+        page = template("twotemp.serving", "playground.html")
         allowed = {kind: _hash(page, kind) for kind in ("style", "script")}
         rules = [f"{kind}-src {source}" for kind, source in allowed.items()]
         rules += ["connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"]
@@ -63,6 +63,7 @@ class Playground:
                 "formula": preset.formula,
             }
             for name, preset in PRESETS.items()
+            if not preset.policy.repel  # drawn in whole groups, which a server refuses
         }
         return {
             "model": self._name,

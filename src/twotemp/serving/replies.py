@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from twotemp.asking import finish
@@ -19,6 +20,7 @@ from twotemp.report.trace_page import pieces
 from twotemp.serving.bodies import Wanted
 
 MASK = "░"  # a position of a canvas where nothing is written yet
+_spelled = lru_cache(maxsize=256)(spell)  # clients ask for few policies, many times
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,16 @@ def answer(model: LanguageModel, wanted: Wanted, request: Request, ended: Sample
     if ended.trace is not None:
         parts = pieces(ended.tokens, model.tokenizer)
         if wanted.trace:
-            facts["trace"] = {"tokens": parts, **vars(ended.trace)}
+            edits = [(step, place, _said(model, token)) for step, place, token in ended.trace.edits]
+            facts["trace"] = {"tokens": parts, **ended.trace.to_dict()} | ({"edits": edits} if edits else {})
         logprobs = _until(text, list(zip(parts[:kept], ended.trace.confidence)))
     ended_early = kept < len(ended.tokens) or len(text) < len(whole)
     return Answer(text, "stop" if ended_early else "length", kept, facts, logprobs)
+
+
+def _said(model: LanguageModel, token: int) -> str | None:
+    """A token's text; None: a mask."""
+    return None if token == model.mask_id else model.decode([token], cut=False)
 
 
 def _until(text: str, parts: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
@@ -74,7 +82,7 @@ class Replies:
             "created": int(time.time()),
             "model": name,
         }
-        self._ours = {"policy": spell(wanted.policy), "seed": wanted.seed}
+        self._ours = {"policy": _spelled(wanted.policy), "seed": wanted.seed}
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         said = []
@@ -155,9 +163,7 @@ class Writing:
         """What to send after a step, if anything."""
         placed = self._prefix.write(written)
         if self._diffusing:
-            commits = [
-                (place, self._model.decode([token], cut=False), surely) for place, token, surely in placed
-            ]
+            commits = [(place, _said(self._model, token), surely) for place, token, surely in placed]
             return self._canvas(), {"step": written.step, "commits": commits}
         return self._more(self._prefix.text)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from twotemp.errors import UserError
-from twotemp.folders import json_text, replacing
+from twotemp.folders import replacing
+from twotemp.plain import json_text
 from twotemp.store.rows import row_key
 from twotemp.store.run import Cell, Store
 
@@ -47,7 +48,12 @@ def _schema(pa: Any) -> Any:
     names = ("cell", "task", "policy", "model", "fingerprint", "question")
     grade = pa.struct([(name, text) for name in ("grader", "outcome", "answer", "rule", "detail")])
     trace = pa.struct(
-        [("steps", pa.list_(small)), ("confidence", pa.list_(real)), ("entropy", pa.list_(real))]
+        [
+            ("steps", pa.list_(small)),
+            ("confidence", pa.list_(real)),
+            ("entropy", pa.list_(real)),
+            ("edits", pa.list_(pa.list_(small))),
+        ]
     )
     return pa.schema(
         [(name, text) for name in names]

@@ -17,10 +17,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -72,10 +72,10 @@ class Store:
         refuse(folder, "a cell", differences(identity(cell.config.to_dict()), identity(config.to_dict())))
         return cell
 
-    def cells(self) -> list[Cell]:
-        return [
-            self[p.parent.name] for p in sorted(self.path.glob(f"*/{_CELL}")) if not is_temporary(p.parent)
-        ]
+    def cells(self, without: Collection[str] = ()) -> list[Cell]:
+        """All cells; `without` some that are damaged and cannot be read."""
+        folders = [path.parent for path in sorted(self.path.glob(f"*/{_CELL}"))]
+        return [self[f.name] for f in folders if f.name not in without and not is_temporary(f)]
 
     def damage(self) -> dict[str, str]:
         """Folders that are or were cells and cannot be reported: name -> what is wrong with them."""
@@ -168,7 +168,7 @@ class Cell:
 
     def graders(self) -> list[str]:
         """Names of the graders that judged samples of this cell."""
-        return sorted({unquote(path.name.split("-")[1]) for path in self._files("grades")})
+        return self._names("grades")
 
     def grades(self, grader: str) -> dict[Key, Grade]:
         return {
@@ -184,7 +184,7 @@ class Cell:
 
     def scorers(self) -> list[str]:
         """Names of the reward models that scored samples of this cell."""
-        return sorted({unquote(path.name.split("-")[1]) for path in self._files("scores")})
+        return self._names("scores")
 
     def scores(self, model: str) -> dict[Key, float]:
         return {
@@ -200,6 +200,9 @@ class Cell:
                 f"run `twotemp regrade {self.path.parent}`"
             )
         return build_table(self.light_rows(), self.grades(grader))
+
+    def _names(self, kind: str) -> list[str]:
+        return sorted({unquote(path.name.split("-")[1]) for path in self._files(kind)})
 
     def _files(self, kind: str, name: str | None = None) -> list[Path]:
         """Files of one kind, oldest writer first."""
@@ -222,7 +225,7 @@ class Cell:
                 yield row
 
 
-class Writer:
+class Writer(AbstractContextManager["Writer"]):
     """Adds to a cell. Every call is one batch: on the disk, whole, when it returns."""
 
     def __init__(self, cell: Cell, number: int) -> None:
@@ -231,12 +234,7 @@ class Writer:
         self._open: dict[str, FrameFile] = {}
         self._written: set[Key] = set()
 
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -7,14 +7,19 @@ from twotemp.tasks import countdown, gsm8k, humaneval, math500, mbpp, programs, 
 from twotemp.tasks.base import ProblemSet, Task
 from twotemp.tasks.generated import Source
 
-__all__ = ["SOURCES", "TASKS", "ProblemSet", "Task", "get"]
+__all__ = ["BENCHMARKS", "SOURCES", "TASKS", "ProblemSet", "Task", "get"]
 
 SOURCES: dict[str, Source] = {
     source.name: source for source in (*countdown.SOURCES, *words.SOURCES, *programs.SOURCES)
 }
 
+# Their problems are published files, which have to be at hand or fetched.
+BENCHMARKS: dict[str, Task] = {
+    task.name: task for task in (gsm8k.TASK, math500.TASK, humaneval.TASK, mbpp.TASK)
+}
+
 TASKS: dict[str, Task] = {
-    **{task.name: task for task in (gsm8k.TASK, math500.TASK, humaneval.TASK, mbpp.TASK)},
+    **BENCHMARKS,
     **{name: source.task() for name, source in SOURCES.items()},
 }
 

@@ -34,6 +34,15 @@ class Published:
     rows_sha256: str  # of its rows, `digest_rows`
     key: str | None = None  # the field that names a row; None: its place in the file
     keys: range | None = None  # the keys of this split, where files with all splits are about
+    split: str = "test"
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some rows of a published file: their places, given how many rows there are."""
+
+    published: Published
+    places: Callable[[int], Sequence[int]] = range
 
 
 @dataclass(frozen=True)
@@ -87,26 +96,33 @@ def benchmark(
     published: Published,
     prompts: Mapping[str, Prompt],
     reference: Callable[[Row], Mapping[str, Any]],
+    subsets: Mapping[str, Subset] | None = None,
 ) -> Task:
-    """A task that is all rows of one published file; `reference` says what the grader needs of a row."""
+    """A task on rows of published files; `reference` says what the grader needs of a row. subsets: by name, the
+    default first; None: all rows of the file."""
+    named = subsets or {"full": Subset(published)}
 
     def load(
-        data: Path | None = None,
-        prompt: str | None = None,
-        subset: str | None = None,
-        allow_altered: bool = False,
+        data: Path | None, prompt: str | None, subset: str | None, allow_altered: bool = False
     ) -> ProblemSet:
         template = pick(f"prompt of {name}", prompt, prompts)
-        pick(f"subset of {name}", subset, {"full": None})
-        loaded = load_rows(published, data, allow_altered)
+        chosen = pick(f"subset of {name}", subset, named)
+        file = chosen.published
+        loaded = load_rows(file, data, allow_altered)
+        places = chosen.places(len(loaded.rows))
+        if max(places) >= len(loaded.rows):
+            raise UserError(
+                f"subset {subset!r} needs all {file.rows} questions of {name}; the file has {len(loaded.rows)}"
+            )
         problems = []
-        for row in loaded.rows:
+        for place in places:
+            row = loaded.rows[place]
             text, prefill = template(row)
-            key = str(row[published.key or ""])
+            key = f"{name}/{file.split}/{place}" if file.key is None else str(row[file.key])
             problems.append(Problem(key, name, text, reference(row), prefill))
         return ProblemSet(tuple(problems), loaded.digest, loaded.source)
 
-    return Task(name, description, grader, 256, load, prompts=tuple(prompts), subsets=("full",))
+    return Task(name, description, grader, 256, load, prompts=tuple(prompts), subsets=tuple(named))
 
 
 def digest_rows(rows: Sequence[Row]) -> str:

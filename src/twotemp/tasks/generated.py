@@ -2,6 +2,8 @@
 
 Which split a problem belongs to is a hash of the problem itself, so train, validation and test are disjoint by
 construction: no list of held-out problems has to be kept, and more training data can never leak a test problem.
+A held-out set is named by its split, `test` or `validation`, or with a seed of your own, `test:7`: other problems of
+the same split, to try a result again.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -20,8 +23,8 @@ from twotemp.tasks.base import ProblemSet, Task
 Split = Literal["train", "validation", "test"]
 
 HELD_OUT: tuple[Split, ...] = ("test", "validation")
-PROBLEMS = 200  # in each held-out set
-SEED = 20
+PROBLEMS = 1000  # in each held-out set
+SEED = 20  # of the sets that are named without one
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Example:
 
     prompt: str
     answer: str
-    key: str  # equal for problems that differ only in presentation; decides the split
+    key: str  # equal for problems that differ only in what does not change the work; decides the split
     reference: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -53,39 +56,52 @@ class Source:
             if split_of(f"{self.name} {example.key}") == split:
                 yield example
 
+    def distinct(self, seed: int, split: Split, count: int) -> list[Example]:
+        """The first so many different problems of a split, each with the answer it came with first."""
+        found: dict[str, Example] = {}
+        for example in self.examples(seed, split):
+            found.setdefault(example.key, example)
+            if len(found) == count:
+                break
+        return list(found.values())
+
+    def problem(self, example: Example, subset: str, number: int) -> Problem:
+        return Problem(f"{self.name}/{subset}/{number}", self.name, example.prompt, example.reference)
+
     def task(self) -> Task:
         return Task(self.name, self.description, self.grader, self.length, self._load, subsets=HELD_OUT)
 
     def _load(
-        self,
-        data: Path | None = None,
-        prompt: str | None = None,
-        subset: str | None = None,
-        allow_altered: bool = False,
+        self, data: Path | None, prompt: str | None, subset: str | None, allow_altered: bool = False
     ) -> ProblemSet:
         if data is not None:
             raise UserError(f"{self.name} generates its problems; leave the data path out")
         if prompt is not None:
             raise UserError(f"{self.name} has one prompt; leave the prompt's name out (got {prompt!r})")
-        split = subset or "test"
-        if split not in HELD_OUT:
-            raise unknown(f"subset of {self.name}", split, HELD_OUT)
-        distinct: dict[str, Example] = {}
-        for example in self.examples(SEED, split):  # type: ignore[arg-type]
-            distinct.setdefault(example.key, example)
-            if len(distinct) == PROBLEMS:
-                break
-        problems = tuple(
-            Problem(f"{self.name}/{split}/{i}", self.name, example.prompt, example.reference)
-            for i, example in enumerate(distinct.values())
-        )
-        identity = f"{self.name} version {self.version} seed {SEED} {split} {PROBLEMS}"
-        return ProblemSet(problems, hashlib.sha256(identity.encode()).hexdigest(), "generated")
+        return made(self, subset or HELD_OUT[0])
+
+    def held_out(self, subset: str) -> tuple[Split, int]:
+        """`test` or `test:7` -> the split, and the seed its problems are drawn with."""
+        name, colon, seed = subset.partition(":")
+        for split in HELD_OUT:
+            if name == split and (seed.isdecimal() or not colon):
+                return split, int(seed) if colon else SEED
+        raise unknown(f"subset of {self.name}", subset, (*HELD_OUT, "test:7"))
+
+
+@cache
+def made(source: Source, subset: str) -> ProblemSet:
+    """The first distinct problems of a held-out set. Made once per process: an evaluation asks for them again."""
+    split, seed = source.held_out(subset)
+    found = enumerate(source.distinct(seed, split, PROBLEMS))
+    problems = tuple(source.problem(example, subset, number) for number, example in found)
+    identity = f"{source.name} version {source.version} seed {seed} {split} {PROBLEMS}"
+    return ProblemSet(problems, hashlib.sha256(identity.encode()).hexdigest(), "generated")
 
 
 def split_of(key: str) -> Split:
-    """The split of a problem: one in twenty is for tests, one in twenty for validation."""
-    bucket = hashlib.blake2b(key.encode(), digest_size=8).digest()[0] % 20
-    if bucket == 0:
+    """The split of a problem: two in twenty are for tests, one in twenty for validation."""
+    bucket = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) % 20
+    if bucket < 2:
         return "test"
-    return "validation" if bucket == 1 else "train"
+    return "validation" if bucket == 2 else "train"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twotemp.tasks import d1
 from twotemp.tasks.data import Prompt, Published, benchmark
 
 TEST = Published(
@@ -14,13 +15,7 @@ TEST = Published(
     key="unique_id",
 )
 
-# As d1 has it, with the stray quote, space and line break at its end.
-D1 = (
-    "You are a math expert. You will be given a question to solve. Solve it step by step. "
-    "Wrap the final answer in a \\boxed{}.\n"
-    "Respond in the following format:\n"
-    '<reasoning>\nYour reasoning here\n</reasoning>\n<answer>\n\\boxed{...}\n</answer>" \n'
-)
+D1 = d1.instruction(end='" \n')  # with a stray quote, space and line break
 
 # What the user's turn says, and what the assistant's turn already starts with. The wording of "justgrpo" and
 # "llada_oc" is theirs; the line break between question and instruction is ours.

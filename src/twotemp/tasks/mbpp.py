@@ -55,10 +55,7 @@ def _dream_lmeval(row: Row) -> tuple[str, str]:
 
 # What the user's turn says, and what the assistant's turn already starts with. The wording is that of the projects
 # named; line breaks and fences between the pieces are ours.
-PROMPTS: dict[str, Prompt] = {
-    "justgrpo": _justgrpo,
-    "dream_lmeval": _dream_lmeval,
-}
+PROMPTS: dict[str, Prompt] = {"justgrpo": _justgrpo, "dream_lmeval": _dream_lmeval}
 
 
 def _reference(row: Row) -> dict[str, object]:

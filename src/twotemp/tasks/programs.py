@@ -10,7 +10,7 @@ written as their items and strings as their letters, one token each.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from random import Random
 from typing import Any
 
@@ -102,7 +102,7 @@ def _input(rng: Random, of_text: bool) -> Value:
 
 
 def _writable(value: Value) -> bool:
-    """Can the value be written in a prompt: every number a token, and one to four items?"""
+    """Can the value be written in a prompt: every number a single token, and one to four items?"""
     items = [value] if isinstance(value, int) else value
     return 1 <= len(items) <= 4 and all(isinstance(item, str) or item <= LARGEST for item in items)
 
@@ -111,15 +111,10 @@ def _write(value: Value) -> str:
     return str(value) if isinstance(value, int) else " ".join(map(str, value))
 
 
-def source(statements: int, length: int) -> Source:
-    return Source(
-        name=f"programs-{statements}",
-        description=f"a Python function of {statements} statement{'s' * (statements > 1)} from three examples",
-        grader="programs",
-        length=length,
-        version=1,
-        draw=lambda rng: draw(rng, statements),
+SOURCES = tuple(
+    Source(f"programs-{count}", about, "programs", length, version=2, draw=partial(draw, statements=count))
+    for count, length, about in (
+        (1, 20, "a Python function of 1 statement from three examples"),
+        (2, 28, "a Python function of 2 statements from three examples"),
     )
-
-
-SOURCES = (source(1, length=20), source(2, length=28))
+)

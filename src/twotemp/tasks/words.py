@@ -9,6 +9,7 @@ order, added up or taken away from the price, either bill first. A wrong first t
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import combinations
 from random import Random
 
@@ -51,7 +52,8 @@ def draw(rng: Random, count: int) -> Example:
     return Example(
         prompt=f"{shop} . {rng.choice(PEOPLE)} buys {count} for {total} . {bill}",
         answer=" ; ".join(steps) + f" ; \\boxed{{ {answer} }}",
-        key=f"{sorted(prices)} {count} {total} {few} {many}",
+        # What has to be found out; the multipliers only change the bill that follows from it.
+        key=f"{sorted(prices)} {count} {total}",
         reference={"answer": str(answer)},
     )
 
@@ -71,15 +73,8 @@ def _find(rng: Random, bought: list[int], total: int) -> list[str]:
     return steps
 
 
-def source(count: int, length: int) -> Source:
-    return Source(
-        name=f"words-{count}",
-        description=f"which {count} things were bought for the price, and what others like them cost",
-        grader="maths",
-        length=length,
-        version=1,
-        draw=lambda rng: draw(rng, count),
-    )
-
-
-SOURCES = (source(2, length=32), source(3, length=40))
+ABOUT = "which {} things were bought for the price, and what others like them cost"
+SOURCES = tuple(
+    Source(f"words-{count}", ABOUT.format(count), "maths", length, version=2, draw=partial(draw, count=count))
+    for count, length in ((2, 32), (3, 40))
+)

@@ -11,8 +11,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from twotemp.folders import KINDS, json_text, replacing
+from twotemp.folders import KINDS, replacing
 from twotemp.folders.identity import differences, refuse
+from twotemp.plain import json_text
 from twotemp.training.recipe import Recipe
 
 FILE = "checkpoint.safetensors"

@@ -1,4 +1,4 @@
-"""The training loop: batches, a loss, AdamW, checkpoints, a log, a loss curve, and a LLaDA checkpoint at the end."""
+"""The training loop: batches, a loss, Muon, checkpoints, a log, a loss curve, and a LLaDA checkpoint at the end."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twotemp.folders import Log, claim
+from twotemp.folders import Log, claim, only_writer
 from twotemp.models import llada
 from twotemp.models.checkpoint import save
 from twotemp.training import checkpoints, tokenizer
 from twotemp.training.corpus import Corpus, generate
+from twotemp.training.muon import Muon
 from twotemp.training.objective import Logits, diffusion_loss, next_token_loss
 from twotemp.training.recipe import Recipe
 
 LOG = "log.jsonl"
 MODEL = "model"  # the folder of the finished checkpoint, in `out`
-CLIP = 1.0
 
 
 def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
@@ -30,12 +30,15 @@ def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
     `out` also gets the log (a line every `log_every` steps and with every checkpoint), the loss curve, and the state
     of the run: after an interruption the same call continues where the last checkpoint was, to the same weights.
     """
+    with only_writer(out):
+        return _train(recipe, out, progress)
+
+
+def _train(recipe: Recipe, out: Path, progress: bool) -> Path:
     words = tokenizer.build()
     model = llada.new(config(recipe, words), words, seed=recipe.seed, name=recipe.name)
     network = model.module.train()
-    optimizer = torch.optim.AdamW(
-        network.parameters(), betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
-    )
+    optimizer = Muon(network, recipe.weight_decay)
     done = checkpoints.read(out, recipe, network, optimizer)
     # The checkpoint knows its step, so it has said what may change.
     claim(out, "training", {"recipe": recipe.to_dict()}, step=None)
@@ -52,13 +55,16 @@ def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
                 if next_token:
                     loss = next_token_loss(logits, batch.ids, batch.prompt)
                 else:
-                    loss = diffusion_loss(logits, batch.ids, batch.prompt, model.mask_id, generator)
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                torch.nn.utils.clip_grad_norm_(network.parameters(), CLIP)
-                for group in optimizer.param_groups:
-                    group["lr"] = recipe.rate(step)
-                optimizer.step()
+                    loss = diffusion_loss(
+                        logits,
+                        batch.ids,
+                        batch.prompt,
+                        model.mask_id,
+                        generator,
+                        least_time=recipe.least_time,
+                        largest_weight=recipe.largest_weight,
+                    )
+                optimizer.descend(loss, recipe.rate(step))
                 log.add(batch.task, loss.item(), batch.ids.numel())
                 checkpoint = (step + 1) % recipe.checkpoint_every == 0 or step + 1 == recipe.steps
                 # With every checkpoint, too: then the last line says how far a run that is continued had come.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -11,28 +12,37 @@ from torch.nn.functional import cross_entropy
 Logits = Callable[[Tensor, Tensor], Tensor]  # (ids, want) -> logits at the wanted positions, row-major
 
 
-def stratified_times(rows: int, generator: torch.Generator) -> Tensor:
-    """One t ~ U(0, 1) a row, each from its own slice of the interval, so that a batch covers all noise levels."""
-    offset = torch.rand(rows, generator=generator, dtype=torch.float64)
-    return ((torch.arange(rows) + offset) / rows).clamp(min=1e-9)
+def stratified_times(rows: int, least: float, generator: torch.Generator) -> Tensor:
+    """t ~ U(least, 1) for each row, evenly spaced from one random offset: every batch covers all noise levels."""
+    offset = torch.rand(1, generator=generator, dtype=torch.float64)
+    return least + (1 - least) * (torch.arange(rows) + offset) / rows
 
 
 def diffusion_loss(
-    logits: Logits, ids: Tensor, prompt: int, mask_id: int, generator: torch.Generator
+    logits: Logits,
+    ids: Tensor,
+    prompt: int,
+    mask_id: int,
+    generator: torch.Generator,
+    *,
+    least_time: float = 0.0,
+    largest_weight: float = math.inf,
 ) -> Tensor:
     """The paper's equation (3), with the linear schedule alpha(t) = t, so that alpha'(t)/alpha(t) = 1/t:
 
         -L = E_{t ~ U[0,1], x_0, x_t} [ alpha'(t)/alpha(t) sum_k 1[x_t^k = mask] log q^k(x_0^k | x_t) ]
 
     ids: [B, P + L]; each of the L answer tokens is masked with probability alpha(t). Divided by B * L.
+    The two options leave out the smallest t and bound the weight 1/t: at small t a row has one masked token or none,
+    so that few rows with large weights would decide the step. The best q is the same under any weights.
     """
     rows, length = ids.shape[0], ids.shape[1] - prompt
-    times = stratified_times(rows, generator)
+    times = stratified_times(rows, least_time, generator)
     drawn = torch.rand(rows, length, generator=generator, dtype=torch.float64)
     masked = torch.zeros_like(ids, dtype=torch.bool)
     masked[:, prompt:] = drawn < times[:, None]
     losses = cross_entropy(logits(ids.masked_fill(masked, mask_id), masked), ids[masked], reduction="none")
-    weight = (1 / times).to(losses.dtype)[:, None].expand(ids.shape)[masked]
+    weight = (1 / times).clamp(max=largest_weight).to(losses.dtype)[:, None].expand(ids.shape)[masked]
     return (losses * weight).sum() / (rows * length)
 
 

@@ -7,10 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from twotemp.errors import UserError, unknown
-from twotemp.plain import record
+from twotemp.plain import read_yaml, record
 from twotemp.tasks import SOURCES
 
 
@@ -34,7 +32,9 @@ class Recipe:
     warmup: int = 100
     next_token_steps: int = 0
     learning_rate: float = 2e-3
-    weight_decay: float = 0.01
+    weight_decay: float = 0.05
+    least_time: float = 0.02  # of masked diffusion, and
+    largest_weight: float = 10.0  # how much a masked token counts at most; see `objective.diffusion_loss`
     seed: int = 0
     checkpoint_every: int = 200
     log_every: int = 20
@@ -80,14 +80,4 @@ class Recipe:
     @classmethod
     def read(cls, path: Path) -> Recipe:
         """A recipe from a YAML file; unknown and missing keys are errors."""
-        try:
-            data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UserError(
-                f"no recipe {path}; the shipped ones are in the repository's folder recipes"
-            ) from None
-        except yaml.YAMLError as error:
-            raise UserError(f"{path} is not valid YAML: {error}") from None
-        if not isinstance(data, dict):
-            raise UserError(f"{path} must hold `key: value` lines, as recipes/tiny.yaml does")
-        return record(cls, data, str(path))
+        return record(cls, read_yaml(path, "recipe"), str(path))

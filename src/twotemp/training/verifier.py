@@ -1,16 +1,15 @@
 """Train the embedded outcome reward model: `train(VerifierRecipe.read(path), out)`.
 
 It starts as the denoiser itself, in the layout of AceMath-7B-RM (Qwen2ForSequenceClassification), and learns to tell
-right answers from wrong ones: samples, and right answers of which the denoiser has rewritten a random part in one
-step (cheap, and the mistakes of parallel decoding), all graded. Problems are of the train split only, by their own
-hash; it is measured on samples of held-out problems.
+right answers from wrong ones *to the same problem*: samples of the policies it will judge, and right answers of which
+the denoiser has rewritten a random part in one step (cheap, and the mistakes of parallel decoding), all graded.
+Reference answers themselves are never shown: right ones would then be those that look like the generator's. Problems
+are of the train split only, by their own hash; it is measured on samples of held-out problems.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -20,27 +19,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from twotemp import graders
+from twotemp import graders, rewards
 from twotemp.asking import Ask, answer, requests
 from twotemp.errors import UserError, unknown
+from twotemp.folders import only_writer, replacing, write_json
 from twotemp.graders.base import Grader
 from twotemp.metrics import auc
 from twotemp.models.load import load
-from twotemp.plain import record
+from twotemp.models.native import SIZES
+from twotemp.plain import read_yaml, record
 from twotemp.policies import parse
 from twotemp.records import Problem
 from twotemp.sampling import draw
 from twotemp.tasks import SOURCES
-from twotemp.tasks.generated import Example, Split
+from twotemp.tasks.generated import Split
 from twotemp.training.corpus import encode
+from twotemp.training.muon import Muon
 
 REPORT, MODEL = "report.json", "model"
 ROWS = 256  # rewritten at once
-CLIP = 1.0
 LOG_EVERY = 50
 
 
@@ -50,14 +50,15 @@ class VerifierRecipe:
 
     name: str
     model: str  # the denoiser that is sampled, and whose weights the verifier starts from
-    sampled: Mapping[str, int]  # training problems of each task that are sampled, once with each policy
-    policies: tuple[str, ...]
+    sampled: Mapping[str, int]  # training problems of each task that are sampled
+    samples: int  # of each of these with each policy
+    policies: Sequence[str]
     rewritten: Mapping[str, int]  # training problems of each task whose right answers are rewritten
     rewrites: int  # of each of these
     largest_share: float  # of an answer that is written anew, at most: beyond a half little sense is left
     t_token: float  # temperature of what is written anew
     validation: int  # held-out problems of each task, to measure on; sampled in the same way
-    batch_rows: int
+    batch_pairs: int
     steps: int
     warmup: int
     learning_rate: float
@@ -70,7 +71,7 @@ class VerifierRecipe:
                 raise unknown(f"task in recipe {self.name}", task, SOURCES)
         for spec in self.policies:
             parse(spec)
-        for name in ("rewrites", "validation", "batch_rows", "steps", "warmup"):
+        for name in ("samples", "rewrites", "validation", "batch_pairs", "steps", "warmup"):
             if getattr(self, name) < 1:
                 raise UserError(f"recipe {self.name}: {name} must be at least 1")
 
@@ -84,9 +85,8 @@ class VerifierRecipe:
 
     @classmethod
     def read(cls, path: Path) -> VerifierRecipe:
-        data = yaml.safe_load(path.read_text("utf-8"))
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-        return record(cls, values, str(path))
+        """A recipe from a YAML file; unknown and missing keys are errors."""
+        return record(cls, read_yaml(path, "recipe"), str(path))
 
 
 @dataclass(frozen=True)
@@ -102,42 +102,35 @@ class Judged:
 
 def train(recipe: VerifierRecipe, out: Path) -> Path:
     """Draw and grade (once: `out` keeps the samples), train, measure; returns the folder of the checkpoint."""
-    out.mkdir(parents=True, exist_ok=True)
+    with only_writer(out):
+        return _train(recipe, out)
+
+
+def _train(recipe: VerifierRecipe, out: Path) -> Path:
     rows = _kept(out / "train.jsonl", lambda: chain(sampled(recipe, "train"), rewritten(recipe)))
     held_out = _kept(out / "validation.jsonl", lambda: sampled(recipe, "validation"))
     module, tokenizer = start(recipe)
     fit(module, tokenizer, rows, recipe)
     module.save_pretrained(out / MODEL)
     tokenizer.save_pretrained(out / MODEL)
-    report = measure(out / MODEL, held_out)
-    (out / REPORT).write_text(json.dumps({"recipe": asdict(recipe), "validation": report}, indent=2) + "\n")
+    report = measure(held_out, {"verifier": str(out / MODEL), "pll": f"pll:{recipe.model}"})
+    write_json(out / REPORT, {"recipe": asdict(recipe), "validation": report})
     return out / MODEL
 
 
-def examples(task: str, count: int, seed: int, split: Split) -> list[Example]:
-    """Distinct problems of a task."""
-    seen: dict[str, Example] = {}
-    for example in SOURCES[task].examples(seed, split):
-        seen.setdefault(example.key, example)
-        if len(seen) == count:
-            break
-    return list(seen.values())
-
-
 def rewritten(recipe: VerifierRecipe) -> Iterator[Judged]:
-    """Right answers to training problems, and what becomes of them when the denoiser writes a part anew."""
+    """What becomes of right answers to training problems when the denoiser writes a part of them anew."""
     model: Any = load(recipe.model)
     vocabulary = model.tokenizer.get_vocab()
     for task, count in recipe.rewritten.items():
-        here = examples(task, count, recipe.seed, "train")
+        source = SOURCES[task]
         generator = torch.Generator().manual_seed(recipe.seed)
         by_length: dict[int, list[tuple[Problem, list[int]]]] = {}
-        for number, example in enumerate(here):
-            problem = Problem(f"{task}/train/{number}", task, example.prompt, example.reference)
-            prompt, answer = encode(example, SOURCES[task].length, vocabulary)
-            by_length.setdefault(len(prompt), []).append((problem, prompt + answer))
-            yield Judged(task, problem.id, problem.prompt, example.answer, True)
-        with closing(graders.get(SOURCES[task].grader)) as grader:
+        for number, example in enumerate(source.distinct(recipe.seed, "train", count)):
+            prompt, answer = encode(example, source.length, vocabulary)
+            row = (source.problem(example, "train", number), prompt + answer)
+            by_length.setdefault(len(prompt), []).append(row)
+        with closing(graders.get(source.grader)) as grader:
             for first, rows in by_length.items():
                 for start in range(0, len(rows), ROWS):
                     part = rows[start : start + ROWS]
@@ -165,20 +158,22 @@ def rewrite(
 
 
 def sampled(recipe: VerifierRecipe, split: Split) -> Iterator[Judged]:
-    """One sample a problem and policy, as a run would draw them; for training also a right answer to compare with."""
+    """Samples of each problem by each policy, as a run would draw them."""
     model = load(recipe.model)
     counts = recipe.sampled if split == "train" else dict.fromkeys(recipe.tasks, recipe.validation)
     for task, count in counts.items():
-        here = examples(task, count, recipe.seed, split)
-        problems = [Problem(f"{task}/{split}/{i}", task, e.prompt, e.reference) for i, e in enumerate(here)]
-        if split == "train":
-            yield from (Judged(task, p.id, p.prompt, e.answer, True) for p, e in zip(problems, here))
-        with closing(graders.get(SOURCES[task].grader)) as grader:
+        source = SOURCES[task]
+        here = enumerate(source.distinct(recipe.seed, split, count))
+        problems = [source.problem(example, split, number) for number, example in here]
+        with closing(graders.get(source.grader)) as grader:
             for spec in recipe.policies:
-                asks = (Ask(problem, parse(spec)) for problem in problems)
-                wanted = requests(model, asks, length=SOURCES[task].length, seed=recipe.seed)
-                texts = {one.request: one.text for one in draw(model, wanted)}
-                yield from graded(grader, [(p, answer(p, texts[p.id])) for p in problems])
+                indices = range(recipe.samples)
+                asks = (Ask(problem, parse(spec), index) for problem in problems for index in indices)
+                wanted = list(requests(model, asks, length=source.length, seed=recipe.seed))
+                texts = {one.key: one.text for one in draw(model, wanted)}
+                asked = [problem for problem in problems for _ in indices]
+                items = [(p, answer(p, texts[request.key])) for p, request in zip(asked, wanted)]
+                yield from graded(grader, items)
 
 
 def graded(grader: Grader, items: Sequence[tuple[Problem, str]]) -> Iterator[Judged]:
@@ -194,20 +189,7 @@ def start(recipe: VerifierRecipe) -> tuple[Any, Any]:
     denoiser: Any = load(recipe.model, device="cpu")
     llama = denoiser.module.config
     config = Qwen2Config(
-        **{
-            name: getattr(llama, name)
-            for name in (
-                "vocab_size",
-                "hidden_size",
-                "intermediate_size",
-                "num_hidden_layers",
-                "num_attention_heads",
-                "num_key_value_heads",
-                "max_position_embeddings",
-                "rms_norm_eps",
-                "rope_parameters",
-            )
-        },
+        **{name: getattr(llama, name) for name in (*SIZES, "rms_norm_eps", "rope_parameters")},
         tie_word_embeddings=False,
         pad_token_id=denoiser.tokenizer.pad_token_id,
     )
@@ -225,59 +207,75 @@ def start(recipe: VerifierRecipe) -> tuple[Any, Any]:
     return module, denoiser.tokenizer
 
 
-def fit(module: Any, tokenizer: Any, rows: Sequence[Judged], recipe: VerifierRecipe) -> None:
-    """Batches of pairs, a wrong and a right answer to the same problem: how hard a problem is must not help.
+class Question(NamedTuple):
+    """The distinct answers to one problem."""
 
-    Every token of an answer predicts whether it is right (as the verifiers of Cobbe et al. do): a denser signal than
-    the last token alone, which is what is read in the end.
+    right: list[Encoded]
+    wrong: list[Encoded]
+
+
+def questions(tokenizer: Any, rows: Sequence[Judged]) -> dict[str, list[Question]]:
+    """By task, the problems that have a right and a wrong answer."""
+    by_task: dict[str, dict[str, Question]] = {}
+    distinct = list(dict.fromkeys(rows))
+    for row, encoded in zip(distinct, encodings(tokenizer, distinct)):
+        question = by_task.setdefault(row.task, {}).setdefault(row.problem, Question([], []))
+        (question.right if row.passed else question.wrong).append(encoded)
+    return {
+        task: [question for question in here.values() if question.right and question.wrong]
+        for task, here in by_task.items()
+    }
+
+
+def fit(module: Any, tokenizer: Any, rows: Sequence[Judged], recipe: VerifierRecipe) -> None:
+    """Batches of pairs, a right and a wrong answer to the same problem: how hard a problem is must not help.
+
+    A problem is drawn as often as it has wrong answers, so that all of those count alike.
     """
-    right: dict[str, list[Encoded]] = {}
-    wrong: dict[str, list[tuple[str, Encoded]]] = {}  # by task, with the problem
-    for row in rows:
-        if row.passed:
-            right.setdefault(row.problem, []).append(_encode(tokenizer, row))
-        else:
-            wrong.setdefault(row.task, []).append((row.problem, _encode(tokenizer, row)))
-    names = sorted(wrong)
-    shares = torch.tensor([len(wrong[name]) for name in names], dtype=torch.float64)
-    optimizer = torch.optim.AdamW(module.parameters(), weight_decay=recipe.weight_decay, betas=(0.9, 0.98))
+    by_task = questions(tokenizer, rows)
+    names = sorted(task for task, here in by_task.items() if here)
+    weights = {
+        name: torch.tensor([len(question.wrong) for question in by_task[name]], dtype=torch.float64)
+        for name in names
+    }
+    shares = torch.stack([weights[name].sum() for name in names])
+    optimizer = Muon(module, recipe.weight_decay)
     module.train()
     losses: list[float] = []
     for step in range(recipe.steps):
         generator = torch.Generator().manual_seed((recipe.seed << 32) + step)
-        task = names[
-            int(torch.multinomial(shares, 1, generator=generator))
-        ]  # one task: rows of a like length
-        batch: list[tuple[Encoded, bool]] = []
-        for pick in torch.randint(len(wrong[task]), (recipe.batch_rows // 2,), generator=generator).tolist():
-            problem, answer = wrong[task][pick]
-            rights = right[problem]
-            other = int(torch.randint(len(rights), (1,), generator=generator))
-            batch += [(answer, False), (rights[other], True)]
-        loss = _loss(module, batch)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.rate(step)
-        optimizer.step()
+
+        def pick(among: Sequence[Any], generator: torch.Generator = generator) -> Any:
+            return among[int(torch.randint(len(among), (1,), generator=generator))]
+
+        # One task for the whole batch: rows of a like length.
+        task = names[int(torch.multinomial(shares, 1, generator=generator))]
+        drawn = torch.multinomial(weights[task], recipe.batch_pairs, replacement=True, generator=generator)
+        pairs = [by_task[task][place] for place in drawn.tolist()]
+        loss = pair_loss(module, [pick(q.right) for q in pairs], [pick(q.wrong) for q in pairs])
+        optimizer.descend(loss, recipe.rate(step))
         losses.append(loss.item())
         if (step + 1) % LOG_EVERY == 0:
             print(f"step {step + 1}: loss {np.mean(losses[-LOG_EVERY:]):.4f}", flush=True)
     module.eval()
 
 
-def _loss(module: Any, batch: Sequence[tuple[Encoded, bool]]) -> Tensor:
-    width = max(len(row.ids) for row, _ in batch)
-    pad = module.config.pad_token_id
-    ids = torch.tensor([row.ids + [pad] * (width - len(row.ids)) for row, _ in batch])
+def pair_loss(module: Any, right: Sequence[Encoded], wrong: Sequence[Encoded]) -> Tensor:
+    """-log sigma(s_right - s_wrong), the order of each pair by the score s that is read in the end, plus the
+    cross-entropy of "is it right?" at every token of an answer (as in Cobbe et al., 2021: a denser signal, and s is
+    then a log-odds)."""
+    rows = [*right, *wrong]
+    width = max(len(row.ids) for row in rows)
+    ids = torch.tensor([row.ids + [module.config.pad_token_id] * (width - len(row.ids)) for row in rows])
     at = torch.arange(width)
-    inside = torch.stack([(at >= row.answer) & (at < len(row.ids)) for row, _ in batch])
-    labels = torch.tensor([float(passed) for _, passed in batch])[:, None].expand_as(inside)
-    real = torch.stack([at < len(row.ids) for row, _ in batch]).long()
-    hidden = module.model(input_ids=ids, attention_mask=real, use_cache=False).last_hidden_state
-    logits = module.score(hidden)[..., 0]
-    return binary_cross_entropy_with_logits(logits[inside], labels[inside])
+    last = torch.tensor([len(row.ids) for row in rows])[:, None] - 1
+    inside = (at >= torch.tensor([row.answer for row in rows])[:, None]) & (at <= last)
+    hidden = module.model(input_ids=ids, attention_mask=(at <= last).long(), use_cache=False)
+    logits = module.score(hidden.last_hidden_state)[..., 0]
+    labels = (torch.arange(len(rows)) < len(right)).float()[:, None].expand_as(inside)
+    dense = binary_cross_entropy_with_logits(logits[inside], labels[inside])
+    s_right, s_wrong = logits.gather(1, last)[:, 0].split([len(right), len(wrong)])
+    return dense - logsigmoid(s_right - s_wrong).mean()
 
 
 class Encoded(NamedTuple):
@@ -287,44 +285,47 @@ class Encoded(NamedTuple):
     answer: int
 
 
-def _encode(tokenizer: Any, row: Judged) -> Encoded:
+def encodings(tokenizer: Any, rows: Sequence[Judged]) -> list[Encoded]:
+    """All at once: one by one, the tokenizer takes longer than the training."""
 
-    def ids(*turns: dict[str, str]) -> list[int]:
-        text = tokenizer.apply_chat_template(list(turns), tokenize=False)
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    def ids(conversations: Iterable[Sequence[tuple[str, str]]]) -> list[list[int]]:
+        turns = [[{"role": role, "content": text} for role, text in one] for one in conversations]
+        texts = [tokenizer.apply_chat_template(one, tokenize=False) for one in turns]
+        return list(tokenizer(texts, add_special_tokens=False)["input_ids"]) if texts else []
 
-    user, assistant = (
-        {"role": "user", "content": row.prompt},
-        {"role": "assistant", "content": row.answer},
-    )
-    return Encoded(ids(user, assistant), len(ids(user)))
+    prompts = list(dict.fromkeys(row.prompt for row in rows))
+    starts = dict(zip(prompts, map(len, ids([("user", prompt)] for prompt in prompts))))
+    whole = ids([("user", row.prompt), ("assistant", row.answer)] for row in rows)
+    return [Encoded(found, starts[row.prompt]) for row, found in zip(rows, whole)]
 
 
-def measure(folder: Path, rows: Sequence[Judged]) -> dict[str, dict[str, float | None]]:
-    """By task: samples, the share that is right, and the AUC (None where all or none are right)."""
-    from twotemp.rewards import load as load_reward_model
-
-    model = load_reward_model(str(folder))
+def measure(rows: Sequence[Judged], models: Mapping[str, str]) -> dict[str, dict[str, float | None]]:
+    """By task: samples, the share that is right, and for each reward model (name -> source) the probability that it
+    ranks a right sample above a wrong one of the same question."""
     report: dict[str, dict[str, float | None]] = {}
     for task in sorted({row.task for row in rows}):
         here = [row for row in rows if row.task == task]
-        scores = model.score([(Problem(row.problem, task, row.prompt), row.answer) for row in here])
-        passed = [row.passed for row in here]
-        value = auc(passed, scores)
-        report[task] = {
-            "samples": len(here),
-            "right": float(np.mean(passed)),
-            "auc": None if math.isnan(value) else value,
-        }
+        items = [(Problem(row.problem, task, row.prompt), row.answer) for row in here]
+        report[task] = {"samples": len(here), "right": float(np.mean([row.passed for row in here]))}
+        for name, source in models.items():
+            report[task][name] = within_question_auc(here, rewards.load(source, batch_size=256).score(items))
     return report
+
+
+def within_question_auc(rows: Sequence[Judged], scores: Sequence[float]) -> float | None:
+    """The mean AUC over the questions that have right and wrong samples; None where there is none."""
+    by_question: dict[str, tuple[list[bool], list[float]]] = {}
+    for row, score in zip(rows, scores):
+        passed, given = by_question.setdefault(row.problem, ([], []))
+        passed.append(row.passed)
+        given.append(score)
+    values = [auc(passed, given) for passed, given in by_question.values() if len(set(passed)) == 2]
+    return float(np.mean(values)) if values else None
 
 
 def _kept(path: Path, make: Callable[[], Iterable[Judged]]) -> list[Judged]:
     """What `make` yields, from the file where an earlier call left it."""
     if not path.exists():
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        with partial.open("w", encoding="utf-8") as file:
-            for row in make():
-                file.write(json.dumps(asdict(row)) + "\n")
-        partial.replace(path)
+        with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(row)) + "\n" for row in make())
     return [Judged(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]

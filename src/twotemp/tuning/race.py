@@ -1,8 +1,8 @@
 """Successive halving with paired intervals: many candidates on few questions, then few on many. Plain arrays only.
 
-A round measures everyone still in the race on the same questions, more of them each time. Who is beaten beyond doubt
-by one that costs no more leaves, whatever the round; of the others the better half stays, the frontier first. So
-the race is about the best, and about the best for less, in one go.
+A round measures everyone still in the race on the same questions, more of them each time. A candidate that is beaten
+beyond doubt by one that costs no more leaves, whatever the round; of the others the better half stays, the frontier
+first. So the race is about the best, and about the best for less, in one go.
 """
 
 from __future__ import annotations
@@ -115,16 +115,16 @@ def frontier(outcomes: dict[T, Outcome]) -> list[T]:
     return found
 
 
-def beaten_by(outcomes: dict[T, Outcome], level: float = LEVEL) -> dict[T, T]:
-    """Who is worse than one of the frontier that costs no more: the whole paired interval lies below 0."""
+def beaten_by(outcomes: dict[T, Outcome]) -> dict[T, T]:
+    """Loser -> winner: a rival on the frontier costs no more and is better, the whole paired interval below 0."""
     names, rivals = list(outcomes), frontier(outcomes)
     pairs = [(one, rival) for rival in rivals for one in names if outcomes[rival].cost <= outcomes[one].cost]
     if not pairs:  # nobody could be measured
         return {}
     first, second = (np.stack([outcomes[one].values for one in side], axis=1) for side in zip(*pairs))
-    # Percentiles of resamples: who ties with everybody should stay, and the bounds' prior would keep others, too.
+    # Percentiles of resamples: a candidate that ties with all should stay, and a prior would keep others as well.
     high = metrics.paired_bootstrap(
-        first, second, method="percentile", resamples=_RESAMPLES, level=level
+        first, second, method="percentile", resamples=_RESAMPLES, level=LEVEL
     ).high
     return {one: rival for (one, rival), most in zip(pairs, high) if most < 0}
 
@@ -184,11 +184,11 @@ def _seen(round_: Round[T], some: Sequence[T]) -> list[Standing[T]]:
     ]
 
 
-def _chances(values: Floats, seed: int = 0) -> Floats:
+def _chances(values: Floats) -> Floats:
     """How often each column is the best if the questions are drawn again; equal ones share."""
     table = np.nan_to_num(values)
     even = np.full(len(table), 1 / len(table))
-    counts = np.random.default_rng(seed).multinomial(len(table), even, size=_RESAMPLES)
+    counts = np.random.default_rng(0).multinomial(len(table), even, size=_RESAMPLES)
     means = counts @ table
     best = np.isclose(means, means.max(axis=1, keepdims=True), rtol=0, atol=1e-9)
     chances: Floats = (best / best.sum(axis=1, keepdims=True)).mean(axis=0)

@@ -17,7 +17,7 @@ from twotemp.policies import spell
 from twotemp.records import Policy
 from twotemp.store import Store
 from twotemp.tuning.goal import Goal
-from twotemp.tuning.race import FINALISTS, Outcome, Round, Standing, race, standings
+from twotemp.tuning.race import Outcome, Round, Standing, race, standings
 
 # told(candidates, questions, progress of their evaluation)
 Watch = Callable[[int, int, Progress], None]
@@ -51,7 +51,6 @@ def tune(
     out: Path | str,
     *,
     budget: float,
-    finalists: int = FINALISTS,
     watch: Watch | None = None,
 ) -> Tuned:
     """Race the plan's policies on its one task. `plan.n` is the goal's affair; `plan.questions`: the most to use."""
@@ -67,7 +66,7 @@ def tune(
         spent.update((one, outcome.spent) for one, outcome in zip(some, found))
         return found
 
-    rounds = race(plan.policies, measure, budget, len(ids), finalists)
+    rounds = race(plan.policies, measure, budget, len(ids))
     return Tuned(goal, choice, drawer.name, sum(spent.values()), rounds, standings(rounds))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from twotemp.policies import spell
@@ -17,7 +18,7 @@ def recommendation(tuned: Tuned) -> str:
     finalists = [one for one in tuned.standings if one.finalist]
     best, others = finalists[0], finalists[1:]
     assert best.chance is not None
-    close = [one for one in others if one.behind is not None and one.behind[2] >= 0]
+    close = [one for one in others if one.behind is not None and not one.behind[2] < 0]
     said = [
         f"Use {spell(best.candidate)}: {tuned.goal} {_points(best)} on {best.questions} {_problems(tuned)}, "
         f"{best.cost:.0f} NFE per question."
@@ -33,38 +34,45 @@ def recommendation(tuned: Tuned) -> str:
         )
     cheaper = next((one for one in close if one.cost < best.cost), None)
     if cheaper is not None and cheaper.behind is not None:
-        gap, low, high = (100 * x for x in cheaper.behind)
         said.append(
-            f"For less: {spell(cheaper.candidate)} takes {cheaper.cost:.0f} NFE per question, {gap:+.1f} points "
-            f"[{low:+.1f}, {high:+.1f}]."
+            f"For less: {spell(cheaper.candidate)} takes {cheaper.cost:.0f} NFE per question, "
+            f"{_signed(*cheaper.behind)} points."
         )
     said.append("It was chosen on these problems, so its rate here flatters it: measure it on test problems.")
     return " ".join(said)
 
 
+COLUMNS = (
+    "policy",
+    "{goal} (%)",
+    "95 %",
+    "NFE per question",
+    "questions",
+    "behind the best",
+    "chance to be best",
+)
+
+
+def cells(one: Standing[Policy]) -> list[str]:
+    """`COLUMNS` of one candidate."""
+    behind, chance = "left the race", ""
+    if one.behind is not None and one.chance is not None:
+        behind, chance = _signed(*one.behind), f"{one.chance:.0%}"
+    interval = "" if math.isnan(one.low) else f"{100 * one.low:.1f} to {100 * one.high:.1f}"
+    rate, cost = f"{100 * one.mean:.1f}", f"{one.cost:.1f}"
+    return [spell(one.candidate), rate, interval, cost, str(one.questions), behind, chance]
+
+
 def table(tuned: Tuned) -> str:
     """Everyone, as Markdown: the finalists by the goal, then those who left, the last ones first."""
-    goal = str(tuned.goal)
-    lines = [
-        f"| policy | {goal} (%) | 95 % | NFE per question | questions | behind the best | chance to be best |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = [[column.format(goal=tuned.goal) for column in COLUMNS], ["---"] * len(COLUMNS)]
     for one in tuned.standings:
-        behind, chance = "left the race", ""
-        if one.behind is not None and one.chance is not None:
-            gap, low, high = (100 * x for x in one.behind)
-            behind = f"{gap:+.1f} [{low:+.1f}, {high:+.1f}]"
-            chance = f"{one.chance:.0%}"
-        name = f"**{spell(one.candidate)}**" if one.on_frontier else spell(one.candidate)
-        interval = f"{100 * one.low:.1f} to {100 * one.high:.1f}"
-        lines.append(
-            f"| {name} | {100 * one.mean:.1f} | {interval} | {one.cost:.1f} | {one.questions} | {behind} | {chance} |"
-        )
-    lines.append("")
-    lines.append(
-        "Bold: on the frontier, no finalist is as good for less. Those who left were seen on fewer questions."
+        name, *numbers = cells(one)
+        rows.append([f"**{name}**" if one.on_frontier else name, *numbers])
+    return (
+        "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        + "\nBold: on the frontier, no finalist is as good for less. Those who left were seen on fewer questions.\n"
     )
-    return "\n".join(lines) + "\n"
 
 
 def tuned_yaml(tuned: Tuned) -> str:
@@ -79,6 +87,7 @@ def tuned_yaml(tuned: Tuned) -> str:
         "frontier:  # from the cheapest to the best",
     ]
     lines += [f'  - "{spell(one.candidate)}"' for one in sorted(ahead, key=lambda one: one.cost)]
+    lines.append(f"spent: {tuned.spent:.0f}  # NFE of the race")
     return "\n".join(lines) + "\n"
 
 
@@ -88,7 +97,14 @@ def rows(standings: Sequence[Standing[Policy]]) -> list[dict[str, object]]:
 
 
 def _points(one: Standing[Policy]) -> str:
-    return f"{100 * one.mean:.1f} % [{100 * one.low:.1f}, {100 * one.high:.1f}]"
+    span = "" if math.isnan(one.low) else f" [{100 * one.low:.1f}, {100 * one.high:.1f}]"
+    return f"{100 * one.mean:.1f} %{span}"
+
+
+def _signed(gap: float, low: float, high: float) -> str:
+    """`-1.5 [-3.0, +0.1]`, in points; the mean alone where questions are too few for an interval."""
+    span = "" if math.isnan(low) else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
+    return f"{100 * gap:+.1f}{span}"
 
 
 def _problems(tuned: Tuned) -> str:

@@ -26,78 +26,33 @@ _LIMITS = {
 }
 
 # name: (x86_64, aarch64). -1: the architecture does not have it.
+# fmt: off
 _ALLOWED = {
     # memory
-    "brk": (12, 214),
-    "madvise": (28, 233),
-    "mmap": (9, 222),
-    "mprotect": (10, 226),
-    "mremap": (25, 216),
+    "brk": (12, 214), "madvise": (28, 233), "mmap": (9, 222), "mprotect": (10, 226), "mremap": (25, 216),
     "munmap": (11, 215),
     # files, as far as the mount namespace or Landlock lets them
-    "access": (21, -1),
-    "close": (3, 57),
-    "dup": (32, 23),
-    "dup2": (33, -1),
-    "dup3": (292, 24),
-    "faccessat": (269, 48),
-    "faccessat2": (439, 439),
-    "fstat": (5, 80),
-    "getcwd": (79, 17),
-    "getdents64": (217, 61),
-    "lseek": (8, 62),
-    "lstat": (6, -1),
-    "newfstatat": (262, 79),
-    "open": (2, -1),
-    "openat": (257, 56),
-    "pipe2": (293, 59),
-    "poll": (7, -1),
-    "ppoll": (271, 73),
-    "pread64": (17, 67),
-    "pselect6": (270, 72),
-    "read": (0, 63),
-    "readlink": (89, -1),
-    "readlinkat": (267, 78),
-    "readv": (19, 65),
-    "select": (23, -1),
-    "stat": (4, -1),
-    "statx": (332, 291),
-    "write": (1, 64),
+    "access": (21, -1), "close": (3, 57), "dup": (32, 23), "dup2": (33, -1), "dup3": (292, 24),
+    "faccessat": (269, 48), "faccessat2": (439, 439), "fstat": (5, 80), "getcwd": (79, 17),
+    "getdents64": (217, 61), "lseek": (8, 62), "lstat": (6, -1), "newfstatat": (262, 79), "open": (2, -1),
+    "openat": (257, 56), "pipe2": (293, 59), "poll": (7, -1), "ppoll": (271, 73), "pread64": (17, 67),
+    "pselect6": (270, 72), "read": (0, 63), "readlink": (89, -1), "readlinkat": (267, 78),
+    "readv": (19, 65), "select": (23, -1), "stat": (4, -1), "statx": (332, 291), "write": (1, 64),
     "writev": (20, 66),
     # its own signals and timers
-    "alarm": (37, -1),
-    "getitimer": (36, 102),
-    "rt_sigaction": (13, 134),
-    "rt_sigprocmask": (14, 135),
-    "rt_sigreturn": (15, 139),
-    "setitimer": (38, 103),
-    "sigaltstack": (131, 132),
+    "alarm": (37, -1), "getitimer": (36, 102), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139), "setitimer": (38, 103), "sigaltstack": (131, 132),
     # time
-    "clock_getres": (229, 114),
-    "clock_gettime": (228, 113),
-    "clock_nanosleep": (230, 115),
-    "gettimeofday": (96, 169),
-    "nanosleep": (35, 101),
-    "time": (201, -1),
-    "times": (100, 153),
+    "clock_getres": (229, 114), "clock_gettime": (228, 113), "clock_nanosleep": (230, 115),
+    "gettimeofday": (96, 169), "nanosleep": (35, 101), "time": (201, -1), "times": (100, 153),
     # itself
-    "exit": (60, 93),
-    "exit_group": (231, 94),
-    "futex": (202, 98),
-    "getegid": (108, 177),
-    "geteuid": (107, 175),
-    "getgid": (104, 176),
-    "getpid": (39, 172),
-    "getppid": (110, 173),
-    "getrandom": (318, 278),
-    "getrusage": (98, 165),
-    "gettid": (186, 178),
-    "getuid": (102, 174),
-    "restart_syscall": (219, 128),
-    "sched_getaffinity": (204, 123),
-    "sched_yield": (24, 124),
+    "exit": (60, 93), "exit_group": (231, 94), "futex": (202, 98), "getegid": (108, 177),
+    "geteuid": (107, 175), "getgid": (104, 176), "getpid": (39, 172), "getppid": (110, 173),
+    "getrandom": (318, 278), "getrusage": (98, 165), "gettid": (186, 178), "getuid": (102, 174),
+    "restart_syscall": (219, 128), "sched_getaffinity": (204, 123), "sched_yield": (24, 124),
     "uname": (63, 160),
 }
+# fmt: on
 _FCNTL = (72, 25)
 # Not F_SETOWN, F_SETSIG: with them a pipe kills another process.
 _FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC
@@ -178,11 +133,8 @@ def drop_privileges(readable: list[str] | None) -> None:
     for kind, limit in _LIMITS.items():
         _limit(kind, limit)
     _prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
-    header, data = (
-        struct.pack("<Ii", 0x20080522, 0),
-        bytes(24),
-    )  # _LINUX_CAPABILITY_VERSION_3; nothing allowed
-    _check(_libc.capset(header, data), "capset")
+    header = struct.pack("<Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3
+    _check(_libc.capset(header, bytes(24)), "capset")  # nothing allowed
     if readable is not None:
         _landlock(readable)
 

@@ -1,0 +1,122 @@
+"""The blocks of code in the documentation, and how to run them: for the tutorials and for the tests.
+
+A block of shell is run unless the line before it says why not: `<!-- not run: needs a GPU -->`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SHELL = ("shell", "bash", "sh", "")
+# Inside an indented or unnamed block only these make it shell.
+PROGRAMS = ("twotemp", "make", "python", "pip", "sh", "srun", "torchrun", "inspect")
+
+_BLOCK = re.compile(
+    r"(?:^<!-- not run: (?P<why>[^\n]*?) -->\n+)?"
+    r"(?:^```(?P<language>[^\n`]*)\n(?P<fenced>.*?)^```[ ]*$"
+    r"|(?<=\n\n)(?P<indented>(?:    [^\n]*\n|\n(?=    ))+))",
+    flags=re.S | re.M,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    page: str  # its path in the repository
+    line: int
+    language: str
+    code: str
+    not_run: str | None  # why
+
+    @property
+    def shell(self) -> bool:
+        if self.language:
+            return self.language in SHELL
+        return any(words[0] in PROGRAMS for words in commands(self.code))
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def pages() -> list[Path]:
+    """README, CONTRIBUTING and the pages of the site that people wrote."""
+    written = [p for p in (ROOT / "docs").rglob("*.md") if not {"generated", "_build"} & set(p.parts)]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(written)]
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text()
+    for found in _BLOCK.finditer(text):
+        fenced = found["fenced"] is not None
+        code = found["fenced"] if fenced else re.sub(r"^    ", "", found["indented"], flags=re.M)
+        line = text.count("\n", 0, found.start("fenced" if fenced else "indented")) + 1
+        yield Block(str(page.relative_to(ROOT)), line, found["language"] or "", code, found["why"])
+
+
+def commands(code: str) -> list[list[str]]:
+    """The simple commands of a block as words; here-documents are left out, continued lines joined."""
+    code = re.sub(r"<<'(\w+)'[^\n]*\n.*?^\1$", "", code, flags=re.S | re.M).replace("\\\n", " ")
+    code = re.sub(r"\$\(\(.*?\)\)", "1", code)  # a number, whatever it is
+    found = []
+    for line in code.splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
+        lexer.whitespace_split = True
+        try:
+            words = list(lexer)
+        except ValueError:  # prose or a formula, not shell
+            continue
+        part: list[str] = []
+        for word in [*words, ";"]:
+            if set(word) <= set("|&;()"):
+                found += [part] if part else []
+                part = []
+            else:
+                part.append(word)
+    return [_plain(part) for part in found if _plain(part)]
+
+
+def _plain(words: list[str]) -> list[str]:
+    """Without redirections."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if set(word) <= set("<>") and word:
+            skip = True
+        elif not skip:
+            kept.append(word)
+        else:
+            skip = False
+    return kept
+
+
+def run_shell(code: str, folder: Path, main: str = "from twotemp.cli import main; main()") -> str:
+    """What the block prints; `twotemp` and `python` are this interpreter's. `main` is how twotemp is started."""
+    programs = folder / ".programs"
+    programs.mkdir(exist_ok=True)
+    for name, arguments in {"twotemp": f"-c {shlex.quote(main)}", "python": ""}.items():
+        program = programs / name
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments} "$@"\n')
+        program.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", code],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "COLUMNS": "100",
+            "HF_HUB_OFFLINE": "1",
+        },
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{code}\nended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return done.stdout

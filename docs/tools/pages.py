@@ -1,0 +1,72 @@
+"""Pictures of the playground and of a trace page, for the docs: `python -m docs.tools.pages` (needs Chromium)."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+import twotemp
+from tests.test_serving import listening
+from twotemp.graders import get
+from twotemp.report.trace_page import page
+from twotemp.serving import Server
+from twotemp.tasks import SOURCES
+
+DOCS = Path(__file__).resolve().parents[1]
+LOOKS = {  # width, scheme
+    "playground": (1300, "light"),
+    "playground-dark": (1300, "dark"),
+    "playground-phone": (390, "light"),
+    "trace": (1300, "light"),
+}
+
+
+def trace_page(model: twotemp.LanguageModel) -> str:
+    """Two policies on the playground's first problem, graded."""
+    problem = SOURCES["countdown-3"].task().problems().problems[0]
+    samples = [
+        one
+        for policy in ("lc", "tlc:t_pos=1")
+        for one in twotemp.sample(model, problem.prompt, policy, n=24, length=12, trace=True)
+    ]
+    grades = list(get("countdown").grade([(problem, one.said) for one in samples]))
+    return page(samples, model.tokenizer, each=2, grades=grades)
+
+
+def settled(tab: Page) -> None:
+    while tab.locator("body").get_attribute("data-state") != "done":
+        time.sleep(0.1)
+
+
+def main() -> None:
+    model = twotemp.load("tiny")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        listening(Server(model, slots=96)) as (_, port),
+        sync_playwright() as play,
+    ):
+        file = Path(folder) / "trace.html"
+        file.write_text(trace_page(model), encoding="utf-8")
+        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, (width, scheme) in LOOKS.items():
+            tab = browser.new_page(viewport={"width": width, "height": 970}, color_scheme=scheme)
+            tab.on("console", lambda message: print(message.text))
+            tab.on("pageerror", lambda error: print(error))
+            if name == "trace":
+                tab.goto(file.as_uri())
+                tab.locator("#step").fill("8")
+            else:
+                tab.goto(f"http://127.0.0.1:{port}/")
+                settled(tab)
+            tab.evaluate("document.activeElement.blur()")
+            tab.screenshot(path=DOCS / f"{name}.png", full_page=name != "trace")
+            tab.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

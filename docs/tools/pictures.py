@@ -1,0 +1,172 @@
+"""The pictures of docs/idea.md, from real samples of the embedded model: `python docs/tools/pictures.py`.
+
+They are kept in docs/figures, so that the Markdown can be read as it is. Each PNG carries a hash of the weights, and
+tests/test_site.py fails when those in the tree are others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+import twotemp
+from twotemp import tasks
+from twotemp.forks.planted import LIBRARY, exact
+from twotemp.graders.puzzles import judge
+from twotemp.metrics import pass_at_k
+from twotemp.policies import parse
+from twotemp.records import Problem, Sample
+from twotemp.report.style import RC
+
+FIGURES = Path(__file__).resolve().parents[1] / "figures"
+NAMES = ("forks", "answers", "temperatures", "orders")
+WEIGHTS = FIGURES.parents[1] / "src/twotemp/models/weights/tiny/model.safetensors"
+TITLES = {
+    "ar": "left to right (AR)",
+    "lc": "low confidence (LC)",
+    "tlc:t_pos=1": "TLC, T_pos = 1",
+    "random": "random",
+    "ct": "threshold (CT)",
+    "tct:t_pos=0.1": "TCT, T_pos = 0.1",
+}
+
+
+def problems(task: str, count: int) -> Sequence[Problem]:
+    """Validation problems: the pictures are no result, and leave the test problems alone."""
+    return tasks.get(task).problems(subset="validation").problems[:count]
+
+
+def draw(model: twotemp.LanguageModel, asked: Sequence[Problem], policy: str, n: int) -> list[Sample]:
+    length = tasks.get(asked[0].task).length
+    return twotemp.sample(model, [p.prompt for p in asked], policy, n=n, length=length, trace=True)
+
+
+def forks(model: twotemp.LanguageModel) -> Figure:
+    """A planted fork, by exact enumeration: which library a program takes, by what decides the order."""
+    figure = Figure(figsize=(7.2, 2.1), layout="constrained")
+    axes = figure.add_subplot()
+    orders = ("ar", "lc", "tlc:t_pos=0.5", "tlc:t_pos=1", "random")
+    shares = [LIBRARY["statistics"], *(exact(parse(order)).libraries["statistics"] for order in orders)]
+    labels = [
+        "the model itself",
+        "left to right (AR)",
+        "low confidence (LC)",
+        "TLC, T_pos = 0.5",
+        "TLC, T_pos = 1",
+        "random",
+    ]
+    for place, share in enumerate(shares):
+        axes.barh(place, 100 * share, color="#D55E00")
+        axes.barh(place, 100 * (1 - share), left=100 * share, color="#d9d9d9")
+        axes.text(100 * share + 1, place, f"{100 * share:.0f} %", va="center", fontsize=8)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.grid(False)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("% of the programs that take the library statistics; the others take numpy")
+    return figure
+
+
+def answers(model: twotemp.LanguageModel) -> Figure:
+    """The texts of 64 samples of one question: how many of each, right ones in colour."""
+    (problem,) = problems("countdown-3", 1)
+    figure = Figure(figsize=(7.2, 2.4), layout="constrained")
+    axes = figure.add_subplot()
+    for place, policy in enumerate(TITLES):
+        texts = Counter(s.said for s in draw(model, [problem], policy, 64))
+        right = {
+            t for t in texts if judge(problem.reference["numbers"], problem.reference["target"], t).passed
+        }
+        left = 0
+        for text, count in sorted(texts.items(), key=lambda item: (item[0] not in right, -item[1], item[0])):
+            colour = "#009E73" if text in right else "#d9d9d9"
+            axes.barh(place, count, left=left, color=colour, edgecolor="white", linewidth=0.8)
+            left += count
+        axes.text(left + 0.7, place, f"{len(texts)} texts, {len(right)} right", va="center", fontsize=8)
+    axes.set_yticks(range(len(TITLES)), list(TITLES.values()))
+    axes.invert_yaxis()
+    axes.grid(False)
+    axes.set_xlim(0, 76)
+    axes.set_xticks(range(0, 65, 16))
+    axes.set_xlabel(f"64 samples for {problem.prompt!r}; each box is one text, green ones are right")
+    return figure
+
+
+def temperatures(model: twotemp.LanguageModel) -> Figure:
+    """What the two temperatures do to one answer, to many, and to how different they are: TLC on countdown-4."""
+    asked, n = problems("countdown-4", 60), 16
+    tokens, positions = (0.4, 0.8, 1.2), (0.0, 0.5, 1.0, 2.0)
+    tables = np.zeros((3, len(tokens), len(positions)))
+    for row, t_token in enumerate(tokens):
+        for column, t_pos in enumerate(positions):
+            samples = draw(model, asked, f"tlc:t_token={t_token},t_pos={t_pos}", n)
+            groups = [samples[i * n : (i + 1) * n] for i in range(len(asked))]
+            right = [
+                sum(judge(p.reference["numbers"], p.reference["target"], s.said).passed for s in group)
+                for p, group in zip(asked, groups)
+            ]
+            one, many = pass_at_k(n, right, [1, n]).mean(0)
+            distinct = np.mean([len({s.said for s in group}) for group in groups])
+            tables[:, row, column] = 100 * one, 100 * many, distinct
+    figure = Figure(figsize=(7.2, 2.8), layout="constrained")
+    titles = ("one sample right, %", f"one of {n} right, %", f"distinct texts of {n}")
+    for table, title, axes in zip(tables, titles, figure.subplots(1, 3)):
+        axes.imshow(table, cmap="cividis", origin="lower", aspect="auto")
+        axes.grid(False)
+        axes.set_title(title)
+        axes.set_xticks(range(len(positions)), [f"{t:g}" for t in positions])
+        axes.set_yticks(range(len(tokens)), [f"{t:g}" for t in tokens])
+        axes.set_xlabel("T_pos: where")
+        middle = (table.min() + table.max()) / 2
+        for (y, x), value in np.ndenumerate(table):
+            ink = "white" if value < middle else "black"
+            axes.text(x, y, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=7)
+    figure.axes[0].set_ylabel("T_token: what")
+    return figure
+
+
+def orders(model: twotemp.LanguageModel) -> Figure:
+    """At which of its steps each of 24 samples of one question wrote each position."""
+    asked = problems("words-2", 1)
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.subplots(2, 3, sharex=True, sharey=True)
+    policies = {**TITLES, "tlc:t_pos=0.3": "TLC, T_pos = 0.3"}
+    for ax, policy in zip(axes.flat, ("ar", "lc", "tlc:t_pos=0.3", "random", "ct", "tct:t_pos=0.1")):
+        samples = draw(model, asked, policy, 24)
+        table = np.array([s.trace.steps for s in samples if s.trace])
+        last = table.max(axis=1, keepdims=True)
+        picture = ax.imshow(table / last, cmap="viridis", aspect="auto", vmin=0, vmax=1)
+        ax.grid(False)
+        texts = len({s.said for s in samples})
+        ax.set_title(f"{policies[policy]}\n{last.mean() + 1:.0f} steps, {texts} different texts")
+    for ax in axes[-1]:
+        ax.set_xlabel("position")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("sample")
+    bar = figure.colorbar(picture, ax=axes, ticks=[0.02, 0.98], pad=0.01)
+    bar.ax.set_yticklabels(["first", "last"])
+    return figure
+
+
+def main(names: Sequence[str]) -> None:
+    torch.set_num_threads(1)
+    model = twotemp.load("tiny")
+    digest = hashlib.sha256(WEIGHTS.read_bytes()).hexdigest()
+    makers = {"forks": forks, "answers": answers, "temperatures": temperatures, "orders": orders}
+    with matplotlib.rc_context(RC):
+        for name in names or NAMES:
+            path = FIGURES / f"idea-{name}.png"
+            makers[name](model).savefig(path, metadata={"Weights": digest, "Software": None})
+            print(path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,228 @@
+"""Does the paper's effect hold on the embedded model, and again on other problems?
+
+    python -m experiments.embedded                    # the first 500 test problems of each task
+    python -m experiments.embedded --subset test:7    # 500 others, drawn with seed 7
+
+64 samples per question at T_token = 0.8, paired bootstrap over questions. Every line is one claim: the difference in
+points, its 95 % interval, and whether the interval is above 0. A run that was stopped continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from experiments.blocks import spelled, table, where
+from twotemp import metrics
+from twotemp.analysis import Graded, read, shared, unique
+from twotemp.cli import app
+from twotemp.metrics import Estimate
+from twotemp.models.load import locate
+
+MODEL = "tiny"
+TASKS = ("countdown-4", "words-2", "programs-1")
+POLICIES = {
+    "ar": "ar",
+    "lc": "lc",
+    "tlc": "tlc:t_pos=1",
+    "ct": "ct:threshold=0.6",
+    "tct": "tct:t_pos=0.1,threshold=0.6",
+}
+LABELS = {
+    "ar": "AR",
+    "lc": "LC",
+    "tlc": "**TLC** 1.0",
+    "ct": "CT",
+    "tct": "**TCT** 0.1",
+}
+SHOWN = (1, 4, 16, 64)
+# The paper's statements about k samples of one against k of another; k = 0: all of them.
+AT_K = (("lc", "tlc", 1), ("tlc", "lc", 0), ("tct", "ct", 0), ("tlc", "ar", 0))
+
+
+def draw(
+    out: Path,
+    *,
+    questions: int,
+    samples: int,
+    subset: str = "test",
+    tasks: Sequence[str] = TASKS,
+    policies: dict[str, str] = POLICIES,
+    model: str = MODEL,
+) -> None:
+    """Samples of all policies; of TCT, whose samples are cheap, as many as half of AR's function evaluations buy."""
+
+    def evaluate(task: str, n: int, specs: Sequence[str]) -> None:
+        asked = ["--tasks", task, "--model", model, "--subset", subset, "--questions", str(questions)]
+        command = ["eval", *asked, "-n", str(n), "--policies", ";".join(specs), "--out", str(out)]
+        app(command, standalone_mode=False)
+
+    for task in tasks:
+        evaluate(task, samples, list(policies.values()))
+        cost = {one.policy.name: one.cost() for one in read([out]) if one.task == task}
+        many = math.ceil(samples / 2 * cost["ar"] / cost["tct"])
+        if many > samples:
+            evaluate(task, many, [policies["tct"]])
+
+
+def summary(out: Path, samples: int) -> dict[str, Any]:
+    """pass@k of every cell, and the paper's statements as paired differences, in points."""
+    cells = {(one.task, one.policy.name): one for one in read([out])}
+    tasks = unique(task for task, _ in cells)
+    differences = []
+    for task in tasks:
+        for first, second, k in AT_K:
+            at = (k or samples) - 1
+            a, b = pair(cells[task, first], cells[task, second])
+            found = metrics.paired_bootstrap(a.passes[:, at], b.passes[:, at])
+            differences.append({"task": task, "first": first, "second": second, "k": at + 1, **points(found)})
+        tct, ar = pair(cells[task, "tct"], cells[task, "ar"])
+        for bought in (2**power for power in range(samples.bit_length()) if 2 ** (power + 1) <= samples):
+            nfe = bought * ar.cost()
+            values = metrics.at_budget(tct.passes, tct.cost(), [nfe])[:, 0]
+            found = metrics.paired_bootstrap(values, ar.passes[:, bought - 1])
+            what = {"task": task, "first": "tct", "second": "ar", "ar_samples": bought, "nfe": round(nfe, 1)}
+            differences.append({**what, **points(found)})
+    model = next(iter(cells.values())).model
+    rows = [cell(one) for one in cells.values()]
+    return {"parameters": parameters(model), "cells": rows, "differences": differences}
+
+
+def parameters(model: str) -> int:
+    with safe_open(locate(model) / "model.safetensors", framework="np") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+
+
+def pair(first: Graded, second: Graded) -> tuple[Graded, Graded]:
+    found = shared(first, second)
+    assert found is not None, "the two policies have no question in common"
+    return found
+
+
+def cell(one: Graded) -> dict[str, Any]:
+    rates = {str(k): points(one.curve, k - 1) for k in SHOWN if k <= one.samples}
+    return {**one.summary(), "name": one.policy.name, "nfe": round(one.cost(), 3), "pass": rates}
+
+
+def points(estimate: Estimate, at: int = 0) -> dict[str, float]:
+    return {end: round(100 * float(getattr(estimate, end)[at]), 2) for end in ("mean", "low", "high")}
+
+
+# --- blocks ---------------------------------------------------------------------------------------------------
+
+
+def passes(found: dict[str, Any], ks: Sequence[int] = (1, 64)) -> str:
+    """The README's table: policies down, tasks across; ± is half the width of the interval."""
+    cells = {(one["task"], one["name"]): one for one in found["cells"]}
+    tasks = unique(task for task, _ in cells)
+    ks = [k for k in ks if all(str(k) in one["pass"] for one in cells.values())]
+    best = {
+        (task, k): max(one["pass"][str(k)]["mean"] for (t, _), one in cells.items() if t == task)
+        for task in tasks
+        for k in ks
+    }
+
+    def rate(one: dict[str, Any], k: int) -> str:
+        p = one["pass"][str(k)]
+        mean = f"{p['mean']:.1f}"
+        bold = f"**{mean}**" if p["mean"] == best[one["task"], k] else mean
+        return f"{bold} ± {(p['high'] - p['low']) / 2:.1f}"
+
+    heading = [""] + [text for task in tasks for text in (task, *[""] * len(ks))]
+    rows = [
+        [label]
+        + [
+            text
+            for task in tasks
+            for text in (f"{cells[task, name]['nfe']:.1f}", *(rate(cells[task, name], k) for k in ks))
+        ]
+        for name, label in LABELS.items()
+        if (tasks[0], name) in cells
+    ]
+    names = [""] + [text for _ in tasks for text in ("NFE", *(f"pass@{k}" for k in ks))]
+    return table(names, [heading, *rows])
+
+
+def differences(found: dict[str, Any]) -> str:
+    """Every statement with its interval."""
+    tasks = unique(one["task"] for one in found["differences"])
+    rows: dict[str, dict[str, str]] = {}
+    for one in found["differences"]:
+        count = one.get("ar_samples")
+        at = f"k = {one['k']}" if count is None else f"the NFE of {count} AR sample{'s' * (count > 1)}"
+        title = f"{one['first'].upper()} − {one['second'].upper()}, {at}"
+        mark = "" if one["low"] > 0 else " ·"
+        rows.setdefault(title, {})[one["task"]] = spelled(one) + mark
+    return table(["", *tasks], [[title, *(row[task] for task in tasks)] for title, row in rows.items()])
+
+
+def crossing(found: dict[str, Any]) -> str:
+    """The paper's crossing, in words that follow the numbers."""
+
+    def these(first: str, second: str, k: int | None) -> list[dict[str, Any]]:
+        return [
+            one
+            for one in found["differences"]
+            if (one["first"], one["second"]) == (first, second) and ("k" not in one or k == one["k"])
+        ]
+
+    most = max(one["k"] for one in found["differences"] if "k" in one)
+    budgets = these("tct", "ar", None)
+    won = sum(one["low"] > 0 for one in budgets)
+    lines = [
+        f"- LC − TLC at k = 1 {where(these('lc', 'tlc', 1))}: confidence is good for one answer.",
+        f"- TLC − LC at k = {most} {where(these('tlc', 'lc', most))}; TCT − CT "
+        f"{where(these('tct', 'ct', most))}: tempering gives the diversity back.",
+        f"- TCT − AR at equal NFE, from one sample of AR to half of them, is above 0 beyond its interval at {won} "
+        f"of {len(budgets)} budgets.",
+    ]
+    return "\n".join(lines)
+
+
+def sizes(found: dict[str, Any]) -> str:
+    few = min(one["questions"] for one in found["cells"])
+    most = max(int(k) for one in found["cells"] for k in one["pass"])
+    graders = ", ".join(unique(one["grader"] for one in found["cells"]))
+    return (
+        f"The embedded model ({found['parameters'] / 1e6:.1f} M parameters, LLaDA's layout) on its own tasks: "
+        f"{few} test questions per task, {most} samples per question, T_token = 0.8, K = 1, λ = 0.6; "
+        f"pass@k in %, 95 % intervals (Bayesian bootstrap over questions). Graders: {graders}."
+    )
+
+
+def measured(found: dict[str, Any]) -> str:
+    return f"{sizes(found)}\n\n{passes(found)}\n\n{crossing(found)}"
+
+
+def claims(found: dict[str, Any]) -> str:
+    note = "Points of pass rate, 95 % interval of the paired difference; · marks an interval that is not above 0."
+    return f"{sizes(found)} {note}\n\n{differences(found)}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--subset", default="test")
+    parser.add_argument("--questions", type=int, default=500)
+    parser.add_argument("-n", type=int, default=64, help="samples per question")
+    parser.add_argument("--out", type=Path, default=Path("runs/embedded"))
+    given = parser.parse_args()
+    folder = given.out / given.subset.replace(":", "-")
+    draw(
+        folder,
+        questions=given.questions,
+        samples=given.n,
+        subset=given.subset,
+        tasks=given.tasks.split(","),
+        model=given.model,
+    )
+    result = summary(folder, given.n)
+    print(f"\n{passes(result, SHOWN)}\n\n{claims(result)}")

@@ -1,0 +1,257 @@
+"""Every method, tuned jointly on validation problems, then measured on test problems: pass@k, and pass at equal NFE.
+
+    python -m experiments.frontier --tasks countdown-3,programs-1 --questions 200 --seeds 3
+
+Each method is raced over its own numbers (T_token, T_pos, lambda) by `twotemp tune` for pass@16; its winner is drawn
+on test problems with several seeds. A question's rate is its mean over seeds; intervals are paired, over questions.
+A run that was stopped continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from experiments.blocks import signed, spelled, table
+from experiments.embedded import SHOWN, points
+from twotemp import metrics, tasks
+from twotemp.analysis import Graded, read, unique
+from twotemp.cli import app
+from twotemp.policies import spell
+from twotemp.tuning import expand
+
+# The share of the questions asked of each task: a sample of words-3 costs thirty times one of countdown-3.
+TASKS = {
+    "countdown-3": 1.0,
+    "countdown-4": 1.0,
+    "programs-1": 0.5,
+    "programs-2": 0.5,
+    "words-2": 0.3,
+    "words-3": 0.2,
+}
+# What is raced of each method; those in UNPUBLISHED are points of the frame that no paper has.
+METHODS = {
+    "AR": "ar:k=1",
+    "LC": "tlc:k=1,t_pos=0",
+    "TLC": "tlc:k=1,t_pos=0.5|1",
+    "margin": "margin:k=1,t_pos=0",
+    "entropy": "entropy:k=1,t_pos=0",
+    "TPP": "tpp:k=1,t_pos=0",
+    "EGI": "egi:k=1,t_pos=0",
+    "CT": "tct:t_pos=0",
+    "TCT": "tct:t_pos=0.1|0.3",
+    "EB": "eb:k=1,t_pos=0,entropy_bound=0.1|0.3",
+    "KLASS": "klass:k=1,t_pos=0",
+    "Fork": "fork:t_pos=0",
+    "tempered TPP": "tpp:k=1,t_pos=0.5|1",
+    "tempered EGI": "egi:k=1,t_pos=0.5|1",
+    "tempered Fork": "fork:t_pos=0.1|0.3",
+    "soft AR": "soft-ar:k=1,t_pos=0.5|2",
+}
+UNPUBLISHED = ("tempered TPP", "tempered EGI", "tempered Fork", "soft AR")
+# (who, against whom, at which k, whose statement it is)
+STATEMENTS = (
+    ("LC", "TLC", 1, "the paper: LC is ahead for one sample"),
+    ("TLC", "LC", 64, "the paper: TLC is ahead for many"),
+    ("TCT", "CT", 64, "the paper: TCT is ahead of CT for many"),
+    ("Fork", "CT", 64, "Fork-dLLM: Fork is ahead of CT tuned as well"),
+    ("Fork", "TCT", 64, "Fork-dLLM: Fork is ahead of TCT"),
+    ("TPP", "LC", 64, "TPP: choosing before drawing is ahead of LC for many"),
+    ("EGI", "AR", 64, "EGI: ahead of AR for many"),
+    ("tempered TPP", "TPP", 64, "nobody's: tempering helps TPP"),
+    ("tempered EGI", "EGI", 64, "nobody's: tempering helps EGI"),
+    ("tempered Fork", "Fork", 64, "nobody's: tempering helps Fork"),
+    ("tempered Fork", "TCT", 64, "nobody's: TCT with the leftmost fallback is ahead of TCT"),
+)
+GOAL = 16
+RACED = 20  # validation questions that a method's budget would buy every candidate
+BOUGHT = (1, 4, 16)  # samples of AR whose NFE the others may spend
+
+
+def tuned(out: Path, task: str, questions: int) -> dict[str, str]:
+    """The winner of each method's race on validation problems."""
+    found = {}
+    for name, spec in METHODS.items():
+        folder = out / "tune" / task / name.replace(" ", "-")
+        budget = len(expand([spec])) * RACED * GOAL * tasks.get(task).length
+        if not (folder / "tuned.yaml").exists():
+            size = ["--questions", str(questions), "--budget", str(budget), "--out", str(folder)]
+            command = ["tune", "--task", task, "--at", f"pass@{GOAL}", "--policies", spec, *size]
+            app(command, standalone_mode=False)
+        found[name] = yaml.safe_load((folder / "tuned.yaml").read_text("utf-8"))["policies"][0]
+    return found
+
+
+class Measured:
+    """One method on the test problems of a task: pass@k per question, the mean of several seeds."""
+
+    def __init__(self, cells: Sequence[Graded]) -> None:
+        self.questions = list(cells[0].questions)
+        rows = [[list(one.questions).index(question) for question in self.questions] for one in cells]
+        self.passes = np.mean([one.passes[row] for one, row in zip(cells, rows)], axis=0)
+        self.cost = float(np.mean([one.cost() for one in cells]))
+
+    def at(self, k: int) -> Any:
+        return self.passes[:, k - 1]
+
+    def bought(self, nfe: float) -> float | None:
+        """The rate for so many NFE per question, in %; None: less than one sample, or more than were drawn."""
+        value = float(np.mean(metrics.at_budget(self.passes, self.cost, [nfe])))
+        return None if math.isnan(value) else round(100 * value, 2)
+
+
+def draw(
+    out: Path, task: str, specs: Mapping[str, str], questions: int, samples: int, seeds: int, subset: str
+) -> dict[str, Measured]:
+    cells: list[Graded] = []
+    for seed in range(seeds):
+        folder = out / subset.replace(":", "-") / f"{task}-{seed}"
+        asked = ["--task", task, "--subset", subset, "--questions", str(questions), "--seed", str(seed)]
+        size = ["-n", str(samples), "--out", str(folder)]
+        app(["eval", *asked, "--policies", ";".join(unique(specs.values())), *size], standalone_mode=False)
+        cells += read([folder])
+    return {
+        name: Measured([one for one in cells if spell(one.policy) == spec]) for name, spec in specs.items()
+    }
+
+
+def study(
+    out: Path, task: str, questions: int, samples: int, seeds: int, subset: str = "test"
+) -> dict[str, Any]:
+    specs = tuned(out, task, questions)
+    found = draw(out, task, specs, questions, samples, seeds, subset)
+    ar = found["AR"].cost
+    methods = [
+        {
+            "name": name,
+            "policy": specs[name],
+            "nfe": round(one.cost, 2),
+            "pass": {
+                str(k): points(metrics.bootstrap(one.passes[:, k - 1 : k])) for k in SHOWN if k <= samples
+            },
+            "bought": {str(n): one.bought(n * ar) for n in BOUGHT},
+        }
+        for name, one in found.items()
+    ]
+    statements = [
+        {
+            "first": first,
+            "second": second,
+            "k": min(k, samples),
+            "whose": whose,
+            **points(
+                metrics.paired_bootstrap(found[first].at(min(k, samples)), found[second].at(min(k, samples)))
+            ),
+        }
+        for first, second, k, whose in STATEMENTS
+    ]
+    size = {"questions": questions, "ar": round(ar, 2)}
+    return {"task": task, "subset": subset, **size, "methods": methods, "statements": statements}
+
+
+def run(
+    out: Path,
+    questions: int,
+    samples: int,
+    seeds: int,
+    names: Sequence[str] = tuple(TASKS),
+    subset: str = "test",
+) -> dict[str, Any]:
+    studies = [study(out, task, math.ceil(questions * TASKS[task]), samples, seeds, subset) for task in names]
+    return {"samples": samples, "seeds": seeds, "studies": studies}
+
+
+# --- blocks ---------------------------------------------------------------------------------------------------
+
+
+def shown(found: dict[str, Any]) -> str:
+    """A table for each task: every method at its tuned numbers."""
+    said = [
+        f"Test questions, {found['samples']} samples per question, the mean of "
+        f"{found['seeds']} seeds; every method tuned on validation problems for pass@{GOAL}. Bold: the highest of a "
+        "column. The last columns are what the NFE of 1, 4 and 16 samples of AR buy (–: not even one sample, or more "
+        "than were drawn). *Italic*: points of the frame that nobody has published."
+    ]
+    said += [
+        f"### {study['task']} ({study['questions']} questions)\n\n{_table(study)}"
+        for study in found["studies"]
+    ]
+    return "\n\n".join(said)
+
+
+def _table(study: dict[str, Any]) -> str:
+    ks = list(study["methods"][0]["pass"])
+    columns = [
+        *([one["pass"][k]["mean"] for one in study["methods"]] for k in ks),
+        *([one["bought"][str(n)] for one in study["methods"]] for n in BOUGHT),
+    ]
+    best = [max(value for value in column if value is not None) for column in columns]
+    rows = []
+    for row, one in enumerate(study["methods"]):
+        name = f"*{one['name']}*" if one["name"] in UNPUBLISHED else one["name"]
+        values = [column[row] for column in columns]
+        cells = [
+            "–" if value is None else f"**{value:.1f}**" if value == most else f"{value:.1f}"
+            for value, most in zip(values, best)
+        ]
+        rows.append([name, f"`{one['policy']}`", f"{one['nfe']:.1f}", *cells])
+    heads = ["", "policy", "NFE", *(f"pass@{k}" for k in ks)]
+    heads += [f"{n * study['ar']:.0f} NFE" for n in BOUGHT]
+    return table(heads, rows, len(heads) - 2)
+
+
+def statements(found: dict[str, Any]) -> str:
+    """Who is ahead of whom, task by task: what holds beyond its interval, and where the opposite does."""
+    names = [study["task"] for study in found["studies"]]
+    rows = []
+    for number, one in enumerate(found["studies"][0]["statements"]):
+        here = [study["statements"][number] for study in found["studies"]]
+        marks = [f"**{spelled(d)}**" if d["low"] > 0 or d["high"] < 0 else spelled(d) for d in here]
+        held = sum(d["low"] > 0 for d in here)
+        against = sum(d["high"] < 0 for d in here)
+        rows.append(
+            [
+                one["whose"],
+                f"{one['first']} − {one['second']}, k = {one['k']}",
+                *marks,
+                f"{held} / {against} of {len(here)}",
+            ]
+        )
+    heads = ["statement", "points", *names, "holds / the opposite holds"]
+    return f"Bold: the paired 95 % interval does not include 0.\n\n{table(heads, rows, len(names) + 1)}"
+
+
+def ahead(found: dict[str, Any]) -> str:
+    """The best method of every task at each k, by its mean."""
+    lines = []
+    for study in found["studies"]:
+        first = {
+            k: max(study["methods"], key=lambda one, k=k: one["pass"][k]["mean"])
+            for k in study["methods"][0]["pass"]
+        }
+        said = ", ".join(
+            f"{one['name']} at k = {k} ({signed(one['pass'][k]['mean'])[1:]} %)" for k, one in first.items()
+        )
+        lines.append(f"- {study['task']}: {said}.")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--subset", default="test")
+    parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("-n", type=int, default=64, help="samples per question")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/frontier"))
+    given = parser.parse_args()
+    result = run(given.out, given.questions, given.n, given.seeds, given.tasks.split(","), given.subset)
+    print(f"{shown(result)}\n\n{statements(result)}\n\n{ahead(result)}")

@@ -1,0 +1,188 @@
+"""GRPO on equal terms: four kinds of rollouts, each at equal wall clock and at equal NFE, with several seeds.
+
+    python -m experiments.grpo --out runs/grpo --seconds 120 --nfe 250000 --seeds 3
+
+Run it on an idle machine: wall clock is what is compared. One run after the other; stopped, the same command
+continues. A run is a folder of `twotemp grpo`: BUDGET-LIKELIHOOD-POLICY-SEED.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.blocks import listed, spelled, table
+from experiments.embedded import points
+from twotemp import metrics
+from twotemp.analysis import unique
+from twotemp.cli import app
+from twotemp.report import grpo as report
+from twotemp.rl.evaluation import Checkup
+
+ROLLOUTS = {
+    "ar": "ar",
+    "ct": "ct:threshold=0.6",
+    "tct": "tct:threshold=0.6,t_pos=0.1",
+    "fork": "fork",
+}
+LIKELIHOODS = ("trajectory", "d1")
+LABELS = {"ar": "AR", "ct": "CT", "tct": "**TCT**", "fork": "Fork"}
+TASK = "countdown-3"
+
+
+@dataclass(frozen=True)
+class Size:
+    seconds: int  # of training, for the comparison at equal wall clock
+    nfe: int  # of all rollouts, for the comparison at equal NFE
+    seeds: int
+    held_out: int
+    likelihoods: Sequence[str] = LIKELIHOODS
+
+    def runs(self) -> Iterator[tuple[str, str, str, int, str]]:
+        """(what is equal, likelihood, rollouts, seed, the budget as `twotemp grpo` spells it)"""
+        budgets = {"time": f"{self.seconds}s", "nfe": f"{self.nfe}nfe"}
+        for seed, likelihood, (equal, budget), name in product(
+            range(self.seeds), self.likelihoods, budgets.items(), ROLLOUTS
+        ):
+            yield equal, likelihood, name, seed, budget
+
+
+def run(out: Path, size: Size) -> dict[str, Any]:
+    """All trainings, and what became of each."""
+    found = []
+    for equal, likelihood, name, seed, budget in size.runs():
+        folder = out / f"{equal}-{likelihood}-{name}-{seed}"
+        asked = ["--task", TASK, "--policy", ROLLOUTS[name], "--likelihood", likelihood, "--seed", str(seed)]
+        command = ["grpo", *asked, "--budget", budget, "--held-out", str(size.held_out), "--out", str(folder)]
+        app(command, standalone_mode=False)
+        found.append({"equal": equal, "likelihood": likelihood, "name": name, "seed": seed, **ended(folder)})
+    shown = [out / f"time-{size.likelihoods[0]}-{name}-0" for name in ROLLOUTS]
+    report.write(shown, out / "report")
+    return {"task": TASK, "seconds": size.seconds, "nfe": size.nfe, "runs": found}
+
+
+def ended(folder: Path) -> dict[str, Any]:
+    one = report.read(folder)
+    first, last = one.evaluations[0], one.evaluations[-1]
+    return {
+        "steps": len(one.records),
+        "seconds": round(one.records[-1].total_seconds, 1),
+        "rollouts_nfe": one.records[-1].total_nfe,
+        "nfe": round(float(one.column("nfe").mean()), 2),
+        "reward_std": round(float(one.column("reward_std").mean()), 3),
+        "zero_std": round(float(one.column("zero_std").mean()), 3),
+        "questions": len(last.questions),
+        "before": accuracies(first),
+        "after": accuracies(last),
+        "passed": {f"{p.threshold:g}": [round(x) for x in p.passed] for p in last.points},
+    }
+
+
+def accuracies(one: Checkup) -> dict[str, float]:
+    return {f"{p.threshold:g}": round(100 * p.accuracy, 1) for p in one.points}
+
+
+# --- blocks ---------------------------------------------------------------------------------------------------
+
+
+def groups(found: dict[str, Any]) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
+    """(what is equal, likelihood, rollouts) -> its runs, one for each seed."""
+    keys = unique((one["equal"], one["likelihood"], one["name"]) for one in found["runs"])
+    return {
+        key: [one for one in found["runs"] if (one["equal"], one["likelihood"], one["name"]) == key]
+        for key in keys
+    }
+
+
+def shown(found: dict[str, Any]) -> str:
+    """Means over seeds; of the accuracies also the lowest and the highest seed."""
+    thresholds = list(found["runs"][0]["after"])
+
+    def mean(some: Sequence[dict[str, Any]], name: str, digits: int) -> str:
+        return f"{np.mean([one[name] for one in some]):,.{digits}f}"
+
+    def spread(some: Sequence[dict[str, Any]], threshold: str) -> str:
+        values = [one["after"][threshold] for one in some]
+        return f"{np.mean(values):.1f} ({min(values):.1f}–{max(values):.1f})"
+
+    rows = [
+        [
+            {"time": f"{found['seconds']} s", "nfe": f"{found['nfe']:,} NFE"}[equal],
+            f"`{likelihood}`",
+            LABELS[name],
+            mean(some, "steps", 0),
+            mean(some, "nfe", 1),
+            mean(some, "reward_std", 3),
+            f"{100 * np.mean([one['zero_std'] for one in some]):.0f} %",
+            *(spread(some, threshold) for threshold in thresholds),
+        ]
+        for (equal, likelihood, name), some in groups(found).items()
+    ]
+    one = found["runs"][0]
+    before = listed([f"{value:.1f} (λ = {threshold})" for threshold, value in one["before"].items()])
+    heads = ["equal", "likelihood", "rollouts", "steps", "NFE a rollout", "std in a group", "no signal"]
+    heads += [f"λ = {threshold}" for threshold in thresholds]
+    seeds = len({one["seed"] for one in found["runs"]})
+    return (
+        f"{found['task']}, greedy CT on {one['questions']} test problems in %: {before} before training; after it "
+        f"the mean of {seeds} seeds (lowest–highest).\n\n{table(heads, rows, len(heads) - 3)}\n\n{against(found)}"
+    )
+
+
+def against(found: dict[str, Any]) -> str:
+    """TCT against the others at λ = 0.6: the same questions, each with the mean over seeds."""
+    lines = []
+    for equal, likelihood in unique((one["equal"], one["likelihood"]) for one in found["runs"]):
+        rates = {
+            name: np.mean([one["passed"]["0.6"] for one in some], axis=0)
+            for (e, l, name), some in groups(found).items()
+            if (e, l) == (equal, likelihood)
+        }
+        said = [
+            f"{name.upper()} {spelled(points(metrics.paired_bootstrap(rates['tct'], rates[name])))}"
+            for name in ("ct", "fork", "ar")
+            if name in rates
+        ]
+        lines.append(
+            f"- Equal {'time' if equal == 'time' else 'NFE'}, `{likelihood}`, TCT minus {'; '.join(said)}."
+        )
+    return "At λ = 0.6, points, 95 % interval over questions (not over trainings):\n\n" + "\n".join(lines)
+
+
+def short(found: dict[str, Any]) -> str:
+    """The README's sentence: equal wall clock, the first likelihood, λ = 0.6."""
+    likelihood = found["runs"][0]["likelihood"]
+    means = {
+        LABELS[name]: np.mean([one["after"]["0.6"] for one in some])
+        for (equal, l, name), some in groups(found).items()
+        if (equal, l) == ("time", likelihood)
+    }
+    before = found["runs"][0]["before"]["0.6"]
+    after = listed([f"{value:.0f} % with {name} rollouts" for name, value in means.items()])
+    seeds = len({one["seed"] for one in found["runs"]})
+    return (
+        f"**Post-training.** {found['seconds']} seconds of GRPO on 2 cores for each kind of rollout, greedy CT "
+        f"(λ = 0.6) on {found['runs'][0]['questions']} test problems of {found['task']}, mean of {seeds} "
+        f"seeds: {before:.0f} % before, {after}. `docs/grpo.md` has the spread, equal NFE and the other likelihood."
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/grpo"))
+    parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--nfe", type=int, default=250_000)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--held-out", type=int, default=500)
+    parser.add_argument("--likelihoods", default=",".join(LIKELIHOODS))
+    given = parser.parse_args()
+    asked = Size(given.seconds, given.nfe, given.seeds, given.held_out, given.likelihoods.split(","))
+    print(shown(run(given.out, asked)))

@@ -1,0 +1,106 @@
+"""README and docs say what the stored results say; the numbers in them are made, not written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from experiments import blocks, embedded, paper
+
+PAIR = {"mean": 4.04, "low": -2.0, "high": 10.0}
+
+
+def cells(**rates: float) -> list[dict]:
+    """One task: what each policy has at k = 1 and 64."""
+    return [
+        {
+            "task": "countdown-3",
+            "name": name,
+            "nfe": 12.0,
+            "questions": 500,
+            "grader": "countdown 1",
+            "pass": {k: {"mean": rate + (k == "64"), "low": rate - 2, "high": rate + 2} for k in ("1", "64")},
+        }
+        for name, rate in rates.items()
+    ]
+
+
+@pytest.mark.parametrize("document", paper.DOCUMENTS)
+def test_the_documents_say_what_the_stored_results_say(document):
+    """After an edit of a block, of a result or of the weights: `python -m experiments.paper --blocks`."""
+    assert document not in paper.differing()
+
+
+def test_every_block_is_made_by_a_part_and_shown_somewhere():
+    shown = [
+        name for document in paper.DOCUMENTS for name in blocks.names((paper.ROOT / document).read_text())
+    ]
+    assert sorted(shown) == sorted(paper.BLOCKS)
+
+
+def test_figures_are_those_that_were_drawn_with_the_results():
+    for path in sorted(paper.RESULTS.glob("*.json")):
+        result = json.loads(path.read_text())
+        assert path.stem in paper.PARTS
+        for name, digest in result["figures"].items():
+            assert paper.digest(paper.ROOT / "docs" / "figures" / name) == digest, name
+
+
+def test_a_block_is_rewritten_and_nothing_else():
+    text = "a\n<!-- generated: x -->\nold\n<!-- end -->\nb\n<!-- generated: y -->\n<!-- end -->\n"
+    assert blocks.names(text) == ["x", "y"]
+    new = blocks.rewritten(text, lambda name: f"new {name}\n")
+    assert new == text.replace("old", "new x").replace("y -->\n", "y -->\nnew y\n")
+    assert blocks.rewritten(new, lambda name: f"new {name}") == new
+
+
+@pytest.fixture
+def one_result(monkeypatch, tmp_path):
+    """A repository with one document and the result of one part; returns a writer of that result."""
+    (tmp_path / "page.md").write_text("<!-- generated: measured -->\n<!-- end -->\n")
+    monkeypatch.setattr(paper, "ROOT", tmp_path)
+    monkeypatch.setattr(paper, "RESULTS", tmp_path)
+    monkeypatch.setattr(paper, "DOCUMENTS", ("page.md",))
+
+    def write(weights: dict[str, str], **rates: float) -> None:
+        differences = [
+            {"task": "countdown-3", "first": first, "second": second, "k": k or 64, **PAIR}
+            for first, second, k in embedded.AT_K
+        ]
+        found = {"parameters": 835_968, "cells": cells(**rates), "differences": differences}
+        result = {"weights": weights, "questions": 500, "samples": 64, "figures": {}, "found": found}
+        (tmp_path / "claims.json").write_text(json.dumps(result))
+
+    return write
+
+
+def test_a_document_differs_when_the_result_or_the_weights_change(one_result, tmp_path):
+    page, shipped = tmp_path / "page.md", paper.weights(paper.PARTS["claims"])
+    paper.write_documents()
+    assert 'Not measured with these models yet: `make paper PARTS="claims"`' in page.read_text()
+    one_result(shipped, ar=40.0, lc=55.7, tlc=47.4, ct=44.7, tct=37.8)
+    assert paper.differing()
+    paper.write_documents()
+    assert not paper.differing()
+    assert "| LC | 12.0 | **55.7** ± 2.0 | **56.7** ± 2.0 |" in page.read_text()
+    assert "0.8 M parameters" in page.read_text()
+    assert "other weights" not in page.read_text()
+    assert paper.current("claims", 500, 64)
+    assert not paper.current("claims", 100, 64)
+    one_result(shipped, ar=40.0, lc=55.8, tlc=47.4, ct=44.7, tct=37.8)
+    assert paper.differing()
+    one_result({"tiny": "others"}, ar=40.0, lc=55.7, tlc=47.4, ct=44.7, tct=37.8)
+    paper.write_documents()
+    assert "other weights" in page.read_text()
+    assert not paper.current("claims", 500, 64)
+
+
+def test_numbers_and_verdicts_are_spelled_from_the_intervals():
+    assert blocks.spelled(PAIR) == "+4.0 (−2.0 to +10.0)"
+    assert blocks.signed(-0.04) == "0.0"
+    assert blocks.listed(["a", "b", "c"]) == "a, b and c"
+    up, no = {"task": "a", **PAIR, "low": 1.0}, {"task": "b", **PAIR}
+    assert blocks.where([up]) == "is above 0 beyond its interval on all tasks"
+    assert blocks.where([no]) == "is above 0 beyond its interval on none of the tasks"
+    assert blocks.where([up, no]) == "is above 0 beyond its interval on a, not on b"

@@ -1,0 +1,340 @@
+"""The documentation: commands that exist, links that lead somewhere, pictures that are of these weights."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from dataclasses import fields
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "tools"))
+
+import examples  # noqa: E402
+import mermaid  # noqa: E402
+import reference  # noqa: E402
+import tutorials  # noqa: E402
+
+from tests.test_imports import ALLOWED  # noqa: E402
+from twotemp.records import Policy, Trace  # noqa: E402
+
+SHELL = [block for page in examples.pages() for block in examples.blocks(page) if block.shell]
+# The others are run by tests/test_documents.py and, with what they print, below.
+RUN = [
+    block
+    for block in SHELL
+    if block.not_run is None and not re.match("CONTRIBUTING|docs/tutorials", block.page)
+]
+
+
+# Run by tests/test_documents.py, by tests/test_serving.py, and as tutorials.
+ELSEWHERE = re.compile("README|CONTRIBUTING|docs/tutorials|docs/serve.md")
+PYTHON = [
+    block
+    for page in examples.pages()
+    for block in examples.blocks(page)
+    if block.language == "python" and not ELSEWHERE.match(block.page)
+]
+
+
+# The command line
+
+
+def mistakes(words: list[str]) -> str | None:
+    """What the command line's own parser says against `twotemp WORDS`, without running it."""
+    found = reference.command_line().commands.get(words[0]) if words else None
+    if words and words[0].startswith("-"):
+        return None if words == ["--help"] or words == ["--version"] else f"unknown option {words[0]}"
+    if found is None:
+        return f"unknown command {words[:1]}"
+    if words[0] == "lm-eval":
+        return None  # another program's options
+    if "..." in words:
+        return None  # an excerpt
+    try:
+        found.make_context(words[0], list(words[1:]))
+    except Exception as error:
+        return str(error)
+    return None
+
+
+def asked(code: str) -> list[list[str]]:
+    """The words after `twotemp` in every command of a block, also behind `srun`, `torchrun` and the like."""
+    lines = [re.sub(r"\s#\s.*$", "", line) for line in code.splitlines()]
+    every = examples.commands("\n".join(lines))
+    nested = [
+        c
+        for words in every
+        for word in words
+        if " " in word and "twotemp " in word
+        for c in examples.commands(word)
+    ]
+    return [
+        words[words.index("twotemp") + 1 :]
+        for words in [*every, *nested]
+        if "twotemp" in words and words[0] not in ("pip", "cd", "#")
+    ]
+
+
+@pytest.mark.parametrize("page", examples.pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_in_the_docs_is_one_the_parser_takes(page):
+    for block in examples.blocks(page):
+        for words in asked(block.code) if block.shell else ():
+            assert mistakes(words) is None, f"{block}: twotemp {' '.join(words)}: {mistakes(words)}"
+
+
+def test_the_examples_of_the_help_are_commands_the_parser_takes():
+    found = [
+        w
+        for line in reference.commands().splitlines()
+        if line.startswith("    ")
+        for w in asked(line.strip())
+    ]
+    assert len(found) > 20
+    assert [words for words in found if mistakes(words)] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "twotemp evaluate",
+        "twotemp eval --task a",
+        "twotemp eval --task a --out r --qestions 3",
+        "twotemp sample",
+    ],
+)
+def test_a_mistake_would_be_noticed(line):
+    assert mistakes(line.split()[1:])
+
+
+def test_the_reference_names_every_command_and_option():
+    page = reference.commands()
+    sections = dict(
+        zip(re.findall(r"^## (\S+)$", page, flags=re.M), re.split(r"^## \S+$", page, flags=re.M)[1:])
+    )
+    assert set(sections) == set(reference.command_line().commands)
+    for name, command in reference.command_line().commands.items():
+        for parameter in command.params:
+            names = parameter.opts if parameter.param_type_name == "option" else [parameter.name.upper()]
+            assert [
+                n for n in names if f"`{n}`" not in sections[name] and f"`[{n}]`" not in sections[name]
+            ] == []
+
+
+def test_the_pages_of_the_code_name_everything():
+    from twotemp.graders import descriptions
+    from twotemp.policies import PRESETS
+    from twotemp.tasks import TASKS
+
+    for page, names in {"policies": PRESETS, "tasks": TASKS, "graders": descriptions()}.items():
+        assert re.findall(r"^\| `(.+?)` \|", reference.PAGES[page](), flags=re.M) == list(names)
+
+
+def test_the_fields_of_records_say_what_they_are():
+    rows = {record: reference.field_list(record).splitlines()[2:] for record in reference.RECORDS}
+    assert all(
+        f"| `{one.name}` |" in row for record in rows for one, row in zip(fields(record), rows[record])
+    )
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert [r.__name__ for r in rows if f"generated/fields-{r.__name__}.md" not in page] == []
+    assert "position temperature" in reference.field_list(Policy)
+    assert "probability of the committed token" in reference.field_list(Trace)
+
+
+def test_the_picture_of_the_rooms_agrees_with_the_rule_of_imports():
+    storey, floor = {}, 0
+    for line in mermaid.diagrams()[0].splitlines():
+        floor += "subgraph" in line
+        if not re.search("flowchart|subgraph|direction|cli|end$", line):
+            storey |= dict.fromkeys(re.findall(r"\w+", line), floor)
+    assert set(storey) == set(ALLOWED)
+    upwards = {(a, b) for a, below in ALLOWED.items() for b in below if storey[b] > storey[a]}
+    assert upwards == {("samples", "report")}  # the page says so
+
+
+def test_the_table_of_the_rooms_names_every_one():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    first = re.findall(r"(?m)^\| (`.*?) \|", page)
+    assert {name for cell in first for name in re.findall(r"`(\w+)`", cell)} == {*ALLOWED, "cli"}
+
+
+def test_everything_public_is_on_the_page_about_python():
+    import twotemp
+
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert set(re.findall(r"auto(?:function|class|exception):: (\w+)(?:\(\))?$", page, flags=re.M)) == set(
+        twotemp.__all__
+    )
+
+
+def test_why_a_block_is_not_run_is_something_a_reader_would_accept():
+    reasons = {block.not_run for block in SHELL if block.not_run}
+    accepted = (
+        "needs a GPU",
+        "needs a cluster",
+        "needs a checkpoint",
+        "needs the network",
+        "installs packages",
+        "is a benchmark",
+    )
+    assert [reason for reason in reasons if not reason.startswith(accepted)] == []
+    assert sum(block.not_run is not None for block in SHELL) < len(SHELL) / 2
+
+
+# Links
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub and MyST make them from headings."""
+    heads = re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M), flags=re.M
+    )
+    if "generated/commands.md" in page.read_text():
+        heads += list(reference.command_line().commands)
+    for included in re.findall(r"\{include\} (\.\./\S+)", page.read_text()):
+        heads += re.findall(r"^#+ (.+)$", (page.parent / included).read_text(), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", examples.pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.S | re.M)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            assert target.startswith("https://"), target
+            continue
+        name, _, anchor = unquote(target).partition("#")
+        there = (page.parent / name).resolve() if name else page
+        assert there.exists(), f"{page}: {target}"
+        assert there.is_relative_to(ROOT)
+        assert not anchor or anchor in anchors(there), f"{page}: no heading {target}"
+
+
+def test_every_page_is_in_the_table_of_contents():
+    docs = ROOT / "docs"
+    listed = {
+        (page.parent / name).resolve()
+        for page in docs.rglob("*.md")
+        for toc in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), flags=re.S)
+        for name in re.findall(r"^(?:.* <)?([\w/-]+)>?$", toc, flags=re.M)
+    }
+    pages = {page.with_suffix("") for page in examples.pages() if page.is_relative_to(docs)}
+    assert pages - listed == {docs / "index"}
+
+
+# Pictures
+
+
+def test_every_diagram_is_drawn():
+    assert mermaid.diagrams()
+    assert [
+        mermaid.picture(source).name for source in mermaid.diagrams() if not mermaid.picture(source).is_file()
+    ] == []
+
+
+def test_the_pictures_are_of_the_weights_in_the_tree():
+    """If not: python docs/tools/pictures.py, and look at them."""
+    image = pytest.importorskip("PIL.Image", reason="needs matplotlib (pip install 'twotemp[plots]')")
+    digest = hashlib.sha256(
+        (ROOT / "src/twotemp/models/weights/tiny/model.safetensors").read_bytes()
+    ).hexdigest()
+    found = {
+        p.name: image.open(p).text.get("Weights") for p in (ROOT / "docs" / "figures").glob("idea-*.png")
+    }
+    assert len(found) == 4
+    assert {name for name, weights in found.items() if weights != digest} == set()
+
+
+# Run
+
+
+SMALL = """
+import os, signal, socket, sys, threading
+from twotemp.cli import main
+
+SMALL = {
+    "eval": {"-n": "2", "--questions": "2", "--workers": "1"},
+    "tune": {"--at": "pass@2", "--budget": "60000", "--questions": "4"},
+    "forks": {"--questions": "2"},
+    "grpo": {"--budget": "1steps", "--held-out": "2", "--groups": "2", "--size": "2"},
+    "drift": {"--questions": "2"},
+}
+words = sys.argv[1:]
+for option, value in SMALL.get(words[0], {}).items():
+    if option in words:
+        words[words.index(option) + 1] = value
+    else:
+        words += [option, value]
+if words[0] in ("serve", "play"):
+    import twotemp.serving.app as app
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        words += ["--port", str(free.getsockname()[1])]
+    words += ["--no-browser"] if words[0] == "play" else []
+    run = app.run
+
+    def end():
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    app.run = lambda server, host, port, on_start: run(server, host, port, [*on_start, end])
+sys.argv[1:] = words
+try:
+    main()
+except SystemExit as ended:
+    if not (words[0] in ("serve", "play") and ended.code == 130):  # Ctrl-C, as asked
+        raise
+"""
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_python_in_the_pages_runs(block):
+    exec(block.code, {})
+
+
+OPTIONAL = {"docs/inspect.md": ("inspect_ai", "inspect"), "docs/lm-eval.md": ("lm_eval", "lm-eval")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("block", RUN, ids=str)
+def test_blocks_run(block, tmp_path):
+    """With few questions and samples: that they run, not what they measure. Servers end once they are ready."""
+    if block.page in OPTIONAL:
+        module, extra = OPTIONAL[block.page]
+        pytest.importorskip(module, reason=f"needs the extra: pip install 'twotemp[{extra}]'")
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    examples.run_shell(needs(block) + block.code, tmp_path, main=SMALL)
+
+
+def needs(block: examples.Block) -> str:
+    """What the page's earlier blocks left behind, and files that a block names."""
+    earlier = [b.code for b in RUN if b.page == block.page and b.line < block.line]
+    made = re.findall(r"--out (runs/\w+)", block.code)
+    used = set(re.findall(r"(?<![\w-])(runs/\w+)", block.code)) - set(made)
+    return "".join(code for code in earlier if any(run in code for run in used))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["sample", "evaluate", "posttrain"])
+def test_tutorials_print_what_they_say(name, tmp_path):
+    """If not, because the weights are others: python docs/tools/tutorials.py, and read them."""
+    page = (ROOT / "docs" / "tutorials" / f"{name}.md").read_text()
+    assert tutorials.run(page, tmp_path, {"--budget 1m": "--budget 2steps"}) == page
+    for picture in tutorials.pictures(page):
+        assert (tmp_path / picture).is_file()
+        assert (ROOT / "docs" / "tutorials" / picture).is_file()
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("furo", reason="needs the site's packages (make docs)")
+    from sphinx.cmd.build import main
+
+    assert main(["-W", "--keep-going", "-q", "-b", "html", str(ROOT / "docs"), str(tmp_path)]) == 0
