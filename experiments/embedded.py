@@ -18,9 +18,9 @@ from typing import Any
 from safetensors import safe_open
 
 from experiments.blocks import spelled, table, where
+from experiments.command import twotemp
 from twotemp import metrics
 from twotemp.analysis import Graded, read, shared, unique
-from twotemp.cli import app
 from twotemp.metrics import Estimate
 from twotemp.models.load import locate
 
@@ -59,8 +59,7 @@ def draw(
 
     def evaluate(task: str, n: int, specs: Sequence[str]) -> None:
         asked = ["--tasks", task, "--model", model, "--subset", subset, "--questions", str(questions)]
-        command = ["eval", *asked, "-n", str(n), "--policies", ";".join(specs), "--out", str(out)]
-        app(command, standalone_mode=False)
+        twotemp("eval", *asked, "-n", str(n), "--policies", ";".join(specs), "--out", str(out))
 
     for task in tasks:
         evaluate(task, samples, list(policies.values()))

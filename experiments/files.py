@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.blocks import table
+from experiments.command import twotemp
 from experiments.embedded import SHOWN, cell
 from twotemp.analysis import read, unique
 from twotemp.analysis.names import model_name
-from twotemp.cli import app
 from twotemp.evaluation import experiments
 
 HERE = Path(__file__).parent
@@ -19,7 +19,7 @@ def run(name: str, out: Path, questions: int, samples: int) -> dict[str, Any]:
     """`twotemp run experiments/NAME.yaml`, in this size."""
     path = HERE / f"{name}.yaml"
     size = ["-n", str(samples), "--questions", str(questions)]
-    app(["run", str(path), *size, "--out", str(out)], standalone_mode=False)
+    twotemp("run", str(path), *size, "--out", str(out))
     runs = [out / model_name(model) for model in experiments.read(path).models]
     return {"cells": [cell(one) for one in read(runs)]}
 

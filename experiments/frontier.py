@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from experiments.blocks import signed, spelled, table
+from experiments.blocks import spelled, table
+from experiments.command import twotemp
 from experiments.embedded import SHOWN, points
 from twotemp import metrics, tasks
 from twotemp.analysis import Graded, read, unique
-from twotemp.cli import app
 from twotemp.policies import spell
 from twotemp.tuning import expand
 
@@ -82,8 +82,7 @@ def tuned(out: Path, task: str, questions: int) -> dict[str, str]:
         budget = len(expand([spec])) * RACED * GOAL * tasks.get(task).length
         if not (folder / "tuned.yaml").exists():
             size = ["--questions", str(questions), "--budget", str(budget), "--out", str(folder)]
-            command = ["tune", "--task", task, "--at", f"pass@{GOAL}", "--policies", spec, *size]
-            app(command, standalone_mode=False)
+            twotemp("tune", "--task", task, "--at", f"pass@{GOAL}", "--policies", spec, *size)
         found[name] = yaml.safe_load((folder / "tuned.yaml").read_text("utf-8"))["policies"][0]
     return found
 
@@ -114,7 +113,7 @@ def draw(
         folder = out / subset.replace(":", "-") / f"{task}-{seed}"
         asked = ["--task", task, "--subset", subset, "--questions", str(questions), "--seed", str(seed)]
         size = ["-n", str(samples), "--out", str(folder)]
-        app(["eval", *asked, "--policies", ";".join(unique(specs.values())), *size], standalone_mode=False)
+        twotemp("eval", *asked, "--policies", ";".join(unique(specs.values())), *size)
         cells += read([folder])
     return {
         name: Measured([one for one in cells if spell(one.policy) == spec]) for name, spec in specs.items()
@@ -191,7 +190,7 @@ def _table(study: dict[str, Any]) -> str:
         *([one["pass"][k]["mean"] for one in study["methods"]] for k in ks),
         *([one["bought"][str(n)] for one in study["methods"]] for n in BOUGHT),
     ]
-    best = [max(value for value in column if value is not None) for column in columns]
+    best = [max((value for value in column if value is not None), default=None) for column in columns]
     rows = []
     for row, one in enumerate(study["methods"]):
         name = f"*{one['name']}*" if one["name"] in UNPUBLISHED else one["name"]
@@ -236,7 +235,7 @@ def ahead(found: dict[str, Any]) -> str:
             for k in study["methods"][0]["pass"]
         }
         said = ", ".join(
-            f"{one['name']} at k = {k} ({signed(one['pass'][k]['mean'])[1:]} %)" for k, one in first.items()
+            f"{one['name']} at k = {k} ({one['pass'][k]['mean']:.1f} %)" for k, one in first.items()
         )
         lines.append(f"- {study['task']}: {said}.")
     return "\n".join(lines)

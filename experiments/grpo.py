@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from experiments.blocks import listed, spelled, table
+from experiments.command import twotemp
 from experiments.embedded import points
 from twotemp import metrics
 from twotemp.analysis import unique
-from twotemp.cli import app
 from twotemp.report import grpo as report
 from twotemp.rl.evaluation import Checkup
 
@@ -59,8 +59,8 @@ def run(out: Path, size: Size) -> dict[str, Any]:
     for equal, likelihood, name, seed, budget in size.runs():
         folder = out / f"{equal}-{likelihood}-{name}-{seed}"
         asked = ["--task", TASK, "--policy", ROLLOUTS[name], "--likelihood", likelihood, "--seed", str(seed)]
-        command = ["grpo", *asked, "--budget", budget, "--held-out", str(size.held_out), "--out", str(folder)]
-        app(command, standalone_mode=False)
+        limits = ["--budget", budget, "--held-out", str(size.held_out)]
+        twotemp("grpo", *asked, *limits, "--out", str(folder))
         found.append({"equal": equal, "likelihood": likelihood, "name": name, "seed": seed, **ended(folder)})
     shown = [out / f"time-{size.likelihoods[0]}-{name}-0" for name in ROLLOUTS]
     report.write(shown, out / "report")

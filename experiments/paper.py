@@ -36,9 +36,11 @@ from experiments import (
     tuning,
     verifier,
 )
+from experiments.command import twotemp
 from twotemp import __version__
-from twotemp.cli import app
+from twotemp.analysis import read
 from twotemp.models.load import locate
+from twotemp.report import write
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "results"
@@ -76,8 +78,6 @@ def claims(asked: Asked) -> dict[str, Any]:
     out = asked.runs / "claims"
     embedded.draw(out, questions=asked.questions, samples=asked.samples)
     found = embedded.summary(out, asked.samples)
-    from twotemp.report import read, write
-
     write(read([out]), out / "report")
     return found
 
@@ -96,10 +96,7 @@ def judges(asked: Asked) -> dict[str, Any]:
     out = asked.runs / "verifier"
     size = ["--questions", str(asked.questions), "-n", str(asked.samples), "--trace"]
     specs = ";".join(embedded.POLICIES[name] for name in CHOOSERS)
-    app(
-        ["eval", "--tasks", ",".join(embedded.TASKS), "--policies", specs, *size, "--out", str(out)],
-        standalone_mode=False,
-    )
+    twotemp("eval", "--tasks", ",".join(embedded.TASKS), "--policies", specs, *size, "--out", str(out))
     return verifier.summary(out, verifier.ALL, CHOOSERS, asked.samples)
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from experiments.blocks import signed, table
-from twotemp.cli import app
+from experiments.command import twotemp
 from twotemp.tasks import SOURCES
 
 
 def run(out: Path, questions: int) -> dict[str, Any]:
     said = io.StringIO()
     with redirect_stdout(said):
-        command = ["forks", "--tasks", ",".join(SOURCES), "--questions", str(questions), "--out", str(out)]
-        app([*command, "--json"], standalone_mode=False)
+        size = ["--tasks", ",".join(SOURCES), "--questions", str(questions)]
+        twotemp("forks", *size, "--out", str(out), "--json")
     rows = [json.loads(line) for line in said.getvalue().splitlines() if line.startswith("{")]
     return {"questions": questions, "studies": rows}
 

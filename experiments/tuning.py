@@ -16,11 +16,11 @@ from typing import Any
 
 import yaml
 
-from experiments.blocks import spelled, table
+from experiments.blocks import signed, spelled, table
+from experiments.command import twotemp
 from experiments.embedded import pair, points
 from twotemp import metrics
 from twotemp.analysis import Graded, read
-from twotemp.cli import app
 from twotemp.policies import spell
 from twotemp.tuning import expand
 
@@ -38,14 +38,14 @@ def study(out: Path, task: str, seed: int, validation: int, test: int) -> dict[s
     def evaluate(folder: Path, specs: Sequence[str], questions: int, subset: str) -> list[Graded]:
         asked = ["--task", task, "--subset", subset, "--questions", str(questions), "--seed", str(seed)]
         policies = ["--policies", ";".join(specs), "-n", str(K), "--out", str(folder)]
-        app(["eval", *asked, *policies], standalone_mode=False)
+        twotemp("eval", *asked, *policies)
         return read([folder])
 
     cells = evaluate(grid, [spell(one) for one in expand(POLICIES)], validation, "validation")
     everything = sum(one.cost() * K * len(one.questions) for one in cells)
     asked = ["--task", task, "--policies", ",".join(POLICIES), "--at", f"pass@{K}", "--seed", str(seed)]
     limits = ["--budget", str(SHARE * everything), "--questions", str(validation)]
-    app(["tune", *asked, *limits, "--out", str(grid)], standalone_mode=False)
+    twotemp("tune", *asked, *limits, "--out", str(grid))
     tuned = yaml.safe_load((grid / "tuned.yaml").read_text("utf-8"))
     winner = tuned["policies"][0]
     ranked = sorted(cells, key=lambda one: -one.passes[:, K - 1].mean())
@@ -92,9 +92,9 @@ def shown(found: dict[str, Any]) -> str:
     return (
         f"{found['races'][0]['candidates']} candidates, {found['validation']} validation problems for the grid, "
         f"{found['test']} test problems for both, {K} samples per question. The grid's best is the best on test "
-        f"problems of its first {RIVALS} on validation problems. The race's choice is behind by "
-        f"{-min(behind):.1f} points at most, {-sum(behind) / len(behind):.1f} on average; a point is a percentage of "
-        f"questions, the interval is the paired one over questions.\n\n{table(heads, rows, 1)}"
+        f"problems of its first {RIVALS} on validation problems. The race's choice against it: {signed(min(behind))} "
+        f"points at worst, {signed(sum(behind) / len(behind))} on average; a point is a percentage of questions, "
+        f"the interval is the paired one over questions.\n\n{table(heads, rows, 1)}"
     )
 
 

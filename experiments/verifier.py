@@ -94,7 +94,8 @@ def summary(run: Path, selectors: Sequence[str], policies: Sequence[str], sample
 
 def told_apart(found: dict[str, Any]) -> str:
     """Of every judge, the probability that a right sample is above a wrong one of the same question."""
-    names = list(found["auc"][0]["auc"])
+    judged = [one for one in found["auc"] if one["auc"]]  # with questions that have right and wrong samples
+    names = list(judged[0]["auc"])
     rows = [
         [
             one["task"],
@@ -102,12 +103,11 @@ def told_apart(found: dict[str, Any]) -> str:
             str(one["mixed"]),
             *(f"{one['auc'][name]['mean'] / 100:.2f}" for name in names),
         ]
-        for one in found["auc"]
-        if one["auc"]
+        for one in judged
     ]
     least = {
-        task: min(one["auc"]["verifier"]["mean"] for one in found["auc"] if one["task"] == task) / 100
-        for task in unique(one["task"] for one in found["auc"])
+        task: min(one["auc"]["verifier"]["mean"] for one in judged if one["task"] == task) / 100
+        for task in unique(one["task"] for one in judged)
     }
     heads = ["task", "policy", "questions", *(NAMES.get(name, name) for name in names)]
     told = listed([f"{value:.2f} on {task}" for task, value in least.items()])

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from experiments import blocks, embedded, paper
+from experiments import blocks, embedded, frontier, paper, verifier
 
 PAIR = {"mean": 4.04, "low": -2.0, "high": 10.0}
 
@@ -104,3 +104,41 @@ def test_numbers_and_verdicts_are_spelled_from_the_intervals():
     assert blocks.where([up]) == "is above 0 beyond its interval on all tasks"
     assert blocks.where([no]) == "is above 0 beyond its interval on none of the tasks"
     assert blocks.where([up, no]) == "is above 0 beyond its interval on a, not on b"
+
+
+def test_an_experiment_stops_where_its_command_was_stopped(monkeypatch, tmp_path):
+    def interrupted(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("twotemp.cli.evaluate.run_plan", interrupted)
+    with pytest.raises(SystemExit) as stopped:  # not: go on, and keep half of the samples as the result
+        embedded.draw(tmp_path, questions=1, samples=1)
+    assert stopped.value.code == 130
+
+
+def test_the_claims_are_drawn_summed_up_and_reported(monkeypatch, tmp_path):
+    written = []
+    monkeypatch.setattr(embedded, "draw", lambda out, **size: None)
+    monkeypatch.setattr(embedded, "summary", lambda out, samples: {"samples": samples})
+    monkeypatch.setattr(paper, "read", lambda runs: runs)
+    monkeypatch.setattr(paper, "write", lambda cells, folder: written.append((cells, folder)))
+    assert paper.claims(paper.Asked(tmp_path, 1, 1)) == {"samples": 1}
+    assert written == [([tmp_path / "claims"], tmp_path / "claims" / "report")]
+
+
+def test_a_method_that_buys_nothing_has_no_rate_and_one_that_solves_nothing_has_one():
+    methods = [{"name": "AR", "policy": "ar", "nfe": 12.0, "pass": {"1": {"mean": 0.0}}}]
+    methods[0]["bought"] = {str(n): None for n in frontier.BOUGHT}
+    found = {
+        "samples": 1,
+        "seeds": 1,
+        "studies": [{"task": "a", "questions": 9, "ar": 12.0, "methods": methods}],
+    }
+    assert frontier.shown(found).endswith("| AR | `ar` | 12.0 | **0.0** | – | – | – |")
+    assert frontier.ahead(found) == "- a: AR at k = 1 (0.0 %)."
+
+
+def test_cells_without_right_and_wrong_samples_say_nothing_about_the_verifier():
+    judged = {"task": "a", "name": "ar", "mixed": 3, "auc": {"verifier": {"mean": 71.0}}}
+    found = {"questions": 9, "samples": 4, "auc": [{**judged, "mixed": 0, "auc": {}}, judged]}
+    assert verifier.told_apart(found).endswith("The verifier's lowest: 0.71 on a.")
