@@ -20,7 +20,7 @@ from twotemp.models.load import load
 from twotemp.policies import policy, spell
 from twotemp.store import Store
 from twotemp.tuning import Goal, Outcome, expand, race, recommendation, standings, table, tune, tuned_yaml
-from twotemp.tuning.race import LEAST, Round, beaten_by, frontier
+from twotemp.tuning.race import LEAST, PROBE, Round, beaten_by, frontier
 from twotemp.tuning.tuner import Tuned, validation
 
 
@@ -152,8 +152,17 @@ def test_what_cannot_be_measured_leaves():
     found.passed[:, 3] = math.nan  # one sample costs more than the goal allows
     assert 3 not in {one.candidate for one in standings(found.race(40_000)) if one.finalist}
     found.passed[:] = math.nan
+    found.calls.clear()
     with pytest.raises(UserError, match="no candidate could be measured"):
-        standings(found.race(40_000))
+        found.race(40_000)
+    assert found.calls == [(8, PROBE)]  # the budget is not spent on it
+
+
+def test_one_that_cannot_be_measured_does_not_bring_others_to_the_frontier():
+    def outcome(rate: float) -> Outcome:
+        return Outcome(np.full(4, rate), cost=200.0, spent=800.0)
+
+    assert frontier({"low": outcome(0.2), "dear": outcome(math.nan), "high": outcome(0.9)}) == ["high"]
 
 
 # --- goals and candidates
@@ -172,6 +181,10 @@ def test_goals():
     # 20 NFE buy 2.5 samples: the mean of pass@2 and pass@3.
     assert bought.values(passed, 8.0)[0] == pytest.approx((1 - 1 / 6 + 1.0) / 2)
     assert np.isnan(bought.values(passed, 30.0)).all()
+    with pytest.raises(
+        UserError, match=r"buys 5,000 samples of 4\.0 NFE per question, more than 4,096; lower it"
+    ):
+        Goal.parse("pass@NFE=20000").samples(4.0)  # not: so many that none can be measured
 
 
 @pytest.mark.parametrize(
@@ -213,9 +226,12 @@ def test_bad_candidates_are_refused(spec, said):
 
 
 def test_tuning_is_on_validation_problems_unless_told_otherwise():
-    assert validation(TaskChoice("countdown-3")).subset == "validation"
-    assert validation(TaskChoice("countdown-3", subset="test:7")).subset == "test:7"
-    assert validation(TaskChoice("gsm8k")).subset is None
+    def subset(task: str, **more: str) -> str | None:
+        return validation(Plan((TaskChoice(task, **more),), (policy("lc"),))).tasks[0].subset
+
+    assert subset("countdown-3") == "validation"
+    assert subset("countdown-3", subset="test:7") == "test:7"
+    assert subset("gsm8k") is None
 
 
 # --- with a model
@@ -224,7 +240,7 @@ def test_tuning_is_on_validation_problems_unless_told_otherwise():
 @pytest.mark.parametrize("goal", ["pass@2", "pass@NFE=24"])
 def test_a_small_race_is_an_ordinary_run_that_goes_on_where_it_was(tmp_path, goal):
     candidates = expand(["lc:t_token=0.8,k=2|6", "ct:t_token=0.8,threshold=0.5"])
-    plan = Plan((validation(TaskChoice("countdown-3")),), candidates, questions=10, seed=1)
+    plan = Plan((TaskChoice("countdown-3"),), candidates, questions=10, seed=1)
     drawer = InProcess(load("tiny"), batch_size=32)
     first = tune(plan, Goal.parse(goal), drawer, tmp_path / "run", budget=5000)
     cells = Store.open(tmp_path / "run").cells()
@@ -267,6 +283,26 @@ def test_too_few_questions_for_an_interval_are_said_without_one():
     assert "nan" not in said + table(found) + tuned_yaml(found)
 
 
+def told(task: TaskChoice, *rates: float) -> str:
+    policies = expand(["tct:t_token=0.8,t_pos=0.1,threshold=0.5|0.7|0.9"])[: len(rates)]
+    outcomes = {one: Outcome(np.full(4, rate), 3.0, 12.0) for one, rate in zip(policies, rates)}
+    rounds = [Round(4, outcomes, policies)]
+    return recommendation(Tuned(Goal.parse("pass@4"), task, "m", 18.0, rounds, standings(rounds)))
+
+
+def test_nobody_is_said_to_be_beaten_who_was_not():
+    choice = TaskChoice("countdown-3", subset="validation")
+    assert "There was no other candidate." in told(choice, 0.5)
+    assert "No other candidate reached the last round." in told(choice, 0.5, math.nan)
+
+
+def test_a_task_without_validation_problems_is_not_promised_fresh_test_problems():
+    assert told(TaskChoice("countdown-3", subset="validation"), 0.5).endswith("measure it on test problems.")
+    for choice in (TaskChoice("gsm8k"), TaskChoice("gsm8k", subset="full")):
+        assert told(choice, 0.5).endswith("to measure it, tune on others (--subset, --data).")
+    assert "measure it on test problems" in told(TaskChoice("gsm8k", subset="train"), 0.5)
+
+
 def test_several_tasks_are_refused_and_a_file_without_policies(tmp_path):
     plan = Plan((TaskChoice("countdown-3"), TaskChoice("words-2")), (policy("lc"),))
     with pytest.raises(UserError, match="one task at a time"):
@@ -287,6 +323,24 @@ def test_the_frontier_is_drawn(tmp_path):
     rounds = race(named, lambda some, q: found.measure([named.index(p) for p in some], q), 9000, 60)
     draw_frontier(standings(rounds), "pass@4", "a model, a task", tmp_path / "frontier")
     assert {path.name for path in tmp_path.iterdir()} == {"frontier.png", "frontier.pdf"}
+
+
+def test_a_race_ends_well_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setattr("twotemp.report.figures.available", lambda: False)
+    options = [
+        "--task",
+        "countdown-3",
+        "--at",
+        "pass@1",
+        "--policies",
+        "lc:t_token=0.8,k=6",
+        "--questions",
+        "2",
+    ]
+    done = CliRunner().invoke(app, ["tune", *options, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    assert "Without figures" in done.stderr
+    assert "NFE spent; on test problems: twotemp eval" in done.stderr
 
 
 def test_from_the_command_line(tmp_path):

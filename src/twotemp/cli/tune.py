@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -65,6 +64,8 @@ def tune(
     from twotemp import tasks
     from twotemp.cli.console import progress, say, show_log
     from twotemp.folders import write_text
+    from twotemp.report import NO_FIGURES
+    from twotemp.report.figures import available
     from twotemp.report.frontier import draw_frontier
     from twotemp.tuning import Goal, expand, recommendation, table, tuned_yaml
     from twotemp.tuning import tune as run
@@ -74,10 +75,10 @@ def tune(
     show_log(logging.WARNING)  # every round would say the batch size again
     goal, candidates = Goal.parse(at), expand(split_specs(",".join(policies)))
     plan = asked.plan(decoding, candidates, questions=questions, cache=cache, compile=loading.compile)
-    plan = replace(plan, tasks=tuple(map(validation, plan.tasks)))
+    plan = validation(plan)  # a mistake in it is said before a model is loaded
     say(f"{len(candidates)} candidates for {goal}, {budget:,.0f} NFE")
     # A sample takes at most an NFE per token.
-    samples = int(budget / max(decoding.length or tasks.get(choice.name).length for choice in plan.tasks))
+    samples = int(budget / (decoding.length or tasks.get(plan.tasks[0].name).length))
     with (
         working.drawer(Job(model, loading, samples, decoding.batch_size, cache)) as (drawer, _),
         progress(drawer.name) as bar,
@@ -95,9 +96,13 @@ def tune(
     else:
         _show(tuned)
     say(recommendation(tuned))
-    draw_frontier(tuned.standings, str(goal), f"{tuned.model}, {tuned.task.name}", out / "frontier")
+    if available():
+        draw_frontier(tuned.standings, str(goal), f"{tuned.model}, {tuned.task.name}", out / "frontier")
+    else:
+        say(NO_FIGURES)
     say(
-        f"{tuned.spent:,.0f} NFE spent; on test problems: twotemp eval --model {model} --task {tuned.task.name} "
+        f"{tuned.spent:,.0f} NFE spent; on test problems{'' if tuned.held_out else ', these among them'}: "
+        f"twotemp eval --model {model} --task {tuned.task.name} "
         f"--policies @{out / 'tuned.yaml'} --out RUN; the frontier: {out / 'frontier.md'}"
     )
 

@@ -41,7 +41,12 @@ class Goal:
         if self.k is not None:
             return self.k
         assert self.nfe is not None
-        return min(_MOST, max(1, math.ceil(self.nfe / cost - 1e-9)))
+        needed = max(1, math.ceil(self.nfe / cost - 1e-9))
+        if needed > _MOST:
+            raise UserError(
+                f"--at {self} buys {needed:,} samples of {cost:.1f} NFE per question, more than {_MOST:,}; lower it"
+            )
+        return needed
 
     def price(self, cost: float) -> float:
         """NFE per question: the x axis of the frontier."""

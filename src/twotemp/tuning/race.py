@@ -63,6 +63,8 @@ def race(
         raise UserError("no candidate to tune; name some policies, e.g. --policies tlc,tct")
     alive, at = tuple(candidates), min(PROBE, questions)
     known = dict(zip(alive, measure(alive, at)))
+    if all(math.isnan(outcome.mean) for outcome in known.values()):
+        raise _unmeasured()  # before the budget is spent
     rounds: list[Round[T]] = []
     left = 1 + max(0, math.ceil(math.log2(len(alive) / finalists)))
     while True:
@@ -108,7 +110,7 @@ def _merit(outcome: Outcome) -> tuple[float, float]:
 def frontier(outcomes: dict[T, Outcome]) -> list[T]:
     """Those that no other equals for less, from the cheapest to the best."""
     best, found = -math.inf, []
-    for one in sorted(outcomes, key=lambda one: (outcomes[one].cost, -outcomes[one].mean)):
+    for one in sorted(outcomes, key=lambda one: (outcomes[one].cost, _merit(outcomes[one]))):
         if outcomes[one].mean > best + 1e-9:
             best = outcomes[one].mean
             found.append(one)
@@ -152,9 +154,7 @@ def standings(rounds: Sequence[Round[T]]) -> list[Standing[T]]:
     measured = (one for one in here if not math.isnan(here[one].mean))
     ranked = sorted(measured, key=lambda one: _merit(here[one]))
     if not ranked:
-        raise UserError(
-            "no candidate could be measured: one sample costs more NFE than --at allows; raise it"
-        )
+        raise _unmeasured()
     ahead = frontier(here)
     values = np.stack([here[one].values for one in ranked], axis=1)
     behind = metrics.paired_bootstrap(values, np.repeat(values[:, :1], len(ranked), axis=1))
@@ -171,6 +171,10 @@ def standings(rounds: Sequence[Round[T]]) -> list[Standing[T]]:
         if left:
             found += _seen(round_, sorted(left, key=lambda one: _merit(round_.outcomes[one])))
     return found
+
+
+def _unmeasured() -> UserError:
+    return UserError("no candidate could be measured: one sample costs more NFE than --at allows; raise it")
 
 
 def _seen(round_: Round[T], some: Sequence[T]) -> list[Standing[T]]:

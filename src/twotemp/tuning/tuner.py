@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twotemp import metrics
+from twotemp import metrics, tasks
 from twotemp.analysis import grader_of
 from twotemp.errors import UserError
 from twotemp.evaluation import Drawer, Evaluation, Plan, Progress, TaskChoice
@@ -35,13 +35,21 @@ class Tuned:
     rounds: list[Round[Policy]]
     standings: list[Standing[Policy]]  # the recommended one first
 
+    @property
+    def held_out(self) -> bool:
+        """Are there test problems that the race has not seen? Not every task has problems for validation."""
+        usual = tasks.get(self.task.name).subsets[:1]
+        return self.task.data is not None or self.task.subset not in (None, *usual)
 
-def validation(choice: TaskChoice) -> TaskChoice:
-    """The task's validation problems, unless the user said which ones to tune on."""
-    from twotemp import tasks
 
-    subsets = tasks.get(choice.name).subsets
-    return replace(choice, subset=_VALIDATION) if choice.subset is None and _VALIDATION in subsets else choice
+def validation(plan: Plan) -> Plan:
+    """The plan on validation problems of its one task, unless the user said which problems to tune on."""
+    if len(plan.tasks) != 1:
+        raise UserError("tune works on one task at a time; name one, e.g. --task countdown-3")
+    (choice,) = plan.tasks
+    if choice.subset is None and _VALIDATION in tasks.get(choice.name).subsets:
+        choice = replace(choice, subset=_VALIDATION)
+    return replace(plan, tasks=(choice,))
 
 
 def tune(
@@ -53,9 +61,9 @@ def tune(
     budget: float,
     watch: Watch | None = None,
 ) -> Tuned:
-    """Race the plan's policies on its one task. `plan.n` is the goal's affair; `plan.questions`: the most to use."""
-    if len(plan.tasks) != 1:
-        raise UserError("tune works on one task at a time; name one, e.g. --task countdown-3")
+    """Race the plan's policies on its one task (`validation`). `plan.n` is the goal's affair; `plan.questions`: the
+    most to use."""
+    plan = validation(plan)
     (choice,) = plan.tasks
     ids = [problem.id for problem in choice.problems().problems[: plan.questions]]
     spent: dict[Policy, float] = {}

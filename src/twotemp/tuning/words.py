@@ -23,8 +23,10 @@ def recommendation(tuned: Tuned) -> str:
         f"Use {spell(best.candidate)}: {tuned.goal} {_points(best)} on {best.questions} {_problems(tuned)}, "
         f"{best.cost:.0f} NFE per question."
     ]
-    if not others:
-        said.append("Every other candidate was beaten on the way.")
+    if len(tuned.standings) == 1:
+        said.append("There was no other candidate.")
+    elif not others:
+        said.append("No other candidate reached the last round.")
     elif best.chance >= _SURE:
         said.append(f"It is the best of the {len(finalists)} finalists with chance {best.chance:.0%}.")
     else:
@@ -38,7 +40,12 @@ def recommendation(tuned: Tuned) -> str:
             f"For less: {spell(cheaper.candidate)} takes {cheaper.cost:.0f} NFE per question, "
             f"{_signed(*cheaper.behind)} points."
         )
-    said.append("It was chosen on these problems, so its rate here flatters it: measure it on test problems.")
+    said.append(
+        "It was chosen on these problems, so its rate here flatters it: measure it on test problems."
+        if tuned.held_out
+        else "It was chosen on test problems, where every rate flatters it now: to measure it, tune on others "
+        "(--subset, --data)."
+    )
     return " ".join(said)
 
 
