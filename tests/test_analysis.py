@@ -23,7 +23,7 @@ from twotemp.analysis import (
     representatives,
     survey,
 )
-from twotemp.analysis.names import signed
+from twotemp.analysis.names import model_name, signed
 from twotemp.cli import app
 from twotemp.errors import UserError
 from twotemp.policies import parse
@@ -351,3 +351,32 @@ def test_tasks_are_pooled_by_question_and_listed_apart():
     (found,) = findings(data)
     assert found.mean == 25.0
     assert found.tasks == (("countdown-3", 100.0), ("words-2", 0.0))
+
+
+def test_the_budget_said_is_that_of_the_tasks_compared():
+    """On words-2 one sample of AR buys none of TCT: it is left out of the sentence, and so are its NFE."""
+    cells = [
+        *(graded("tct", [3] * 12, cost=7), graded("ar", [3] * 12, cost=30)),
+        *(
+            graded("tct", [3] * 12, cost=200, task="words-2"),
+            graded("ar", [3] * 12, cost=100, task="words-2"),
+        ),
+    ]
+    sentences = [finding.sentence for finding in findings(cells)]
+    assert "On countdown-3, for the NFE of one Autoregressive sample (30), TCT" in sentences[0]
+    assert "For equal NFE (428 per question), TCT" in sentences[1]
+
+
+def test_answers_that_cost_nothing_are_not_compared_by_cost():
+    """AR's NFE are its tokens before EOS: of empty answers there are none."""
+    empty = graded("ar", [0] * 12)
+    empty = replace(empty, table=replace(empty.table, nfe=tuple(0 * nfe for nfe in empty.table.nfe)))
+    assert findings([empty, graded("tct", [3] * 12)]) == []
+    (said,) = findings([empty, graded("tct", [3] * 12), graded("tlc", [3] * 12)])
+    assert said.where == "with 8 samples per question"
+
+
+def test_a_saved_model_is_called_by_its_run():
+    assert model_name("GSAI-ML/LLaDA-8B-Instruct") == "LLaDA-8B-Instruct"
+    assert model_name("runs/tct/model/") == "tct"
+    assert model_name("model") == "model"

@@ -77,6 +77,13 @@ def test_latex_rows_have_as_many_cells_as_columns():
     assert "maths_grader" not in tables.latex([replace(graded("ar", [1]), grader="maths_grader")], [1])
 
 
+def test_latex_reads_the_name_of_a_plug_ins_policy():
+    one = graded("tlc", [3] * 12)
+    named = replace(one, config=replace(one.config, policy=replace(one.policy, name="my_policy#2")))
+    assert r"& my\_policy\#2 &" in tables.latex([named], [1])
+    assert r"& \textbf{TLC} ($T_\mathrm{pos}=1$) &" in tables.latex([one], [1])
+
+
 def test_csv_has_every_number_in_full():
     one = graded("tct:t_pos=0.25", [1, 5, 8])
     rows = list(csv.DictReader(io.StringIO(tables.as_csv([one], [1, 2, 8]))))
@@ -179,6 +186,19 @@ def test_a_k_beyond_every_series_is_refused(tmp_path):
     ):
         write(spread(("ar", "lc")), tmp_path / "report", [1, 16])
     assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize("ks", [[0, 1], [-1]])
+def test_what_is_no_k_is_refused(tmp_path, ks):
+    """Not: the last column of the curve, under another name."""
+    with pytest.raises(UserError, match="k must be integers >= 1"):
+        write([graded("tlc", [4, 4])], tmp_path, ks)
+
+
+def test_numbers_of_questions_are_said_from_the_fewest_to_the_most(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "available", lambda: False)
+    page = write([graded("lc", [4] * 3), graded("tlc", [4] * 4), graded("ar", [4] * 5)], tmp_path)
+    assert "countdown-3: 3–5 questions" in page.path.read_text("utf-8")
 
 
 def test_gaps_stand_at_the_top_of_the_page(tmp_path, monkeypatch):

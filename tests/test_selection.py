@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -230,6 +231,24 @@ def test_a_grader_that_cannot_compare_is_named_with_the_question(tmp_path, monke
         read(a_run(tmp_path / "run"))
 
 
+def test_a_plug_ins_grader_may_sign_with_another_name_than_it_is_asked_for_by(tmp_path, monkeypatch):
+    from twotemp.graders.puzzles import CountdownGrader
+
+    class Mine(CountdownGrader):
+        name = "last number 1"
+
+        def same(self, problem, a, b):
+            return True
+
+    monkeypatch.setitem(graders.GRADERS, "last-number", Mine)
+    cell = fill(Store.create(tmp_path / "run"), "ar", {0: [("1", "x", True), ("2", "y", True)]})
+    grades = cell.grades("countdown 1")
+    with cell.writer() as writer:
+        writer.grades("last number 1", grades.items())
+    (one,) = count(read_cells([tmp_path / "run"], grader="last number 1"))
+    assert list(one.ballots[0].answers) == [0, 0]
+
+
 def test_a_run_without_grades_or_of_other_data_is_refused(tmp_path):
     Store.create(tmp_path / "empty")
     with pytest.raises(UserError, match="no graded sample"):
@@ -265,6 +284,26 @@ def test_entropy_of_the_answers_is_the_metric_with_its_sign_in_the_sentence():
     assert "is lower than that of Autoregressive: -1.39 nats" in said(_as(narrow, "tct"), _as(wide, "ar"))
     few = said(narrow.only([0, 1]), wide.only([0, 1]))
     assert "+1.39 nats (2 questions: too few for an interval" in few
+
+
+def test_what_is_compared_is_said_and_what_cannot_be_is_left_out():
+    some = [ballot([1, 0, 1, 0], [0, 1, 0, NO_ANSWER], question=f"q{i}") for i in range(12)]
+    tct, ar = elected(*some, spec="tct"), elected(*some, spec="ar")
+    models = [
+        replace(one, config=replace(one.config, model=model)) for model in ("a", "b") for one in (tct, ar)
+    ]
+    sentences = list(selection_findings(every_choice(models, ["majority"])))
+    assert ["(a)" in s for s in sentences] == [True, True, False, False]
+    assert ["(b)" in s for s in sentences] == [False, False, True, True]
+    assert "cannot be told from that of Autoregressive" in sentences[1]
+    empty = replace(ar, table=replace(ar.table, nfe=tuple(0 * nfe for nfe in ar.table.nfe)))
+    (alone,) = selection_findings(every_choice([tct, empty], ["majority"]))  # no budget is spent on nothing
+    assert alone.startswith("The entropy")
+    other = elected(ballot([1], [0], question="q0"), *some[1:2], spec="ar")
+    torn = elected(*some[:1], ballot([1], [0], question="q1"), spec="tct")
+    assert (
+        list(selection_findings(every_choice([other, torn], ["majority"]))) == []
+    )  # no question has 4 on both
 
 
 def _as(one: Graded, spec: str) -> Graded:
@@ -355,6 +394,16 @@ def test_a_report_has_the_selection_page_too_with_the_scores_the_run_holds(tmp_p
     once = fill(Store.create(tmp_path / "once"), "ar", {i: [("1", "x", True)] for i in range(3)})
     assert CliRunner().invoke(app, ["report", str(once.path.parent)]).exit_code == 0
     assert not (tmp_path / "once" / "report" / "selection.md").exists()
+
+
+def test_a_report_of_more_samples_than_a_vote_can_count_goes_without_it(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    monkeypatch.setattr(figures, "available", lambda: False)
+    monkeypatch.setattr("twotemp.metrics.best._MAX_VOTES", 4)
+    done = CliRunner().invoke(app, ["report", str(a_run(tmp_path / "run"))])
+    assert done.exit_code == 0, done.output
+    assert "without what choosing one answer gives (the exact vote counts" in done.stderr
 
 
 def test_choosing_by_likelihood_asks_the_model_that_drew_and_is_no_reward(tmp_path, monkeypatch):

@@ -130,6 +130,8 @@ def test_choices_name_the_sample():
 def test_unknown_selectors_and_missing_rewards_are_errors():
     with pytest.raises(UserError, match=r"did you mean 'majority'"):
         named(["majorty"])
+    with pytest.raises(UserError, match="no selector given; name some of majority"):
+        named([])
     one = elected(ballot([1], [0]), scored=False)
     with pytest.raises(UserError, match="needs rewards"):
         best_at(one, "orm", [1])

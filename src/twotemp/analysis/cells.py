@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from twotemp import metrics
 from twotemp.errors import UserError
 from twotemp.metrics import NO_ANSWER, Estimate
-from twotemp.metrics.passk import Floats
+from twotemp.metrics.passk import Floats, grid
 from twotemp.policies import spell
 from twotemp.records import Policy
 from twotemp.store import Config, Table
@@ -118,7 +118,7 @@ class Graded:
 
     @property
     def unread(self) -> int:
-        """Samples in which no answer was found: they count among the k, and are never elected."""
+        """Samples in which no answer was found: they count among the k, and have no vote."""
         return sum(int((ballot.answers == NO_ANSWER).sum()) for ballot in self.ballots)
 
     def entropy(self, ks: Sequence[int]) -> Floats:
@@ -155,9 +155,9 @@ def k_grid(cells: Iterable[Graded]) -> list[int]:
 
 
 def check_grid(ks: Sequence[int], cells: Iterable[Graded]) -> None:
-    """Refuse a k beyond every cell: it would be an empty column."""
+    """Refuse what is no k, and a k beyond every cell: it would be an empty column."""
     most = max(one.samples for one in cells)
-    if max(ks) > most:
+    if grid(ks).max() > most:
         raise UserError(
             f"pass@{max(ks)} needs {max(ks)} graded samples per question and the run has {most}; "
             f"lower k, or draw more samples (twotemp eval ... -n {max(ks)})"

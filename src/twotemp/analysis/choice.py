@@ -12,7 +12,16 @@ import numpy as np
 
 from twotemp import metrics
 from twotemp.analysis.cells import Graded, k_grid, unique
-from twotemp.analysis.compare import Pair, by_model, conclude, largest_budgets, pairs_of, pooled
+from twotemp.analysis.compare import (
+    Pair,
+    by_model,
+    conclude,
+    largest_budgets,
+    mean_nfe,
+    measured,
+    pairs_of,
+    pooled,
+)
 from twotemp.analysis.names import label, signed, task_name
 from twotemp.analysis.selectors import SELECTORS, best_at, best_for, choices
 from twotemp.metrics import NO_ANSWER, Estimate
@@ -96,31 +105,32 @@ def selection_findings(found: Sequence[Choice]) -> Iterator[str]:
         for second in SECONDS:
             if not (pairs := pairs_of(here, FIRST, second)):
                 continue
-            budgets = largest_budgets(pairs)
-            # A task on which one of the two cannot afford a sample says nothing.
-            spent = [(p, nfe) for p, nfe in zip(pairs, budgets) if nfe >= max(one.cost() for one in p)]
-            for selector in selectors if spent else ():
-                where = f"choosing by {selector} for equal NFE ({np.mean(budgets):.0f} per question){suffix}"
-                values = [(best_for(a, selector, nfe), best_for(b, selector, nfe)) for (a, b), nfe in spent]
-                yield conclude([pair for pair, _ in spent], where, values, here).sentence
-            yield _entropies(pairs)
+            spent = largest_budgets(pairs)
+            for selector in selectors:
+                where = f"choosing by {selector} for equal NFE ({mean_nfe(spent)} per question){suffix}"
+                values = [
+                    ((a, b), (best_for(a, selector, nfe), best_for(b, selector, nfe)))
+                    for (a, b), nfe in spent
+                ]
+                yield from (finding.sentence for finding in conclude(values, where, here))
+            yield from _entropies(pairs, suffix)
 
 
-def _entropies(pairs: Sequence[Pair]) -> str:
+def _entropies(pairs: Sequence[Pair], suffix: str) -> Iterator[str]:
     k = min(one.samples for pair in pairs for one in pair)
-    values = [(a.entropy([k])[:, 0], b.entropy([k])[:, 0]) for a, b in pairs]
-    estimate = pooled(values, largest=log(k) if k > 1 else 1.0)
+    kept = measured([((a, b), (a.entropy([k])[:, 0], b.entropy([k])[:, 0])) for a, b in pairs])
+    if not kept:
+        return
+    estimate = pooled([values for _, values in kept], largest=log(k) if k > 1 else 1.0)
     mean, low, high = (float(x[0]) for x in (estimate.mean, estimate.low, estimate.high))
-    first, second = (label(one.policy, plain=True) for one in pairs[0])
-    apart = ", ".join(
-        f"{task_name(a.task)} {signed(float(np.nanmean(x - y)), 2)}" for (a, _), (x, y) in zip(pairs, values)
-    )
-    verdict = "is higher than" if low > 0 else "is lower than" if high < 0 else "is not different from"
+    first, second = (label(one.policy, plain=True) for one in kept[0][0])
+    apart = ", ".join(f"{task_name(a.task)} {signed(float(np.nanmean(x - y)), 2)}" for (a, _), (x, y) in kept)
+    verdict = "is higher than" if low > 0 else "is lower than" if high < 0 else "cannot be told from"
     span = f"95 % interval {signed(low, 2)} to {signed(high, 2)}"
     if np.isnan(low):
         verdict = "compared with"
         span = f"{int(estimate.questions[0])} questions: too few for an interval"
-    return (
-        f"The entropy of {first}'s answers to a question ({k} samples) {verdict} that of {second}: "
+    yield (
+        f"The entropy of {first}'s answers to a question ({k} samples){suffix} {verdict} that of {second}: "
         f"{signed(mean, 2)} nats ({span}; {apart})."
     )

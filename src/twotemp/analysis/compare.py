@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -21,6 +21,8 @@ AT_EQUAL_COST = (("tct", "ar"),)
 
 Pair = tuple[Graded, Graded]
 Values = tuple[Floats, Floats]  # of both sides, on the same questions
+Compared = list[tuple[Pair, Values]]  # one entry for each task
+Spent = list[tuple[Pair, float]]  # the NFE per question of each task
 
 
 @dataclass(frozen=True)
@@ -104,15 +106,24 @@ def pooled(values: Sequence[Values], largest: float = 1.0) -> Estimate:
     return metrics.paired_bootstrap(first, second, largest=largest)
 
 
-def conclude(pairs: Sequence[Pair], where: str, values: Sequence[Values], cells: Sequence[Graded]) -> Finding:
-    """cells: all that were to be compared; where the pairs are of one task among several, the sentence names it."""
-    estimate = pooled(values)
-    if len(pairs) == 1 and len({one.task for one in cells}) > 1:
-        where = f"on {task_name(pairs[0][0].task)}, {where}"
-    names = [label(one.policy, plain=True) for one in pairs[0]]
+def conclude(compared: Compared, where: str, cells: Sequence[Graded]) -> list[Finding]:
+    """cells: all that were to be compared; where one task among several is left, the sentence names it."""
+    kept = measured(compared)
+    if not kept:
+        return []
+    estimate = pooled([values for _, values in kept])
+    (one, other), _ = kept[0]
+    if len(kept) == 1 and len({cell.task for cell in cells}) > 1:
+        where = f"on {task_name(one.task)}, {where}"
+    names = [label(cell.policy, plain=True) for cell in (one, other)]
     mean, low, high = (100 * float(x[0]) for x in (estimate.mean, estimate.low, estimate.high))
-    apart = tuple((a.task, float(100 * np.nanmean(x - y))) for (a, _), (x, y) in zip(pairs, values))
-    return Finding(names[0], names[1], where, mean, low, high, int(estimate.questions[0]), apart)
+    apart = tuple((a.task, float(100 * np.nanmean(x - y))) for (a, _), (x, y) in kept)
+    return [Finding(names[0], names[1], where, mean, low, high, int(estimate.questions[0]), apart)]
+
+
+def measured(compared: Compared) -> Compared:
+    """Without tasks on which no question has a value on both sides: they say nothing."""
+    return [(pair, (a, b)) for pair, (a, b) in compared if not np.isnan(a - b).all()]
 
 
 def _finding(
@@ -120,45 +131,55 @@ def _finding(
     first: str,
     second: str,
     suffix: str,
-    compared: Callable[[Sequence[Pair]], tuple[str, list[Values]]],
+    compared: Callable[[Sequence[Pair]], tuple[str, Compared]],
 ) -> list[Finding]:
     pairs = pairs_of(cells, first, second)
     if not pairs:
         return []
     where, values = compared(pairs)
-    # A task on which no budget can be spent by both says nothing.
-    kept = [at for at, (a, b) in enumerate(values) if not np.isnan(a - b).all()]
-    if not kept:
-        return []
-    return [conclude([pairs[at] for at in kept], where + suffix, [values[at] for at in kept], cells)]
+    return conclude(values, where + suffix, cells)
 
 
-def _equal_samples(pairs: Sequence[Pair]) -> tuple[str, list[Values]]:
+def _equal_samples(pairs: Sequence[Pair]) -> tuple[str, Compared]:
     k = min(one.samples for pair in pairs for one in pair)
-    return f"with {k} samples per question", [(a.passes[:, k - 1], b.passes[:, k - 1]) for a, b in pairs]
+    values = [((a, b), (a.passes[:, k - 1], b.passes[:, k - 1])) for a, b in pairs]
+    return f"with {k} samples per question", values
 
 
-def _one_sample(pairs: Sequence[Pair]) -> tuple[str, list[Values]]:
+def _one_sample(pairs: Sequence[Pair]) -> tuple[str, Compared]:
     """For the price of a single sample of the second: what do several of the first get?"""
-    budgets = [b.cost() for _, b in pairs]
+    spent = _affordable((pair, pair[1].cost()) for pair in pairs)
     name = label(pairs[0][1].policy, plain=True)
-    return f"for the NFE of one {name} sample ({np.mean(budgets):.0f})", _at_budgets(pairs, budgets)
+    return f"for the NFE of one {name} sample ({mean_nfe(spent)})", _bought(spent)
 
 
-def _equal_cost(pairs: Sequence[Pair]) -> tuple[str, list[Values]]:
-    budgets = largest_budgets(pairs)
-    return f"for equal NFE ({np.mean(budgets):.0f} per question)", _at_budgets(pairs, budgets)
+def _equal_cost(pairs: Sequence[Pair]) -> tuple[str, Compared]:
+    spent = largest_budgets(pairs)
+    return f"for equal NFE ({mean_nfe(spent)} per question)", _bought(spent)
 
 
-def largest_budgets(pairs: Sequence[Pair]) -> list[float]:
-    """On each task the largest budget (NFE) that both can spend."""
-    return [min(one.cost() * one.samples for one in pair) for pair in pairs]
+def largest_budgets(pairs: Sequence[Pair]) -> Spent:
+    """The most NFE that both sides can spend, on each task where there is such a budget."""
+    return _affordable((pair, min(one.cost() * one.samples for one in pair)) for pair in pairs)
 
 
-def _at_budgets(pairs: Sequence[Pair], budgets: Sequence[float]) -> list[Values]:
+def _affordable(asked: Iterable[tuple[Pair, float]]) -> Spent:
+    """Tasks on which both sides can spend just that. Empty answers of AR cost nothing: no budget is ever spent."""
+    return [
+        (pair, nfe)
+        for pair, nfe in asked
+        if all(0 < one.cost() <= nfe <= one.cost() * one.samples for one in pair)
+    ]
+
+
+def mean_nfe(spent: Spent) -> str:
+    return f"{np.mean([nfe for _, nfe in spent]):.0f}" if spent else "none"
+
+
+def _bought(spent: Spent) -> Compared:
     """Each side has as many samples as the budget buys."""
 
-    def at(one: Graded, budget: float) -> Floats:
-        return metrics.at_budget(one.passes, one.cost(), [budget])[:, 0]
+    def at(one: Graded, nfe: float) -> Floats:
+        return metrics.at_budget(one.passes, one.cost(), [nfe])[:, 0]
 
-    return [(at(a, budget), at(b, budget)) for (a, b), budget in zip(pairs, budgets)]
+    return [((a, b), (at(a, nfe), at(b, nfe))) for (a, b), nfe in spent]

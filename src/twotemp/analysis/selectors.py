@@ -129,6 +129,8 @@ def choices(cell: Graded, selector: str) -> Iterator[int | None]:
 
 def named(names: Sequence[str]) -> tuple[str, ...]:
     """Names of selectors, checked; each once."""
+    if not names:
+        raise UserError(f"no selector given; name some of {', '.join(SELECTORS)}")
     for name in names:
         if name not in SELECTORS:
             raise unknown("selector", name, SELECTORS)

@@ -73,10 +73,11 @@ def write_report(
         selectors = ("majority", "orm", "weighted", "oracle") if model else ("majority", "oracle")
         try:
             counted = count(several, hub=False, reward_model=model)
+            chosen = write_selection(every_choice(counted, selectors), folder, found.gaps)
         except UserError as error:
             say(f"without what choosing one answer gives ({error})")
         else:
-            show_page(write_selection(every_choice(counted, selectors), folder, found.gaps))
+            show_page(chosen)
     return not found.gaps
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from twotemp.analysis import Choice, Graded, check_grid, findings, k_grid, selection_findings, unique
 from twotemp.folders import disk_errors
+from twotemp.plain import json_text
 from twotemp.report import best_figures, best_tables, figures, style, tables
 from twotemp.report.figures import Drawn
 
@@ -56,7 +56,7 @@ def write_selection(found: Sequence[Choice], folder: Path | str, gaps: Sequence[
         folder.mkdir(parents=True, exist_ok=True)
         drawn = best_figures.draw(found, folder) if figures.available() else []
         (folder / "selection.csv").write_text(best_tables.as_csv(found), "utf-8")
-        rows = "".join(json.dumps(row) + "\n" for choice in found for row in choice.chosen())
+        rows = "".join(json_text(row) + "\n" for choice in found for row in choice.chosen())
         (folder / "selected.jsonl").write_text(rows, "utf-8")
         notes = best_tables.notes(unique(choice.cell for choice in found))
         parts = [*_shown(sentences), "## Best@k\n", table, notes]
@@ -98,7 +98,8 @@ def _notes(cells: Sequence[Graded]) -> str:
     ]
     for task in unique(one.task for one in cells):
         here = [one for one in cells if one.task == task]
-        sizes = "–".join(map(str, sorted({len(one.questions) for one in here})))
+        counts = [len(one.questions) for one in here]
+        sizes = "–".join(map(str, sorted({min(counts), max(counts)})))
         lengths = "/".join(str(length) for length in unique(one.config.length for one in here))
         blocks = "/".join(str(block or "default") for block in unique(one.config.block for one in here))
         lines.append(

@@ -56,8 +56,7 @@ def notes(cells: Sequence[Graded]) -> str:
         "Best@k in percent: the expectation over all subsets of k samples (exact; 1,000 random subsets per question "
         f"for weighted votes), mean over questions. {INTERVALS}",
         "Equal answers by the grader's own equivalence; ties are shared evenly. Samples without an answer count "
-        f"among the k and are never elected: {sum(one.unread for one in cells)} of "
-        f"{sum(one.drawn for one in cells)}.",
+        f"among the k and have no vote: {sum(one.unread for one in cells)} of {sum(one.drawn for one in cells)}.",
     ]
     for one in cells:
         if one.reward_model is not None:

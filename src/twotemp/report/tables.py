@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -142,23 +143,25 @@ def latex(series: Sequence[Graded], ks: Sequence[int]) -> str:
         " & ".join(["Dataset", "Method", "NFE", "Forwards", *map(str, ks)]) + r" \\",
         r"\midrule",
     ]
-    said = None
+    heading = None
     for one in blocks(series, ks):
         model = one.rows[0].cell.model
-        if model != said:
-            if said is not None:
+        if model != heading:
+            if heading is not None:
                 lines.append(r"\midrule")
             lines += [
                 rf"\multicolumn{{{width}}}{{c}}{{\textit{{{_tex(style.model_name(model))}}}}} \\",
                 r"\midrule",
             ]
-            said = model
+            heading = model
         elif lines[-1].endswith(r"\\"):
             lines.append(rf"\cmidrule(lr){{1-{width}}}")
         for row in one.rows:
             cell = row.cell
             first = rf"\multirow{{{len(one.rows)}}}{{*}}{{{_tex(style.task_name(cell.task))}}}"
-            name = style.label(cell.policy)
+            # A plug-in's name may be anything; what stands between dollars is LaTeX already.
+            said = style.label(cell.policy).split("$")
+            name = "$".join(part if at % 2 else _tex(part) for at, part in enumerate(said))
             if cell.policy.name in style.TEMPERED:
                 method, _, rest = name.partition(" ")
                 name = rf"\textbf{{{method}}} {rest}"
@@ -179,7 +182,7 @@ def _latex_cell(cell: Entry | None) -> str:
 
 
 def _tex(text: str) -> str:
-    return text.replace("_", r"\_").replace("%", r"\%").replace("&", r"\&")
+    return re.sub(r"([_%&#])", r"\\\1", text)
 
 
 def caption(series: Sequence[Graded]) -> str:
