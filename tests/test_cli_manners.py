@@ -14,6 +14,9 @@ from typer.testing import CliRunner
 
 from twotemp.cli import app, console
 from twotemp.errors import UserError, unknown
+from twotemp.folders import claim
+from twotemp.graders import GRADERS
+from twotemp.records import Grade
 
 MAIN = [sys.executable, "-c", "from twotemp.cli import main; main()"]
 
@@ -81,6 +84,72 @@ def test_a_log_gets_lines_with_the_time_left(monkeypatch, capsys):
         bar.update(100, 300)
         bar.update(200, 300, "note")
     assert said == ["work: 100 of 300", "work: 200 of 300, 0:00:10 left; note"]
+
+
+@pytest.mark.parametrize(
+    ("command", "work", "said"),
+    [
+        ("eval", "twotemp.cli.evaluate.run_plan", "stopped; what was finished is kept in OUT, and the same"),
+        ("export", "twotemp.store.export", "stopped\n"),
+        ("report", "twotemp.cli.report.write_report", "stopped\n"),
+    ],
+)
+def test_only_what_goes_on_is_said_to_go_on(command, work, said, tmp_path, monkeypatch):
+    def interrupted(*given, **options):
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    claim(tmp_path / "run", "evaluation", {})
+    options = {
+        "eval": ["--tasks", "countdown-3", "--out", str(out)],
+        "export": [str(tmp_path / "run"), str(out)],
+        "report": [str(tmp_path / "run"), "--out", str(out)],
+    }
+    monkeypatch.setattr(work, interrupted)
+    result = CliRunner().invoke(app, [command, *options[command]])
+    assert result.exit_code == 130
+    assert result.stderr.startswith(said.replace("OUT", str(out)))
+
+
+def test_eval_shows_the_grades_that_it_made(micro_folder, tmp_path, monkeypatch):
+    from twotemp.graders.puzzles import CountdownGrader
+
+    def evaluated(*more: str) -> dict[str, object]:
+        asked = [
+            "eval",
+            "--model",
+            str(micro_folder),
+            "--tasks",
+            "countdown-3",
+            "--questions",
+            "2",
+            "-n",
+            "1",
+        ]
+        result = CliRunner().invoke(
+            app, [*asked, "--policies", "lc", "--out", str(tmp_path), "--json", *more]
+        )
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    class Generous(CountdownGrader):
+        name = "generous 1"
+
+        def grade(self, items):
+            return (Grade("passed") for _ in items)
+
+    monkeypatch.setitem(GRADERS, "generous", Generous)
+    assert evaluated()["grader"] == "countdown 1"
+    assert evaluated("--grader", "generous")["grader"] == "generous 1"
+    monkeypatch.setattr(CountdownGrader, "name", "countdown 2")  # a new version judges an old run
+    assert evaluated()["grader"] == "countdown 2"
+
+
+def test_a_file_that_is_no_text_is_no_file_of_samples(tmp_path):
+    (tmp_path / "x.png").write_bytes(b"\x89PNG\xff\n")
+    result = CliRunner().invoke(app, ["trace", str(tmp_path / "x.png")])
+    assert isinstance(result.exception, UserError)
+    assert "line 1 is not a sample" in str(result.exception)
 
 
 def test_a_line_separator_inside_a_text_does_not_shift_line_numbers(tmp_path):

@@ -22,6 +22,7 @@ from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, Plan, Progress, TaskChoice, grading, regrade, runner, work
 from twotemp.folders.frames import FrameFile, read_batches
 from twotemp.graders import sandbox
+from twotemp.models.load import load
 from twotemp.policies import parse
 from twotemp.records import Grade, Request, Sample
 from twotemp.store import Key, Store
@@ -244,7 +245,7 @@ def test_ctrl_c_in_the_midst_of_a_write_writes_every_row_once(model, tmp_path, m
 def test_samples_are_stored_before_they_are_graded(model, tmp_path, monkeypatch, whole):
     with monkeypatch.context() as patch:
         patch.setattr(toy_task.ToyGrader, "grade", never)
-        with pytest.raises(AssertionError):
+        with pytest.raises(UserError, match="this was not to be called"):
             evaluate(model, PLAN, tmp_path / "run")
     part = rows(tmp_path / "run")
     assert part
@@ -347,6 +348,14 @@ def test_regrade_judges_only_what_its_grader_has_not(model, tmp_path, monkeypatc
     assert all(s.curve.mean[0] < 1 for s in read([tmp_path / "run"], grader="toy 1"))
 
 
+def test_a_grader_of_another_kind_of_task_is_named(tmp_path):
+    choice = TaskChoice("countdown-3", questions=1)
+    with Evaluation(Plan((choice,), (parse("lc"),), n=1), tmp_path / "run") as evaluation:
+        evaluation.run(load("tiny"))
+    with pytest.raises(UserError, match=r"'d1 1' cannot judge answers of countdown-3 \(KeyError: 'answer'\)"):
+        regrade(tmp_path / "run", grader="d1")
+
+
 def test_regrade_refuses_other_data(model, tmp_path, monkeypatch):
     evaluate(model, PLAN, tmp_path / "run")
     altered = replace(toy_task.load(), digest="another digest")
@@ -364,6 +373,7 @@ def test_regrade_refuses_other_data(model, tmp_path, monkeypatch):
     [
         ({"n": 0}, "n must be an integer >= 1"),
         ({"questions": 0}, "questions must be"),
+        ({"seed": "abc"}, "seed must be an integer, not 'abc'"),
         ({"tasks": ()}, "no task given"),
         ({"policies": ()}, "no policy given"),
         ({"tasks": (TaskChoice("toy"), TaskChoice("toy"))}, "task toy is given twice"),
@@ -408,6 +418,12 @@ def test_without_a_sandbox_programs_are_refused_before_anything_is_drawn(tmp_pat
     monkeypatch.setattr(programs, "working_way", none)
     with pytest.raises(UserError, match="install bubblewrap"):
         Evaluation(replace(PLAN, tasks=(TaskChoice("programs-1"),)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_shard_without_a_question_is_refused(tmp_path):
+    with pytest.raises(UserError, match="shard 9/9 of these tasks has no question"):
+        Evaluation(replace(PLAN, questions=2), tmp_path / "run", shard=(9, 9))
     assert not (tmp_path / "run").exists()
 
 

@@ -284,6 +284,8 @@ def test_what_a_folder_is(tmp_path: Path):
         assert kind_of(tmp_path / kind) == kind
         assert expect(tmp_path / kind, "grpo", kind) == kind
     assert kind_of(tmp_path) is None
+    (tmp_path / "settings.json").write_text("null")  # somebody else's
+    assert kind_of(tmp_path) is None
     with pytest.raises(UserError, match=r"no run\.json; it holds evaluation, forks, grpo, training"):
         expect(tmp_path, "evaluation")
     (tmp_path / "evaluation" / "a@b").mkdir()

@@ -174,7 +174,7 @@ SLOW, QUICK = 0.02, 0.0
 @pytest.mark.parametrize("drawing", [SLOW, QUICK])
 @pytest.mark.parametrize(
     ("fail", "error"),
-    [(broken, RuntimeError), (lambda: os.kill(os.getpid(), signal.SIGINT), KeyboardInterrupt)],
+    [(broken, UserError), (lambda: os.kill(os.getpid(), signal.SIGINT), KeyboardInterrupt)],
 )
 def test_a_graders_error_or_ctrl_c_stops_the_run_and_loses_nothing(
     tmp_path, monkeypatch, drawing, fail, error

@@ -121,6 +121,14 @@ def test_what_a_plugin_would_add_is_unknown_and_the_message_says_how_to_name_it(
         get("sums")
 
 
+def test_workers_are_told_of_a_plugin_once(file, monkeypatch):
+    monkeypatch.setattr(plugins, "NAMED", named := [])
+    monkeypatch.chdir(file.parent)
+    for name in ("mine.py", "./mine.py", str(file)):
+        plugins.load_plugin(name)
+    assert named == [str(file.resolve())]
+
+
 def test_a_plugin_that_is_not_there(tmp_path, file):
     with pytest.raises(UserError, match="no plug-in"):
         plugins.load_plugin(str(tmp_path / "nope.py"))

@@ -50,8 +50,9 @@ def load_plugins(names: Iterable[str] = ()) -> None:
 def load_plugin(name: str) -> None:
     """A file (`mine.py`) or a module (`mine`), once."""
     path = Path(name).resolve()
-    if name not in NAMED:
-        NAMED.append(str(path) if name.endswith(".py") else name)
+    known_as = str(path) if name.endswith(".py") else name  # a worker may have another working folder
+    if known_as not in NAMED:
+        NAMED.append(known_as)
     if not name.endswith(".py"):
         _guarded(name, lambda: import_module(name))
         return

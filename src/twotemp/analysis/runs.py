@@ -31,15 +31,16 @@ class Survey:
     gaps: list[str]
 
 
-def read(runs: Sequence[Path | str], grader: str | None = None) -> list[Graded]:
+def read(runs: Sequence[Path | str], grader: str | Mapping[str, str] | None = None) -> list[Graded]:
     """The cells of `survey`."""
     return survey(runs, grader).cells
 
 
-def survey(runs: Sequence[Path | str], grader: str | None = None) -> Survey:
+def survey(runs: Sequence[Path | str], grader: str | Mapping[str, str] | None = None) -> Survey:
     """All cells of some runs that have grades; models in the order given, then tasks, then policies.
 
-    grader: a name with or without its version. None is each task's own, or the only one there is.
+    grader: a name with or without its version, or such names by task. None is each task's own, or the only one there
+    is.
     """
     cells: list[Graded] = []
     gaps: list[str] = []
@@ -50,7 +51,8 @@ def survey(runs: Sequence[Path | str], grader: str | None = None) -> Survey:
         damaged = store.damage()
         gaps += damaged.values()
         for cell in store.cells(without=damaged):
-            judge = grader_of(cell, grader)
+            wanted = grader.get(cell.config.task) if isinstance(grader, Mapping) else grader
+            judge = grader_of(cell, wanted)
             if judge is None:
                 gaps.append(f"{cell.path} has no grades: `twotemp regrade {run}`")
                 continue

@@ -61,8 +61,9 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve.serve,
     "play": serve.play,
 }
+_CONTINUED = {"eval", "run", "tune", "demo", "grpo", "forks", "train"}
 for _name, _function in _COMMANDS.items():
-    app.command(_name)(command(_function))
+    app.command(_name)(command(_function, continued=_name in _CONTINUED))
 # Another program's command line: it reads all of its options itself, `--help` too.
 app.command("lm-eval", context_settings=lm_eval.PASS_ON, add_help_option=False)(lm_eval.lm_eval)
 

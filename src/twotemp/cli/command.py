@@ -18,8 +18,8 @@ Plugin = Annotated[
 STOPPED = 130  # what a shell says of a program ended by Ctrl-C
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """The function as typer should see it.
+def command(function: Callable[..., None], *, continued: bool = False) -> Callable[..., None]:
+    """The function as typer should see it. continued: started again it goes on with what is in --out.
 
     A parameter whose type is a dataclass is a group of options: its fields become options of the command, and the
     function is given an instance. So options that several commands share are defined once, with what they do.
@@ -48,7 +48,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             }
             function(**given, **built)
         except KeyboardInterrupt:
-            out = given.get("out")
+            out = given.get("out") if continued else None
             kept = f"; what was finished is kept in {out}, and the same command continues" if out else ""
             typer.secho(f"stopped{kept}", fg="yellow", err=True)
             raise typer.Exit(STOPPED) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from importlib import import_module, metadata
 from typing import Annotated
 
 import typer
+
+from twotemp.plain import json_text
 
 EXTRAS = {
     "math_verify": ("eval", "grading MATH-500 (plain numbers work without it)"),
@@ -37,7 +38,7 @@ def doctor(
     for name, state, detail in _machine() if model is None else _model(model):
         broken = broken or state == "broken"
         if as_json:
-            typer.echo(json.dumps({"check": name, "state": state, "detail": detail}))
+            typer.echo(json_text({"check": name, "state": state, "detail": detail}))
         else:
             colour = {"ok": "green", "missing": "yellow", "broken": "red"}[state]
             typer.echo(typer.style(f"{state:8}", fg=colour) + f"{name:14}{detail}")

@@ -47,11 +47,11 @@ def drift(
     from twotemp.policies import parse
 
     show_log()
-    chosen = tasks.get(task)
+    chosen, how = tasks.get(task), parse(policy)
     loaded = loading.load(model)
     exact = replace(loading, quantize=None).load(model) if loading.quantize else None
     cache = cache or (None if exact else "dual")
-    asks = [Ask(problem, parse(policy)) for problem in chosen.problems().problems[:questions]]
+    asks = [Ask(problem, how) for problem in chosen.problems().problems[:questions]]
     length = decoding.length or chosen.length
     wanted = list(requests(loaded, asks, length=length, block=decoding.block, seed=decoding.seed))
     with progress("comparing") as bar:

@@ -76,8 +76,8 @@ def evaluate(
     chosen = split_policies(",".join(policies))
     plan = asked.plan(decoding, chosen, n=n, questions=questions, cache=cache, trace=trace)
     part, rows = _shard(shard), decoding.batch_size
-    run_plan(plan, out, model, loading, working, shard=part, batch_size=rows, profile=profile)
-    series = read([out])
+    judges = run_plan(plan, out, model, loading, working, shard=part, batch_size=rows, profile=profile)
+    series = read([out], judges)
     if as_json:
         for one in series:
             typer.echo(json_text(summary(one)))
@@ -184,8 +184,8 @@ def run_plan(
     shard: tuple[int, int] = (1, 1),
     batch_size: int | None = None,
     profile: bool = False,
-) -> None:
-    """Evaluate with live progress."""
+) -> dict[str, str]:
+    """Evaluate with live progress; who graded each task."""
     from twotemp.cli.console import progress, say, show_log
     from twotemp.evaluation import Evaluation
 
@@ -205,6 +205,7 @@ def run_plan(
         evaluation.run_with(drawer, watch=watch)
     if ledger is not None:
         say(ledger.report())
+    return evaluation.judges
 
 
 def _note(state: Progress) -> str:

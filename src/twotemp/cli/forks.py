@@ -52,8 +52,11 @@ def forks(
 
     from twotemp.cli.console import output, say, show_log
     from twotemp.evaluation import Evaluation, InProcess
+    from twotemp.folders import make_folder, write_text
     from twotemp.forks.probe import CHUNK, Settings
+    from twotemp.report import NO_FIGURES
     from twotemp.report import forks as report
+    from twotemp.report.figures import available
 
     show_log()
     settings = Settings(quantile, alternatives, t_token, decoding.block, decoding.seed)
@@ -74,15 +77,18 @@ def forks(
     )
     written = report.text(studies, facts)
     folder = out / "report"
-    figures = report.draw(studies, folder)
+    make_folder(folder)
+    figures = report.draw(studies, folder) if available() else []
     images = "\n".join(f"![{figure.name}]({figure.path.name})\n\n{figure.caption}\n" for figure in figures)
-    (folder / "forks.md").write_text(f"{written}\n{images}")
+    write_text(folder / "forks.md", f"{written}\n{images or NO_FIGURES}")
     if as_json:
         for study in studies:
             typer.echo(json_text(report.numbers(study)))
     else:
         output.print(Markdown(written))
     say(f"report: {folder / 'forks.md'}")
+    if not figures:
+        say(NO_FIGURES)
 
 
 def _complete(evaluation: Evaluation, drawer: Drawer) -> Store:

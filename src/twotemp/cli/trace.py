@@ -106,11 +106,13 @@ def _graded(cell: Cell) -> list[Graded]:
 
 
 def _read_lines(path: Path) -> list[Sample]:
+    from twotemp.folders import disk_errors
     from twotemp.records import Sample
 
     samples = []
-    # Not splitlines: it also breaks at characters that may stand inside a JSON string.
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    with disk_errors(path, "read"):
+        data = path.read_bytes()
+    for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
         try:

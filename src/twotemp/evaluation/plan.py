@@ -64,6 +64,8 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("n", "questions", "length", "block"):
             _check_count(name, getattr(self, name))
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise UserError(f"seed must be an integer, not {self.seed!r}")
         if not self.tasks:
             raise UserError("no task given; name at least one, e.g. --tasks countdown-3")
         if not self.policies:

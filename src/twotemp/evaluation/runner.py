@@ -48,6 +48,8 @@ class Evaluation(AbstractContextManager["Evaluation"]):
             self._tasks = [
                 LoadedTask.of(choice, self._grader(choice), plan.questions, shard) for choice in plan.tasks
             ]
+            if not self.samples:
+                raise UserError(f"shard {number}/{count} of these tasks has no question; make fewer shards")
             self.store = Store.create(out)
             remember_data(
                 self.store.path, {c.name: (c.data, c.allow_altered) for c in plan.tasks if c.data is not None}
@@ -67,6 +69,11 @@ class Evaluation(AbstractContextManager["Evaluation"]):
     def samples(self) -> int:
         """How many the run will hold of these tasks, those of earlier runs included."""
         return self.plan.n * len(self.plan.policies) * sum(len(loaded.problems) for loaded in self._tasks)
+
+    @property
+    def judges(self) -> dict[str, str]:
+        """Who grades each task, as the store names them."""
+        return {loaded.task.name: loaded.grader.name for loaded in self._tasks}
 
     def _grader(self, choice: TaskChoice) -> Grader:
         name = choice.grader or tasks.get(choice.name).grader

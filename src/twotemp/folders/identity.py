@@ -46,7 +46,7 @@ def _unnamed(folder: Path) -> dict[str, Any] | None:
     """What version 0.1.0 left without a run.json: a study of forks, or a training run."""
     settings = folder / "settings.json"
     old = read_json(settings) if settings.exists() else {}
-    if "alternatives" in old:
+    if isinstance(old, dict) and "alternatives" in old:
         return {"kind": "forks", **old}
     trained = any((folder / name).exists() for name in ("checkpoint.safetensors", "log.jsonl"))
     return {"kind": "training"} if trained else None

@@ -5,12 +5,12 @@ The page is a static template; what changes is one block of JSON in it. It asks 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from twotemp.errors import UserError
+from twotemp.plain import json_text
 from twotemp.policies import PRESETS
 from twotemp.records import Grade, Policy, Sample
 from twotemp.report.single_file import template
@@ -65,7 +65,7 @@ def _verdict(grade: Grade | None) -> str | None:
 
 def _inside_script(data: Any) -> str:
     """JSON that cannot end the script element it stands in, whatever the tokens are."""
-    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    text = json_text(data, compact=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
