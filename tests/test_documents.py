@@ -119,16 +119,31 @@ RECIPES = {
 }
 
 
+def code_of(recipe: str) -> str:
+    (code,) = (block for block in blocks("CONTRIBUTING.md", "python") if RECIPES[recipe] in block)
+    return code
+
+
+def commands_of(recipe: str) -> str | None:
+    """What is run with a plug-in; the other recipes are scripts."""
+    if recipe not in ("policy", "task"):
+        return None
+    (block,) = (block for block in blocks("CONTRIBUTING.md", "shell") if f"--plugin {recipe}.py" in block)
+    return block
+
+
+# For tests/test_site.py, which runs every block that nobody else does.
+RUN_HERE = {*blocks("README.md", "python"), *map(code_of, RECIPES), *map(commands_of, RECIPES)}
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_recipes_of_contributing_run(run, tmp_path, recipe):
-    python, shell = blocks("CONTRIBUTING.md", "python"), blocks("CONTRIBUTING.md", "shell")
-    (code,) = (block for block in python if RECIPES[recipe] in block)
-    (tmp_path / f"{recipe}.py").write_text(code)
-    if recipe not in ("policy", "task"):
+    (tmp_path / f"{recipe}.py").write_text(code_of(recipe))
+    commands = commands_of(recipe)
+    if commands is None:
         run(tmp_path, f"{recipe}.py")
         return
-    (block,) = (block for block in shell if f"--plugin {recipe}.py" in block)
-    for line in block.splitlines():
+    for line in commands.splitlines():
         words = shlex.split(line)
         assert words[0] == "twotemp"
         run(tmp_path, "-c", "from twotemp.cli import main; main()", *words[1:])

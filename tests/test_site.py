@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import shutil
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -19,26 +21,27 @@ import mermaid  # noqa: E402
 import reference  # noqa: E402
 import tutorials  # noqa: E402
 
+from tests.test_documents import RUN_HERE  # noqa: E402
 from tests.test_imports import ALLOWED  # noqa: E402
 from twotemp.records import Policy, Trace  # noqa: E402
 
-SHELL = [block for page in examples.pages() for block in examples.blocks(page) if block.shell]
-# The others are run by tests/test_documents.py and, with what they print, below.
-RUN = [
-    block
-    for block in SHELL
-    if block.not_run is None and not re.match("CONTRIBUTING|docs/tutorials", block.page)
-]
+
+def tutorial(name: str) -> str:
+    return (tutorials.FOLDER / f"{name}.md").read_text()
 
 
-# Run by tests/test_documents.py, by tests/test_serving.py, and as tutorials.
-ELSEWHERE = re.compile("README|CONTRIBUTING|docs/tutorials|docs/serve.md")
-PYTHON = [
-    block
-    for page in examples.pages()
-    for block in examples.blocks(page)
-    if block.language == "python" and not ELSEWHERE.match(block.page)
-]
+BLOCKS = [block for page in examples.pages() for block in examples.blocks(page)]
+CODE = [block for block in BLOCKS if block.shell or block.language == "python"]
+# Run by tests/test_documents.py, by tests/test_serving.py, and as steps of a tutorial. All others are run below.
+ELSEWHERE = {
+    *RUN_HERE,
+    *(block.code for block in CODE if (block.page, block.language) == ("docs/serve.md", "python")),
+    *(code for name in tutorials.names() for code in tutorials.steps(tutorial(name))),
+}
+REST = [block for block in CODE if block.not_run is None and block.code not in ELSEWHERE]
+ASKED = [block for block in REST if block.shell and re.search(r"curl .*127\.0\.0\.1:8000", block.code)]
+RUN = [block for block in REST if block.shell and block not in ASKED]
+PYTHON = [block for block in REST if not block.shell]
 
 
 # The command line
@@ -85,6 +88,16 @@ def test_every_command_in_the_docs_is_one_the_parser_takes(page):
     for block in examples.blocks(page):
         for words in asked(block.code) if block.shell else ():
             assert mistakes(words) is None, f"{block}: twotemp {' '.join(words)}: {mistakes(words)}"
+
+
+@pytest.mark.parametrize("page", examples.pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_in_a_sentence_and_their_options_exist(page):
+    for words in re.findall(r"`twotemp ([a-z][^`]*)`", examples.prose(page)):
+        name, *rest = words.split()
+        found = reference.command_line().commands.get(name)
+        assert found, f"twotemp {words}"
+        options = {option for parameter in found.params for option in parameter.opts}
+        assert [w for w in rest if w.startswith("--") and w != "--help" and w not in options] == [], words
 
 
 def test_the_examples_of_the_help_are_commands_the_parser_takes():
@@ -171,8 +184,49 @@ def test_everything_public_is_on_the_page_about_python():
     )
 
 
+# Blocks
+
+
+def test_every_block_is_run_or_says_why_not():
+    """What is not marked is run. So nothing may hide behind another language, another fence or a stray comment."""
+    known = (*examples.SHELL, "python", "text", "mermaid")
+    assert [str(b) for b in BLOCKS if b.language not in known and not b.language.startswith("{")] == []
+    hidden = re.compile(r"^[\s>*+-]*(?:```|~~~|<!-- not run|<pre).*", flags=re.M)
+    assert {
+        page.name: found for page in examples.pages() if (found := hidden.findall(examples.prose(page)))
+    } == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```console\n$ twotemp policies\n```\n",
+        "~~~\ntwotemp policies\n~~~\n",
+        "> ```shell\n> twotemp policies\n> ```\n",
+        "<!-- not run: needs a GPU -->\nHere it is.\n\n```shell\ntwotemp policies\n```\n",
+    ],
+)
+def test_a_block_that_hides_would_be_noticed(text, tmp_path, monkeypatch):
+    (tmp_path / "page.md").write_text(f"# A page\n\n{text}")
+    monkeypatch.setattr(examples, "ROOT", tmp_path)
+    monkeypatch.setattr(examples, "pages", lambda: [tmp_path / "page.md"])
+    monkeypatch.setitem(globals(), "BLOCKS", list(examples.blocks(tmp_path / "page.md")))
+    with pytest.raises(AssertionError):
+        test_every_block_is_run_or_says_why_not()
+
+
+@pytest.mark.parametrize(
+    "text", ["```\ncurl x\n```\n", "    curl x\n", "1. It\n\n   ```\n   curl x\n   ```\n"]
+)
+def test_a_block_without_a_language_is_shell(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(examples, "ROOT", tmp_path)
+    (tmp_path / "page.md").write_text(f"# A page\n\n{text}")
+    (block,) = examples.blocks(tmp_path / "page.md")
+    assert (block.shell, block.code, block.not_run) == (True, "curl x\n", None)
+
+
 def test_why_a_block_is_not_run_is_something_a_reader_would_accept():
-    reasons = {block.not_run for block in SHELL if block.not_run}
+    reasons = {block.not_run for block in CODE if block.not_run is not None}
     accepted = (
         "needs a GPU",
         "needs a cluster",
@@ -182,7 +236,7 @@ def test_why_a_block_is_not_run_is_something_a_reader_would_accept():
         "is a benchmark",
     )
     assert [reason for reason in reasons if not reason.startswith(accepted)] == []
-    assert sum(block.not_run is not None for block in SHELL) < len(SHELL) / 2
+    assert sum(block.not_run is not None for block in CODE) < len(CODE) / 2
 
 
 # Links
@@ -269,6 +323,14 @@ for option, value in SMALL.get(words[0], {}).items():
         words[words.index(option) + 1] = value
     else:
         words += [option, value]
+if words[0] == "train":  # a recipe of a verifier
+    import yaml
+
+    recipe = yaml.safe_load(open(words[1]))
+    few = {name: dict.fromkeys(recipe[name], 8) for name in ("sampled", "rewritten")}
+    words[1] = "small.yaml"
+    with open(words[1], "w") as file:
+        yaml.safe_dump({**recipe, **few, "validation": 4, "batch_pairs": 2, "steps": 2, "warmup": 1}, file)
 if words[0] in ("serve", "play"):
     import twotemp.serving.app as app
 
@@ -296,6 +358,19 @@ def test_python_in_the_pages_runs(block):
     exec(block.code, {})
 
 
+@pytest.mark.parametrize("block", ASKED, ids=str)
+def test_a_server_answers_what_the_pages_ask(block, tmp_path):
+    import twotemp
+    from tests.test_serving import listening
+    from twotemp.serving import Server
+
+    if shutil.which("curl") is None:
+        pytest.skip("needs curl")
+    with listening(Server(twotemp.load("tiny"), slots=8)) as (_, port):
+        said = examples.run_shell(block.code.replace("127.0.0.1:8000", f"127.0.0.1:{port}"), tmp_path)
+    assert json.loads(said)["choices"]
+
+
 OPTIONAL = {"docs/inspect.md": ("inspect_ai", "inspect"), "docs/lm-eval.md": ("lm_eval", "lm-eval")}
 
 
@@ -307,8 +382,8 @@ def test_blocks_run(block, tmp_path):
     if block.page in OPTIONAL:
         module, extra = OPTIONAL[block.page]
         pytest.importorskip(module, reason=f"needs the extra: pip install 'twotemp[{extra}]'")
-    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
-    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    for folder in ("experiments", "benchmarks", "recipes"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     examples.run_shell(needs(block) + block.code, tmp_path, main=SMALL)
 
 
@@ -322,10 +397,10 @@ def needs(block: examples.Block) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", ["sample", "evaluate", "posttrain"])
+@pytest.mark.parametrize("name", tutorials.names())
 def test_tutorials_print_what_they_say(name, tmp_path):
     """If not, because the weights are others: python docs/tools/tutorials.py, and read them."""
-    page = (ROOT / "docs" / "tutorials" / f"{name}.md").read_text()
+    page = tutorial(name)
     assert tutorials.run(page, tmp_path, {"--budget 1m": "--budget 2steps"}) == page
     for picture in tutorials.pictures(page):
         assert (tmp_path / picture).is_file()

@@ -1,6 +1,7 @@
 """The blocks of code in the documentation, and how to run them: for the tutorials and for the tests.
 
-A block of shell is run unless the line before it says why not: `<!-- not run: needs a GPU -->`.
+A block of shell or Python is run unless the line before it says why not: `<!-- not run: needs a GPU -->`. A block
+without a language is shell; formulas, listings and what a program prints are `text`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELL = ("shell", "bash", "sh", "")
-# Inside an indented or unnamed block only these make it shell.
-PROGRAMS = ("twotemp", "make", "python", "pip", "sh", "srun", "torchrun", "inspect")
 
 _BLOCK = re.compile(
     r"(?:^<!-- not run: (?P<why>[^\n]*?) -->\n+)?"
-    r"(?:^```(?P<language>[^\n`]*)\n(?P<fenced>.*?)^```[ ]*$"
+    r"(?:^(?P<margin> *)```(?P<language>[^\n`]*)\n(?P<fenced>.*?)^(?P=margin)```[ ]*$"
     r"|(?<=\n\n)(?P<indented>(?:    [^\n]*\n|\n(?=    ))+))",
     flags=re.S | re.M,
 )
@@ -37,27 +36,31 @@ class Block:
 
     @property
     def shell(self) -> bool:
-        if self.language:
-            return self.language in SHELL
-        return any(words[0] in PROGRAMS for words in commands(self.code))
+        return self.language in SHELL
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
 
 
 def pages() -> list[Path]:
-    """README, CONTRIBUTING and the pages of the site that people wrote."""
+    """README, CONTRIBUTING, SECURITY and the pages of the site that people wrote."""
     written = [p for p in (ROOT / "docs").rglob("*.md") if not {"generated", "_build"} & set(p.parts)]
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(written)]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted(written)]
 
 
 def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text()
     for found in _BLOCK.finditer(text):
         fenced = found["fenced"] is not None
-        code = found["fenced"] if fenced else re.sub(r"^    ", "", found["indented"], flags=re.M)
+        margin = found["margin"] if fenced else "    "
+        code = re.sub(f"^{margin}", "", found["fenced"] if fenced else found["indented"], flags=re.M)
         line = text.count("\n", 0, found.start("fenced" if fenced else "indented")) + 1
-        yield Block(str(page.relative_to(ROOT)), line, found["language"] or "", code, found["why"])
+        yield Block(str(page.relative_to(ROOT)), line, (found["language"] or "").strip(), code, found["why"])
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks."""
+    return _BLOCK.sub("", page.read_text())
 
 
 def commands(code: str) -> list[list[str]]:
