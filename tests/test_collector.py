@@ -9,7 +9,7 @@ import pytest
 
 import twotemp
 from twotemp.engine import run
-from twotemp.engine.engine import Live
+from twotemp.engine.batch import Batch
 from twotemp.errors import UserError
 from twotemp.integrations.collector import Collector
 from twotemp.policies import parse
@@ -80,7 +80,7 @@ def test_an_error_of_the_model_reaches_who_waits_and_nobody_else(model, collect,
 
     collector, asked = collect(2), requests(model, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(Live, "turn", broken)
+        patch.setattr(Batch, "run", broken)
         for future in [collector.submit(request) for request in asked]:
             with pytest.raises(UserError, match="a step failed") as caught:
                 future.result(60)

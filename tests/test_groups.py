@@ -346,6 +346,29 @@ def test_a_batch_holds_the_largest_group(monkeypatch):
     assert max(model.rows) == 5
 
 
+def test_a_group_may_come_again_as_soon_as_it_is_over():
+    live, short, long = Live(ToyModel(), 4), group(ODD, 2, length=4), group(ODD, 2, id="long")
+    first, _ = live.submit_group(short)
+    live.submit_group(long)
+    while not any(ticket is first and isinstance(event, Sample) for ticket, event in live.turn()):
+        pass
+    again, _ = live.submit_group(short)  # its rows still stand in the batch, beside those that go on
+    live.cancel(first)  # which is over: this says nothing about the second time
+    with pytest.raises(UserError, match="being drawn already"):
+        live.submit_group(short)
+    live.cancel(again)
+    live.submit_group(short)
+
+
+def test_each_group_is_looked_at_a_few_times_however_many_there_are(monkeypatch):
+    looked, real = [], Request.group.fget
+    monkeypatch.setattr(Request, "group", property(lambda self: looked.append(1) or real(self)))
+    live = Live(ToyModel(), 4)
+    for n in range(100):
+        live.submit_group(group(ODD, 2, id=str(n)))
+    assert len(looked) < 1000
+
+
 def test_what_cannot_be_drawn_as_a_group_is_refused():
     model, wanted = ToyModel(), group(ODD, 4)
     refused = [

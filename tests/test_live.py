@@ -169,6 +169,63 @@ def test_a_step_that_fails_ends_its_requests_and_the_service_goes_on():
         assert service.load == 0
 
 
+class Poisoned(ToyModel):
+    """Fails at rows that hold token 13."""
+
+    def logits(self, ids, attention_mask, want):
+        if (ids == 13).any():
+            raise RuntimeError("the device is gone")
+        return super().logits(ids, attention_mask, want)
+
+
+def test_a_batch_that_fails_costs_no_other_batch_anything():
+    model, live = Poisoned(), Live(Poisoned(), 4)
+    good = live.submit(Request("good", (2, 3), policy("lc"), 1))
+    bad = live.submit(Request("bad", (13, 3), policy("klass"), 4))
+    ended = dict(live.turn())  # one finishes in the very turn in which the other one fails
+    assert isinstance(ended[good], Sample)
+    assert isinstance(ended[bad], RuntimeError)
+    assert live.idle
+
+    events: Queue = Queue()
+    long = Request("long", (2, 3), policy("lc"), 40, 4)
+    with Service(model, slots=4) as service:
+        service.submit(long, events.put, watch=True)
+        events.get(timeout=30)
+        service.submit(bad.request, lambda event: None)
+    (expected,) = run(ToyModel(), [long])
+    assert same([*events.queue][-1], expected)
+
+
+class Small(ToyModel):
+    """Has memory for so many positions at once."""
+
+    def logits(self, ids, attention_mask, want):
+        if ids.numel() > 60:
+            raise torch.OutOfMemoryError("no memory")
+        return super().logits(ids, attention_mask, want)
+
+
+def test_a_row_that_does_not_fit_fails_alone():
+    model, live = Small(), Live(Small(), 4)
+    fitting = [Request(f"q{n}", (2 + n, 3), policy("lc"), 10, 4) for n in range(6)]
+    wanted = [*fitting[:2], Request("large", (2, 3), policy("lc"), 70, 4), *fitting[2:]]
+    for request in wanted:
+        live.submit(request)
+    ended = {}
+    while not live.idle:
+        ended |= {ticket.request.id: event for ticket, event in live.turn()}
+    assert "one row alone does not fit" in str(ended.pop("large"))
+    for one in run(model, fitting):
+        assert same(one, ended.pop(one.request))
+    assert not ended
+
+
+def test_a_service_without_slots_is_refused_and_keeps_nobody_waiting():
+    with pytest.raises(UserError, match="batch_size must be >= 1"):
+        Service(ToyModel(), slots=0)
+
+
 def test_a_listener_that_raises_costs_only_its_own_request(caplog):
     events: Queue = Queue()
 

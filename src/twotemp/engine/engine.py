@@ -43,8 +43,6 @@ def run(
     depends on the shape, so that a sample depends on its request alone only where the shape is always the same.
     observer: sees every step, and keeps time if it likes; a `Ledger` for one.
     """
-    if batch_size is not None and batch_size < 1:
-        raise UserError(f"batch_size must be >= 1, not {batch_size}")
     waiting = list(requests)
     for request in waiting:
         check(request, model)
@@ -67,6 +65,8 @@ def run(
 
 def _check_shape(model: Denoiser, cache: str | None, batch_size: int | None, columns: int | None) -> None:
     check_cache(model, cache)
+    if batch_size is not None and batch_size < 1:
+        raise UserError(f"batch_size must be >= 1, not {batch_size}")
     if columns is not None and (cache is not None or batch_size is None):
         raise UserError(
             "columns fixes the shape of every forward pass: give batch_size too, and leave cache out"
@@ -84,7 +84,7 @@ def _finish(live: Live, waiting: list[list[Request]]) -> Iterator[Sample]:
         live.submit_group(group)
     while not live.idle:
         for _, event in live.turn():
-            if isinstance(event, UserError):
+            if isinstance(event, Exception):
                 raise event
             if isinstance(event, Sample):
                 yield event
@@ -99,8 +99,9 @@ class Ticket:
     group: object = field(default_factory=object)  # the same for those that run together
 
 
-# What happened to a request: a step of a watched row, then either its sample or what went wrong with it.
-Event = Written | Sample | UserError
+# What happened to a request: a step of a watched row, then either its sample or what went wrong with it: a
+# `UserError` where it is about the request, anything else where its whole batch failed.
+Event = Written | Sample | Exception
 
 
 class Live:
@@ -123,6 +124,7 @@ class Live:
         self.model, self.slots, self.cache, self.columns = model, slots, cache, columns
         self.observer = observer or Observer()
         self._lanes: dict[Hashable, _Lane] = {}
+        self._groups: dict[Hashable, object] = {}  # of samples that repel each other: `Ticket.group` of each
 
     @property
     def idle(self) -> bool:
@@ -140,34 +142,45 @@ class Live:
         groups.check_whole(requests, self.slots)
         if self.columns is not None and (needed := span_of(first, self.model)) > self.columns:
             raise UserError(f"request {first.id!r} needs {needed} columns, more than columns={self.columns}")
+        together = object()
+        if first.group is not None and self._groups.setdefault(first.group, together) is not together:
+            raise UserError(f"request {first.id!r}: its group is being drawn already; wait for it")
         key = _lane_of(self.model, self.columns, first)
         if key not in self._lanes:
             self._lanes[key] = _Lane(self.model, self.slots, self.cache, self.columns, self.observer)
-        line, together = self._lanes[key].scheduler, object()
-        if first.group is not None and any(
-            t.request.group == first.group for t in (*line.running, *line.waiting)
-        ):
-            raise UserError(f"request {first.id!r}: its group is being drawn already; wait for it")
         tickets = [Ticket(request, watch, together) for request in requests]
         for ticket in tickets:
-            line.add(ticket)
+            self._lanes[key].scheduler.add(ticket)
         return tickets
 
     def cancel(self, ticket: Ticket) -> None:
         """Take a request out, waiting or running, and its group with it; there will be no further event."""
         if lane := self._lanes.get(_lane_of(self.model, self.columns, ticket.request)):
             lane.scheduler.cancel(ticket)
+        self._forget(ticket)
 
     def turn(self) -> list[tuple[Ticket, Event]]:
         """One step of every batch: what it wrote into watched rows, and of the rows that ended their samples, or
-        what went wrong with that row alone."""
+        what went wrong with them. A batch that fails as a whole is given up; the others go on."""
         events: list[tuple[Ticket, Event]] = []
         for key, lane in list(self._lanes.items()):
-            if not lane.scheduler.idle:
-                events += lane.turn()
+            try:
+                if not lane.scheduler.idle:
+                    events += lane.turn()
+            except Exception as error:
+                events += [(ticket, error) for ticket in lane.scheduler.clear()]
             if lane.scheduler.idle:
                 del self._lanes[key]
+        for ticket, event in events:
+            if not isinstance(event, Written):
+                self._forget(ticket)
         return events
+
+    def _forget(self, ticket: Ticket) -> None:
+        """Its group is over. (It may have been submitted again since.)"""
+        group = ticket.request.group
+        if self._groups.get(group) is ticket.group:
+            del self._groups[group]
 
 
 class _Lane:
@@ -191,8 +204,7 @@ class _Lane:
                 finished, failed = batch.commit(view)
                 self.batch = batch
             if attempt.ran_out:
-                self._recover()
-                return []
+                return self._recover()
             self.observer.step(view)
             tickets = self.scheduler.running
             events: list[tuple[Ticket, Event]] = []
@@ -228,16 +240,22 @@ class _Lane:
         self.batch = batch
         return batch
 
-    def _recover(self) -> None:
+    def _recover(self) -> list[tuple[Ticket, Event]]:
         """Out of memory: half of the rows wait again. A batch that cannot even be made smaller is given up and its
-        rows begin again; their samples are the same."""
+        rows begin again; their samples are the same. Who does not fit alone fails alone."""
         rows = len(self.scheduler.running)
         if self.columns is not None:
             raise UserError(f"a fixed shape of {self.scheduler.slots} rows does not fit; lower batch_size")
-        dropped = self.scheduler.halve()
+        try:
+            dropped = self.scheduler.halve()
+        except UserError as error:
+            self.batch = None  # as wide as they are: whoever comes next would not fit either
+            self.scheduler.finish(range(rows))
+            return [(ticket, error) for ticket in self.scheduler.running]
         log.warning("out of memory with %d rows; going on with %d", rows, len(self.scheduler.running))
         batch, self.batch = self.batch, None
         if batch is not None:
             with Survived():
                 batch.drop(dropped)
                 self.batch = batch
+        return []

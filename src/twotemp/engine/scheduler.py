@@ -54,6 +54,14 @@ class Scheduler(Generic[T]):
         elif item in self.running:
             self.finish(slot for slot, other in enumerate(self.running) if self.group(other) == group)
 
+    def clear(self) -> list[T]:
+        """Take all of them out that are not over."""
+        left = [item for slot, item in enumerate(self.running) if slot not in self._free]
+        left += self.waiting
+        self.waiting.clear()
+        self.finish(range(len(self.running)))
+        return left
+
     def schedule(self) -> Moves[T]:
         """Free slots are refilled in place while rows wait; after that the batch shrinks. New rows fill it up."""
         free = sorted(self._free)

@@ -6,7 +6,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from threading import Condition, Thread
 
 from twotemp.engine.engine import Event, Live, Ticket
@@ -32,7 +31,7 @@ class Stopped:
 
 @dataclass(eq=False)
 class Job:
-    """A request in the hands of the service. The last event is a `Sample`, a `Stopped` or an error."""
+    """A request in the hands of the service. The last event is a `Sample`, a `Stopped` or a `UserError`."""
 
     request: Request
     on_event: Callable[[Event | Stopped], None]  # called in the service's thread; must not block
@@ -45,8 +44,8 @@ class Service:
     """Decodes in a thread for as long as the context lasts.
 
     Leaving the context finishes what was accepted and refuses what comes after; leaving it by an exception drops
-    everything. One row's NaN is one job's error. An error of the whole batch is an error of the jobs in it, and
-    the service goes on.
+    everything. One row's NaN is one job's error. An error of a whole batch is an error of the jobs in it; those of
+    other batches, and the service, go on.
 
     >>> import twotemp, queue
     >>> from twotemp.records import Request
@@ -64,8 +63,7 @@ class Service:
         """slots: the rows of each batch, at most; policies of another structure have a batch of their own."""
         self.model = model
         self._text = language_model(model)
-        self._new = partial(Live, model, slots, cache, observer=observer)
-        self._live = self._new()
+        self._live = Live(model, slots, cache, observer=observer)
         self._jobs: dict[Ticket, Job] = {}  # the thread's own
         self._arrived: deque[Job] = deque()
         self._left: deque[Job] = deque()
@@ -129,21 +127,13 @@ class Service:
 
     def _run(self) -> None:
         while self._take_in():
-            try:
-                events = self._live.turn()
-            except Exception as error:  # of no row alone: whoever is in it has to know, the others go on
+            events = self._live.turn()
+            for error in {event for _, event in events if isinstance(event, Exception)}:
                 if not isinstance(error, UserError):
-                    log.exception("a step failed; the requests in it are given up")
-                # What went wrong may be another one's text: it is for the log.
-                said = error if isinstance(error, UserError) else UserError("a step failed; the log says why")
-                said.__cause__ = None if said is error else error
-                for job in list(self._jobs.values()):
-                    self._end(job, said)
-                self._live = self._new()
-            else:
-                for ticket, event in events:
-                    if ticket in self._jobs:  # else an event before this one stopped it
-                        self._tell(self._jobs[ticket], event)
+                    log.error("a step failed; the requests in it are given up", exc_info=error)
+            for ticket, event in events:
+                if ticket in self._jobs:  # else an event before this one stopped it
+                    self._tell(self._jobs[ticket], event)
 
     def _take_in(self) -> bool:
         """What arrived and who left, waiting while there is nothing to do; False at the end."""
@@ -163,6 +153,11 @@ class Service:
             return not (self._closing and self._live.idle and not self._arrived)
 
     def _tell(self, job: Job, event: Event) -> None:
+        if isinstance(event, Exception) and not isinstance(event, UserError):
+            # What went wrong may be another one's text: it is for the log.
+            said = UserError("a step failed; the log says why")
+            said.__cause__ = event
+            event = said
         if not isinstance(event, Written):
             self._end(job, event)
             return
@@ -173,7 +168,7 @@ class Service:
             if prefix.stopped:
                 self._end(job, Stopped(prefix.text, tuple(prefix.tokens), prefix.steps))
 
-    def _end(self, job: Job, event: Sample | Stopped | UserError) -> None:
+    def _end(self, job: Job, event: Sample | Stopped | Exception) -> None:
         self._free(job)
         self._call(job, event)
 
