@@ -8,19 +8,21 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, permutations
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests import toy_task
-from tests.executor_makes import Free, Stumbling, free, free_sample, micro, slow
+from tests.executor_makes import Free, Stumbling, free, free_sample, last_words, micro, slow
 from tests.test_evaluation import rows
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, InProcess, Plan, TaskChoice
 from twotemp.executors import Processes, Supervisor
-from twotemp.executors.messages import Done, Drawn, Ready, cut
-from twotemp.executors.processes import environment
+from twotemp.executors.messages import Done, Draw, Drawn, Lost, Ready, cut
+from twotemp.executors.processes import Process, environment
+from twotemp.executors.ray_actors import Actor
 from twotemp.folders.frames import read_batches
 from twotemp.policies import parse
 from twotemp.records import Request
@@ -125,6 +127,39 @@ def test_workers_that_cannot_even_load_the_model_are_given_up(marks):
     ):
         drawer.name  # noqa: B018
     assert len(list(marks.iterdir())) == 3
+
+
+def test_the_last_words_of_a_worker_are_told():
+    """Also where the interpreter takes its time to end after them."""
+    process = Process(last_words, threads=1)
+    with pytest.raises(EOFError):
+        process.link.recv()
+    assert process.reason() == "RuntimeError: the sky fell"
+    process.kill()
+
+
+def test_an_actor_of_which_several_answers_are_due_is_lost_once(monkeypatch):
+    class Gone(Exception):
+        pass
+
+    class Unit:
+        def __next__(self):
+            return "a sample"
+
+    def get(source):
+        raise Gone("the actor died")
+
+    fake = SimpleNamespace(get=get, exceptions=SimpleNamespace(RayError=Gone))
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    asked = SimpleNamespace(remote=lambda *order: object())
+    drawing = SimpleNamespace(remote=lambda order: Unit())
+    actor = Actor(SimpleNamespace(ready=asked, steps=asked, draw=drawing))
+    actor.send(Draw(()))
+    due = actor.pending()
+    assert len(due) == 3
+    for order in permutations(due):
+        actor._questions, actor._pulse, actor._units = [due[0]], due[1], [due[2]]
+        assert [news for source in order for news in actor.answer(source)] == [Lost("the actor died")]
 
 
 def test_a_mistake_of_the_users_is_raised_at_once(marks):

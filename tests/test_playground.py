@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -11,8 +12,10 @@ pytest.importorskip("httpx", reason="needs httpx, Starlette's test client")
 
 import twotemp
 from tests.test_serving import client_of, listening
+from twotemp import graders
 from twotemp.engine import states
 from twotemp.graders import get
+from twotemp.graders.puzzles import CountdownGrader
 from twotemp.serving import Server
 from twotemp.serving.playground import TASKS
 
@@ -49,6 +52,46 @@ def test_verdicts_are_the_grader_s(client):
     expected = list(get("countdown").grade([(given, text) for text in texts]))
     assert [one["outcome"] for one in found] == [grade.outcome for grade in expected]
     assert found[0]["outcome"] == "passed"
+
+
+def test_whoever_waits_for_a_grader_keeps_nobody_else_waiting(model, monkeypatch):
+    """More of them than a server has threads; one grader, made once, sees them one after the other."""
+    go, made = threading.Event(), []
+
+    class Slow(CountdownGrader):
+        def __init__(self, workers):
+            made.append(workers)
+
+        def grade(self, items):
+            assert go.wait(60)
+            return super().grade(items)
+
+    monkeypatch.setattr(graders, "get", lambda kind, workers: Slow(workers))
+    with client_of(model) as client:
+        task = client.get("/playground/about").json()["tasks"][0]
+        body = {"task": task["name"], "problem": task["problems"][0]["id"], "texts": ["1"]}
+        found = []
+        asking = [
+            threading.Thread(target=lambda: found.append(client.post("/playground/grade", json=body)))
+            for _ in range(40)
+        ]
+        for thread in asking:
+            thread.start()
+        try:
+            time.sleep(0.5)  # all of them are there
+            large, answered = {"prompt": "1 " * 10_000, "max_tokens": 4}, threading.Event()
+            other = threading.Thread(
+                target=lambda: (client.post("/v1/completions", json=large), answered.set())
+            )
+            asking.append(other)
+            other.start()
+            assert answered.wait(10)
+        finally:
+            go.set()
+        for thread in asking:
+            thread.join(60)
+    assert [answer.status_code for answer in found] == [200] * 40
+    assert made == [1]
 
 
 def test_worked_answers_are_graded_too(client):

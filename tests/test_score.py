@@ -105,6 +105,10 @@ def test_only_what_comes_before_the_end_of_text_counts(table):
         (([0, 1], [1]), {"estimator": "elb"}, "did you mean 'elbo'"),
         (([0, 1], [1]), {"seed": None}, "seed must be an integer"),
         (([0, 1], [1]), {"estimator": "trajectory"}, "trace=True"),
+        (([99], [1]), {}, "token id 99 is outside the vocabulary"),
+        (([0, 1], [99]), {}, "token id 99 is outside the vocabulary"),
+        (([0, 1], [1, MASK]), {}, "contains the mask token"),
+        (([0, 1], [1] * 99), {}, "does not fit"),
     ],
 )
 def test_bad_input(table, arguments, options, message):

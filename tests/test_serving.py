@@ -339,6 +339,18 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(model):
         assert b" 408 " in connection.recv(1000)
 
 
+def test_a_client_that_hangs_up_before_its_body_is_there_is_no_error_of_the_server(model, caplog):
+    server = Server(model, slots=2)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with listening(server) as (_, port):
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+            time.sleep(0.2)
+        wait_for(lambda: server.metrics._requests)
+    assert server.metrics._requests == {("/v1/completions", 499): 1}
+    assert not caplog.records
+
+
 def test_a_client_that_does_not_read_is_not_waited_for(model):
     """Its rows are freed, and so is what it did not read."""
     server = Server(model, slots=4, limits=Limits(seconds=0.5, arriving=0.2))
@@ -399,6 +411,13 @@ def test_a_large_body_keeps_nobody_waiting(model, monkeypatch):
         asking.join(30)
         assert found[0].status_code == 400
         assert "context" in found[0].json()["error"]["message"]
+
+
+def test_no_client_may_ask_for_rewriting_without_end(client):
+    ask = {"prompt": PROMPT, "max_tokens": 8, "policy": "t2m", "edits": 2**31 - 1}
+    answer = client.post("/v1/completions", json=ask)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "edits"
 
 
 def test_what_went_wrong_in_a_step_is_told_to_the_log_alone(caplog):

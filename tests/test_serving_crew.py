@@ -204,6 +204,18 @@ def test_a_task_is_not_cancelled_while_it_changes_hands(model):
     assert worker.taken == []
 
 
+def test_a_listener_that_raises_is_nobody_elses_trouble(model, caplog):
+    told = []
+    crew = Crew(model, tiny, more=0, slots=4, cache=None)
+    (request,) = requests_for(model, PROMPT, "lc", 1, 8)
+    lost = [Task(request, on_event, watch=False, stop=()) for on_event in ([].remove, told.append)]
+    for task in lost:
+        task.lost = True
+    crew._again(lost)
+    assert "twice" in str(told[0])
+    assert "could not be delivered" in caplog.text
+
+
 def test_what_nobody_takes_any_more_is_an_error(model):
     told = []
     crew = Crew(model, tiny, more=0, slots=4, cache=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from operator import index as whole
 from typing import Any, TypedDict, Unpack
@@ -274,6 +274,8 @@ def row_of(model: LanguageModel, prompt: Any, chat: bool | None) -> tuple[int, .
 def _plain(items: Any) -> list[Any]:
     """A list from a list, a tuple, a NumPy array or a tensor."""
     try:
+        if isinstance(items, Mapping | Set | bytes):  # lists of something, but not of what was meant
+            raise TypeError
         return list(items.tolist() if hasattr(items, "tolist") else items)
     except TypeError:
         raise UserError(

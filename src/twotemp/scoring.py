@@ -28,7 +28,7 @@ class Likelihood(NamedTuple):
 
 def score(
     model: Denoiser,
-    prompts: Prompt | Sequence[Prompt] | Sequence[Sample],
+    prompts: Prompt | Sequence[Prompt] | Sample | Sequence[Sample],
     completions: str | Sequence[Any] | None = None,
     estimator: str = "stratified",
     draws: int = 32,
@@ -39,7 +39,7 @@ def score(
 ) -> list[Likelihood]:
     """The log-likelihood of each completion (text or token ids) given its prompt (as in `sample`), with its error.
 
-    prompts may also be samples, as `sample` returns them; then there are no completions to give.
+    prompts may also be samples, as `sample` returns them, or one; then there are no completions to give.
     estimator: "stratified" and "elbo" (a lower bound, the mean over all orders; `draws` passes each), "ar" (left to
     right, one pass per token), "d1" (all at once; biased), "trajectory" (the order of a sample's own trace).
     draws: of the random estimators, at least 2; an even number for "stratified".
@@ -105,7 +105,7 @@ def _samples(model: Denoiser, prompts: Any, completions: Any, seed: int, chat: b
     """The rows to score, as if they had been sampled."""
     text = language_model(model)
     if completions is None:
-        given = list(prompts)
+        given = [prompts] if isinstance(prompts, Sample) else list(prompts)
         if not given or not all(isinstance(one, Sample) for one in given):
             raise UserError("no completions given; give one per prompt, or samples alone")
         return given
@@ -118,6 +118,16 @@ def _samples(model: Denoiser, prompts: Any, completions: Any, seed: int, chat: b
         raise UserError(f"{len(rows)} prompts and {len(written)} completions: give one per prompt")
     if not all(written):
         raise UserError("a completion is empty; give at least one token")
+    for row, tokens in zip(rows, written):
+        if bad := [t for t in (*row, *tokens) if not 0 <= t < model.vocab_size]:
+            raise UserError(f"token id {bad[0]} is outside the vocabulary of {model.vocab_size}")
+        if model.mask_id in tokens:
+            raise UserError("a completion contains the mask token, which is no text; leave it out")
+        if model.max_length is not None and len(row) + len(tokens) > model.max_length:
+            raise UserError(
+                f"a prompt of {len(row)} tokens with {len(tokens)} to score does not fit into {model.name!r}'s "
+                f"context of {model.max_length}; shorten it"
+            )
     # An estimate depends on its own texts alone, whatever else is scored beside it.
     names = names_of((*row, -1, *tokens) for row, tokens in zip(rows, written))
     return [

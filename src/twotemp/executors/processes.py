@@ -33,6 +33,7 @@ NEEDED = set(
 )
 NEEDED_PREFIXES = tuple("LC_ CUDA_ NVIDIA_ HIP_ ROCR_ TORCH PYTORCH_ TRITON_ OMP_ GOMP_ KMP_ MKL_".split())
 SEND_SECONDS = 60  # a worker reads at once; one that does not is stopped or broken
+END_SECONDS = 5  # for a worker that hung up to end by itself, with its own status and last words
 _CODE = "from twotemp.executors.processes import main; main({})"
 
 
@@ -98,7 +99,9 @@ class Process:
         return news
 
     def reason(self) -> str:
-        """Why it is lost."""
+        """Why it is lost; for one that hung up."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_SECONDS)
         self.end()
         status = self._process.wait()
         self._printed.seek(0)

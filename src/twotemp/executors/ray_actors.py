@@ -84,9 +84,11 @@ class Actor:
         return [*self._questions, *pulse, *self._units[:1]]
 
     def answer(self, source: Any) -> list[News]:
-        """What came from it; `Lost` if the actor, its process or its machine is gone."""
+        """What came from it; `Lost`, once, if the actor, its process or its machine is gone."""
         import ray
 
+        if source is not self._pulse and source not in (*self._questions, *self._units):
+            return []  # another source said already that it is lost
         try:
             if source is self._pulse:
                 self._pulse = None

@@ -22,7 +22,7 @@ from twotemp.asking import finish
 from twotemp.errors import UserError, unknown
 from twotemp.integrations.arguments import answer_length, device_of, load_model, origin, policy_of, rows_of
 from twotemp.models.base import LanguageModel, Message
-from twotemp.records import Request, Sample
+from twotemp.records import Policy, Request, Sample
 from twotemp.sampling import draw, requests_for
 from twotemp.scoring import Likelihood, score
 
@@ -163,8 +163,7 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
         for key in options:
             if key not in known:
                 raise unknown("generation argument", key, known)
-        random = self.policy.t_token > 0 or self.policy.t_pos > 0
-        if self._cached and random and not options.get("do_sample"):
+        if self._cached and self.policy != _greedy(self.policy) and not options.get("do_sample"):
             raise UserError(
                 "--use_cache keeps one text for each prompt and would hand it out for every repeat; add "
                 "--gen_kwargs do_sample=True, with which lm-eval draws anew, or leave --use_cache out"
@@ -244,7 +243,7 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
             Request(
                 id=str(number),
                 prompt=row,
-                policy=replace(self.policy, t_token=0.0, t_pos=0.0, k=min(self.policy.k, length)),
+                policy=replace(_greedy(self.policy), k=min(self.policy.k, length)),
                 length=length,
                 block=self.block,
             )
@@ -275,6 +274,11 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
 
 def _name(instance: Instance) -> str:
     return f"{instance.task_name}/{instance.doc_id}/{instance.idx}"
+
+
+def _greedy(policy: Policy) -> Policy:
+    """The policy without any noise, whatever the scores of its first step are."""
+    return replace(policy, t_token=0.0, first_t_token=0.0, t_pos=0.0)
 
 
 def _stops(options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -154,13 +155,15 @@ class Server:
             Route("/v1/completions", self._completions, methods=["POST"]),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/playground/about", page.about),
-            Route("/playground/grade", self._grade(page), methods=["POST"]),
+            Route("/playground/grade", self._grade, methods=["POST"]),
         ]
         handlers: dict[Any, Callable[[HttpRequest, Any], Awaitable[Response]]] = {
             HTTPException: _http_error,
             UserError: _user_error,
             Busy: _busy,
             Failed: _failed,
+            Gone: _left,
+            ClientDisconnect: _left,
             Late: _late,
             Exception: _unexpected,
         }
@@ -226,8 +229,6 @@ class Server:
         gone.add_done_callback(lambda _: drawing.leave())
         try:
             answers = await self._collected(want, drawing)
-        except Gone:
-            return Response(status_code=499)  # nobody reads this
         finally:
             gone.cancel()
             drawing.close()
@@ -265,12 +266,9 @@ class Server:
         self.metrics.count("tokens", one.tokens)
         return one
 
-    def _grade(self, page: Playground) -> Callable[[HttpRequest], Awaitable[Response]]:
-        async def grade(request: HttpRequest) -> Response:
-            data = await self._understood(request, lambda data: data)
-            return JSONResponse(await asyncio.to_thread(page.grades, data))
-
-        return grade
+    async def _grade(self, request: HttpRequest) -> Response:
+        data = await self._understood(request, lambda data: data)
+        return JSONResponse(await self._page.grades(data))
 
     async def _understood(self, request: HttpRequest, meaning: Callable[[dict[str, Any]], T]) -> T:
         """What a body means; of a large one, beside the loop."""
@@ -329,6 +327,10 @@ async def _busy(_request: HttpRequest, _failure: Busy) -> Response:
 
 async def _failed(_request: HttpRequest, failure: Failed) -> Response:
     return error(500, str(failure), kind="server_error")
+
+
+async def _left(_request: HttpRequest, _failure: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads this
 
 
 async def _late(_request: HttpRequest, _failure: Late) -> Response:

@@ -58,6 +58,7 @@ class Limits:
     samples: int = 256  # n times the prompts of a request
     length: int = 4096  # tokens to generate
     stops: int = 16
+    edits: int = 64  # rewrites of a position: each may cost a step of the whole row
     text: int = 1000  # characters of a stop string, and of a policy's spelling
     waiting: int = 1024  # rows accepted and not finished; beyond that the answer is 429
     seconds: float = 600.0  # to draw the samples of a request
@@ -207,9 +208,12 @@ def _policy(given: Mapping[str, Any], limits: Limits) -> Policy:
     if "temperature" in given:
         numbers["t_token"] = _number("temperature", given["temperature"])
     try:
-        return _chosen(spec, tuple(numbers), *numbers.values())
+        chosen = _chosen(spec, tuple(numbers), *numbers.values())
     except UserError as error:
         raise Field("policy", str(error)) from None
+    if chosen.edits > limits.edits:
+        raise Field("edits", f"edits must be at most {limits.edits}")
+    return chosen
 
 
 @lru_cache(maxsize=256, typed=True)  # typed: 1 and 1.0 are equal, but only one of them is a K

@@ -47,6 +47,13 @@ class Task:
     cancelled: bool = field(default=False, init=False)
     lost: bool = field(default=False, init=False)  # with a worker, once
 
+    def tell(self, event: Event | Stopped) -> None:
+        """As a service does: a listener that raises is nobody else's trouble."""
+        try:
+            self.on_event(event)
+        except Exception:
+            log.exception("an event of request %r could not be delivered", self.request.id)
+
 
 class Worker(Protocol):
     """Who can be given tasks."""
@@ -173,7 +180,7 @@ class There:
                     over = not isinstance(event, Written)
                     task = self._tasks.pop(number, None) if over else self._tasks.get(number)
                 if task is not None:
-                    task.on_event(event)
+                    task.tell(event)
         return self.ready
 
 
@@ -256,7 +263,7 @@ class Crew:
                     task.lost = True
                     self._place(task)
                 except UserError as error:  # or nobody takes new work
-                    task.on_event(error)
+                    task.tell(error)
 
 
 def _work(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import re
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
-from threading import Lock
 from typing import Any
 
 from starlette.requests import Request
@@ -33,7 +34,10 @@ class Playground:
     """The page of one model."""
 
     def __init__(self, model: LanguageModel, name: str) -> None:
-        self._model, self._name, self._lock = model, name, Lock()
+        self._model, self._name = model, name
+        # One thread: a grader's worker processes serve one at a time, and whoever waits for them takes no thread
+        # from those who have something else to ask of the server.
+        self._thread = ThreadPoolExecutor(1, "twotemp-grader")
         self._graders: dict[str, Grader] = {}
 
     async def html(self, _request: Request) -> Response:
@@ -75,7 +79,10 @@ class Playground:
             ],
         }
 
-    def grades(self, data: dict[str, Any]) -> dict[str, Any]:
+    async def grades(self, data: dict[str, Any]) -> dict[str, Any]:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._graded, data)
+
+    def _graded(self, data: dict[str, Any]) -> dict[str, Any]:
         """Verdicts on texts, as answers to one problem of an embedded task."""
         task, texts = data.get("task"), data.get("texts")
         if not isinstance(task, str) or task not in TASKS:
@@ -89,18 +96,17 @@ class Playground:
             or not all(isinstance(t, str) for t in texts)
         ):
             raise UserError(f"texts must be a list of at most {MOST_TEXTS} strings")
-        with self._lock:  # a grader's worker processes serve one at a time
-            kind = TASKS[task].grader
-            grader = self._graders.setdefault(kind, graders.get(kind, workers=1))
-            found = list(grader.grade([(problem, answer(problem, text)) for text in texts]))
+        kind = TASKS[task].grader
+        if kind not in self._graders:
+            self._graders[kind] = graders.get(kind, workers=1)
+        found = list(self._graders[kind].grade([(problem, answer(problem, text)) for text in texts]))
         return {"grades": [{"outcome": g.outcome, "answer": g.answer, "detail": g.detail} for g in found]}
 
     def close(self) -> None:
         """End the graders' worker processes."""
-        with self._lock:
-            for grader in self._graders.values():
-                grader.close()
-            self._graders.clear()
+        self._thread.shutdown(cancel_futures=True)
+        for grader in self._graders.values():
+            grader.close()
 
 
 @cache
