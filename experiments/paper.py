@@ -1,6 +1,6 @@
 """Every number of README and docs, by one command: `make paper`, or
 
-    python -m experiments.paper                       # all parts: about two hours on two idle cores
+    python -m experiments.paper                       # all parts: `--list` says how long each takes
     python -m experiments.paper --parts claims,again  # some of them
     python -m experiments.paper --parts claims --questions 100 -n 16      # smaller
     python -m experiments.paper --list                # the parts, and which are up to date
@@ -133,14 +133,14 @@ PARTS: dict[str, Part] = {
     ),
     "claims": Part(
         "the paper's crossing: five policies on three tasks",
-        40,
+        100,
         claims,
         {"measured": embedded.measured, "claims": embedded.claims},
         figures={f"claims/report/{name}.png": f"{name}.png" for name in ("pass_at_k", "pass_at_nfe")},
     ),
     "again": Part(
         "the same on 500 other problems",
-        32,
+        100,
         again,
         {"measured-again": embedded.measured, "again": embedded.claims},
     ),
@@ -151,7 +151,7 @@ PARTS: dict[str, Part] = {
         {"selection": verifier.chosen, "selection-findings": verifier.findings},
         models=("tiny", "verifier"),
         figures={
-            "claims/selection/best-words-2.png": "selection-best.png",
+            "claims/selection/best-words-3.png": "selection-best.png",
             "claims/selection/entropy.png": "selection-entropy.png",
         },
         needs=("claims",),

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.blocks import table
 
-MODELS = ("tiny", "tiny-ar")
+MODELS = ("tiny-first", "tiny", "tiny-ar")
 OBJECTIVES = {"diffusion": "masked diffusion, equation (3)", "next token": "next token"}
 LAST = 25  # lines of the log that a final loss is the mean of
 

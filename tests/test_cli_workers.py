@@ -94,6 +94,9 @@ def test_a_worker_has_the_plug_ins_of_its_driver(micro_folder, tmp_path, forked_
     )
     assert done.returncode == 0, done.stderr
     assert len(drawn(tmp_path / "mine")) == 2
+    assert f"twotemp report {tmp_path / 'mine'} --plugin {plugin}" in done.stderr, (
+        "the next command needs it, too"
+    )
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,8 @@ def one_result(monkeypatch, tmp_path):
             {"task": "countdown-3", "first": first, "second": second, "k": k or 64, **PAIR}
             for first, second, k in embedded.AT_K
         ]
-        found = {"parameters": 835_968, "cells": cells(**rates), "differences": differences}
+        easier = {"countdown-3": {"mean": 80.0, "low": 78.0, "high": 82.0}}
+        found = {"parameters": 835_968, "cells": cells(**rates), "easier": easier, "differences": differences}
         result = {"weights": weights, "questions": 500, "samples": 64, "figures": {}, "found": found}
         (tmp_path / "claims.json").write_text(json.dumps(result))
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,13 @@ def show_log(level: int = logging.INFO) -> None:
 def say(text: str) -> None:
     """A line for people, as it is: brackets in the name of a folder are no markup."""
     people.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def then(command: str, folder: Path) -> str:
+    """What to type next; it needs the plug-ins that this command was given."""
+    from twotemp import plugins
+
+    return " ".join(["twotemp", command, str(folder), *(f"--plugin {name}" for name in plugins.NAMED)])
 
 
 def say_cache(model: Denoiser | None, cache: str | None) -> None:

@@ -71,7 +71,7 @@ def evaluate(
         --policies "ar,lc,random,tlc:t_pos=1,ct:threshold=0.6,tct:t_pos=0.1,threshold=0.6" --out runs/llada
     """
     from twotemp.analysis import read
-    from twotemp.cli.console import say
+    from twotemp.cli.console import say, then
 
     chosen = split_policies(",".join(policies))
     plan = asked.plan(decoding, chosen, n=n, questions=questions, cache=cache, trace=trace)
@@ -83,9 +83,8 @@ def evaluate(
             typer.echo(json_text(summary(one)))
     else:
         show_table(series)
-    say(
-        f"samples and grades: {out}; tables and figures: twotemp report {out}; one answer: twotemp select {out}"
-    )
+    tables, choice = then("report", out), then("select", out)
+    say(f"samples and grades: {out}; tables and figures: {tables}; one answer: {choice}")
 
 
 def regrade(
@@ -96,7 +95,7 @@ def regrade(
     again: Annotated[bool, typer.Option("--again", help="Judge also what this grader has judged.")] = False,
 ) -> None:
     """Grade stored samples without drawing any: after a grader changed, failed, or with another one."""
-    from twotemp.cli.console import progress, say
+    from twotemp.cli.console import progress, say, then
     from twotemp.evaluation import regrade as judge
 
     files = task_files(data)
@@ -108,7 +107,7 @@ def regrade(
             bar.update(sum(counts.values()), note=cell)
 
         judged = judge(run, grader=grader, data=files, allow_altered=altered, again=again, watch=watch)
-    say(f"{sum(judged.values())} samples graded in {len(judged)} cells; see them with: twotemp report {run}")
+    say(f"{sum(judged.values())} samples graded in {len(judged)} cells; see them with: {then('report', run)}")
 
 
 def grade(

@@ -14,6 +14,7 @@ from torch import Tensor
 from twotemp.folders import Log, claim, only_writer
 from twotemp.models import llada
 from twotemp.models.checkpoint import save
+from twotemp.models.load import load
 from twotemp.training import checkpoints, tokenizer
 from twotemp.training.corpus import Corpus, generate
 from twotemp.training.muon import Muon
@@ -22,6 +23,7 @@ from twotemp.training.recipe import Recipe
 
 LOG = "log.jsonl"
 MODEL = "model"  # the folder of the finished checkpoint, in `out`
+FIRST = "first"  # the folder of the run that came before, in `out`
 
 
 def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
@@ -29,6 +31,7 @@ def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
 
     `out` also gets the log (a line every `log_every` steps and with every checkpoint), the loss curve, and the state
     of the run: after an interruption the same call continues where the last checkpoint was, to the same weights.
+    A recipe that comes after another has that one trained first, in a folder inside `out`.
     """
     with only_writer(out):
         return _train(recipe, out, progress)
@@ -42,6 +45,10 @@ def _train(recipe: Recipe, out: Path, progress: bool) -> Path:
     done = checkpoints.read(out, recipe, network, optimizer)
     # The checkpoint knows its step, so it has said what may change.
     claim(out, "training", {"recipe": recipe.to_dict()}, step=None)
+    if recipe.after and not done:
+        first = load(train(recipe.after, out / FIRST, progress), device="cpu").module
+        assert first is not None
+        network.load_state_dict(first.state_dict())
     log = LossLog(out / LOG, done)
     if done < recipe.steps:
         corpus = Corpus(generate(recipe.examples, recipe.seed, words.get_vocab()), recipe.batch_tokens)

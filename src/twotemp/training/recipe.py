@@ -16,7 +16,8 @@ from twotemp.tasks import SOURCES
 class Recipe:
     """Architecture (in LLaDA's names), data, and schedule.
 
-    The learning rate warms up linearly, stays, and falls linearly to 0 over the last `decay` steps. The first
+    `after`: the recipe whose finished weights this run begins with; in a file, the name of a file beside it. The
+    learning rate warms up linearly, stays, and falls linearly to 0 over the last `decay` steps. The first
     `next_token_steps` steps are next-token prediction with causal attention; the rest is masked diffusion.
     """
 
@@ -38,6 +39,7 @@ class Recipe:
     seed: int = 0
     checkpoint_every: int = 200
     log_every: int = 20
+    after: Recipe | None = None
     compile: bool = False  # torch.compile: 1.7 times as fast on a CPU; needs a C++ compiler
 
     def __post_init__(self) -> None:
@@ -59,6 +61,13 @@ class Recipe:
             raise UserError(f"recipe {self.name}: d_model must be an even multiple of n_heads")
         if self.warmup + self.decay > self.steps or self.next_token_steps > self.steps:
             raise UserError(f"recipe {self.name}: warmup + decay, and next_token_steps, must fit into steps")
+        shape = ("d_model", "n_layers", "n_heads", "mlp_hidden_size")
+        if self.after is not None and not isinstance(self.after, Recipe):
+            raise UserError(f"recipe {self.name}: after must name a recipe's file, not {self.after!r}")
+        if self.after and any(getattr(self, name) != getattr(self.after, name) for name in shape):
+            raise UserError(
+                f"recipe {self.name}: {', '.join(shape)} must be those of {self.after.name}, its `after`"
+            )
         if not self.examples:
             raise UserError(f"recipe {self.name}: examples must name at least one task")
         for task, count in self.examples.items():
@@ -80,4 +89,10 @@ class Recipe:
     @classmethod
     def read(cls, path: Path) -> Recipe:
         """A recipe from a YAML file; unknown and missing keys are errors."""
-        return record(cls, read_yaml(path, "recipe"), str(path))
+        said = read_yaml(path, "recipe")
+        if isinstance(said.get("after"), str):
+            try:
+                said["after"] = cls.read(path.parent / said["after"])
+            except RecursionError:
+                raise UserError(f"{path}: its `after` leads back to itself") from None
+        return record(cls, said, str(path))

@@ -1,0 +1,113 @@
+"""Is this checkout's engine as fast as another's? The same requests through both, in turn.
+
+    python -m benchmarks.versions ../old            # another checkout, for instance of the last release
+    python -m benchmarks.versions ../old --rounds 9 --only tiny,lc
+
+Each version lives in a process of its own, with one thread, and both take turns: a busy moment of the machine is
+everybody's. CPU seconds of `engine.run`; the ratio is the median of the ratios of a round. Samples are compared, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = ROOT / "src" / "twotemp" / "models" / "weights" / "tiny"  # for both versions
+# Model -> (rows, length) that take about a second.
+SIZES = {"ratio": [(1, 16), (8, 4)], "vocabulary": [(1, 32), (8, 16)], "tiny": [(1, 32), (64, 24)]}
+POLICIES = ("ar", "lc", "tlc:t_pos=1", "ct:threshold=0.6", "tct:t_pos=0.1,threshold=0.6", "klass")
+
+
+def worker() -> None:
+    """Answers each case on stdin with its CPU seconds and a hash of what was sampled; runs inside either version."""
+    import torch
+
+    from benchmarks import proxies
+    from twotemp.engine import run
+    from twotemp.models.load import load
+    from twotemp.policies import parse
+
+    torch.set_num_threads(1)
+    made: dict[str, Any] = {}
+    for line in sys.stdin:
+        name, spec, rows, length = json.loads(line)
+        if name not in made:
+            proxy = {"ratio": proxies.RATIO, "vocabulary": proxies.VOCABULARY}.get(name)
+            made[name] = proxy.model() if proxy else load(TINY)
+        model = made[name]
+        texts = proxies.prompts(model, rows, 64)
+        texts[texts == model.mask_id] = 5
+        wanted = proxies.requests(texts, parse(spec), length, length)
+        began = time.process_time()
+        samples = list(run(model, wanted, batch_size=rows))
+        spent = time.process_time() - began
+        written = sorted((s.request, s.tokens) for s in samples)
+        print(json.dumps([spent, hashlib.sha256(repr(written).encode()).hexdigest()]), flush=True)
+
+
+class Version:
+    def __init__(self, checkout: Path) -> None:
+        paths = os.pathsep.join([str(checkout), str(checkout / "src")])
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--worker"],
+            cwd=checkout,
+            env=os.environ | {"PYTHONPATH": paths},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, case: list[Any]) -> tuple[float, str]:
+        assert self._process.stdin
+        assert self._process.stdout
+        print(json.dumps(case), file=self._process.stdin, flush=True)
+        spent, written = json.loads(self._process.stdout.readline())
+        return spent, written
+
+
+def main() -> None:
+    from benchmarks.measure import Spread, machine, ratio, table
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.versions", description=__doc__)
+    parser.add_argument("checkout", type=Path, help="of the version to compare with")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="", help="models and policies, e.g. tiny,ratio,lc")
+    given = parser.parse_args()
+    only = set(given.only.split(",")) if given.only else set()
+    here, there = Version(ROOT), Version(given.checkout.resolve())
+    rows = []
+    for model, sizes in SIZES.items():
+        for spec in POLICIES:
+            if only and not {model, spec.partition(":")[0]} & only:
+                continue
+            for batch, length in sizes:
+                case = [model, spec, batch, length]
+                same = here(case)[1] == there(case)[1]  # warms up, too
+                pairs = []
+                for turn in range(given.rounds):
+                    order = [here, there] if turn % 2 else [there, here]
+                    spent = {version: version(case)[0] for version in order}
+                    pairs.append((spent[here], spent[there]))
+                ours, theirs = zip(*pairs)
+                row = [
+                    f"{model}, {spec}",
+                    str(batch),
+                    f"{Spread(theirs).median:.2f}",
+                    ratio(ours, theirs).text(3),
+                ]
+                rows.append([*row, f"{min(ours) / min(theirs):.3f}", "yes" if same else "no"])
+                print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+    print(f"{machine()}; {given.rounds} rounds\n")
+    print(table(["", "rows", "there, CPU s", "here / there", "of the minima", "same samples"], rows))
+
+
+if __name__ == "__main__":
+    worker() if sys.argv[1:] == ["--worker"] else main()
