@@ -78,7 +78,7 @@ def claims(asked: Asked) -> dict[str, Any]:
     out = asked.runs / "claims"
     embedded.draw(out, questions=asked.questions, samples=asked.samples)
     found = embedded.summary(out, asked.samples)
-    write(read([out]), out / "report")
+    write([one for one in read([out]) if one.task in embedded.TASKS], out / "report")
     return found
 
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from experiments import blocks, embedded, frontier, paper, verifier
+from tests.graded_cells import graded
 
 PAIR = {"mean": 4.04, "low": -2.0, "high": 10.0}
 
@@ -118,13 +119,15 @@ def test_an_experiment_stops_where_its_command_was_stopped(monkeypatch, tmp_path
 
 
 def test_the_claims_are_drawn_summed_up_and_reported(monkeypatch, tmp_path):
+    """What is drawn of the easier levels is for one sentence, not for the figures."""
     written = []
+    hard, easy = (graded("lc", [1], task=task) for task in (embedded.TASKS[0], embedded.EASIER[0]))
     monkeypatch.setattr(embedded, "draw", lambda out, **size: None)
     monkeypatch.setattr(embedded, "summary", lambda out, samples: {"samples": samples})
-    monkeypatch.setattr(paper, "read", lambda runs: runs)
+    monkeypatch.setattr(paper, "read", lambda runs: [easy, hard] if runs == [tmp_path / "claims"] else [])
     monkeypatch.setattr(paper, "write", lambda cells, folder: written.append((cells, folder)))
     assert paper.claims(paper.Asked(tmp_path, 1, 1)) == {"samples": 1}
-    assert written == [([tmp_path / "claims"], tmp_path / "claims" / "report")]
+    assert written == [([hard], tmp_path / "claims" / "report")]
 
 
 def test_a_method_that_buys_nothing_has_no_rate_and_one_that_solves_nothing_has_one():

@@ -258,3 +258,14 @@ def test_ticks_of_a_cost_axis_stand_side_by_side():
             visible = sorted(inside, key=lambda box: box.x0)
             assert len(visible) >= 2
             assert all(a.x1 < b.x0 for a, b in pairwise(visible))
+
+
+@pytest.mark.parametrize(
+    ("samples", "labels"), [(16, "1 2 4 8 16"), (19, "1 2 4 8 19"), (30, "1 2 4 8 16 30")]
+)
+def test_numbers_of_samples_stand_apart_on_their_axis(samples, labels):
+    from matplotlib.figure import Figure
+
+    axis = Figure().subplots()
+    figures.power_ticks(axis, [graded("lc", [samples] * 4, n=samples)])
+    assert " ".join(label.get_text() for label in axis.get_xticklabels()) == labels

@@ -280,7 +280,8 @@ def band(
 
 
 def power_ticks(axis: Axes, series: Sequence[Graded]) -> None:
-    ticks = k_grid(series)
+    *ticks, last = k_grid(series)
+    ticks = [*(k for k in ticks if last > 1.4 * k), last]  # two numbers beside each other would overlap
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [str(k) for k in ticks])
     axis.minorticks_off()
