@@ -51,8 +51,9 @@ plugins.add_policy(Policy("careful", "confidence", "threshold", threshold=0.95),
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    """What a test adds is gone after it."""
+def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test adds is gone after it; workers of later tests would look for its plug-ins."""
+    monkeypatch.setattr(plugins, "NAMED", [])
     tables: tuple[dict, ...] = (tasks.TASKS, graders.GRADERS, PRESETS, sys.modules)  # type: ignore[type-arg]
     before = [dict(table) for table in tables]
     yield
