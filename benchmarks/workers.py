@@ -119,6 +119,7 @@ def workers() -> None:
         for name, make in cases.items():
             with make() as drawer, busy() if name == beside else nullcontext():
                 found.setdefault(name, []).append(rate(drawer, plan))
+                print(f"{name}: {found[name][-1]:.1f} samples/s", file=sys.stderr, flush=True)
     best = {name: max(rates) for name, rates in found.items()}
     rows = [[name, f"{best[name]:.0f}", f"{min(rates):.0f}"] for name, rates in found.items()]
     print("\nThe demo's mix, one thread each; the best and the worst of 3 rounds\n")

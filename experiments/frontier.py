@@ -30,10 +30,10 @@ from twotemp.tuning import expand
 TASKS = {
     "countdown-3": 1.0,
     "countdown-4": 1.0,
-    "programs-1": 0.5,
-    "programs-2": 0.5,
-    "words-2": 0.3,
-    "words-3": 0.2,
+    "programs-1": 0.6,
+    "programs-2": 0.6,
+    "words-2": 0.4,
+    "words-3": 0.3,
 }
 # What is raced of each method; those in UNPUBLISHED are points of the frame that no paper has.
 METHODS = {
@@ -70,7 +70,7 @@ STATEMENTS = (
     ("tempered Fork", "TCT", 64, "nobody's: TCT with the leftmost fallback is ahead of TCT"),
 )
 GOAL = 16
-RACED = 20  # validation questions that a method's budget would buy every candidate
+RACED = 20  # validation questions that a method's budget would buy every candidate, of a task with share 1
 BOUGHT = (1, 4, 16)  # samples of AR whose NFE the others may spend
 
 
@@ -79,7 +79,7 @@ def tuned(out: Path, task: str, questions: int) -> dict[str, str]:
     found = {}
     for name, spec in METHODS.items():
         folder = out / "tune" / task / name.replace(" ", "-")
-        budget = len(expand([spec])) * RACED * GOAL * tasks.get(task).length
+        budget = len(expand([spec])) * RACED * TASKS[task] * GOAL * tasks.get(task).length
         if not (folder / "tuned.yaml").exists():
             size = ["--questions", str(questions), "--budget", str(budget), "--out", str(folder)]
             twotemp("tune", "--task", task, "--at", f"pass@{GOAL}", "--policies", spec, *size)

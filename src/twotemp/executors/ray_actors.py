@@ -11,6 +11,7 @@ import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -169,11 +170,17 @@ def start_local(reachable: bool) -> Any:
             "Ray was imported before twotemp could ask for a token; set RAY_AUTH_MODE=token at first"
         )
     # Ray reads the mode when it is imported, and the token when it is needed.
-    os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), **_SETTINGS})
+    os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token(), **_SETTINGS})
     ray = _ray()
     with _environment({**environment(1), **{k: v for k, v in os.environ.items() if k.startswith("RAY_")}}):
         ray.init(address=LOCAL, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     return ray
+
+
+@cache
+def _token() -> str:
+    """One for as long as this process lives: Ray keeps the first it has read, also for the next cluster."""
+    return secrets.token_hex(32)
 
 
 @contextmanager

@@ -143,10 +143,11 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
     hit. Float64 touches sqrt(V)-many numbers, never the vocabulary, and tail tokens keep their probability.
     """
     n, vocab = weights.shape
-    chunks = -(-vocab // _CHUNK)
-    if vocab % _CHUNK:
-        weights = torch.nn.functional.pad(weights, (0, chunks * _CHUNK - vocab))
-    grid = weights.view(n, chunks, _CHUNK)
+    width = min(_CHUNK, vocab)  # a small vocabulary is one chunk
+    chunks = -(-vocab // width)
+    if vocab % width:
+        weights = torch.nn.functional.pad(weights, (0, chunks * width - vocab))
+    grid = weights.view(n, chunks, width)
     sums = grid.sum(-1).double()
     chunk, cdf, target = _invert(sums, u)
     size = sums.gather(1, chunk)
@@ -154,7 +155,7 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
     rest = ((target - below) / size).clamp_(0, 1)[:, 0]  # where u lies inside its chunk, again in [0, 1)
     chunk = chunk[:, 0]
     inside = grid[torch.arange(n, device=weights.device), chunk].double()
-    token = chunk * _CHUNK + _invert(inside, rest)[0][:, 0]
+    token = chunk * width + _invert(inside, rest)[0][:, 0]
     return token.clamp_max(vocab - 1)  # only NaN weights get past the end; the engine reports them by name
 
 
