@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import caching, decoding, growth, scheduling, serving, workers
+from benchmarks import caching, decoding, growth, quantized, scheduling, serving, workers
 from benchmarks.measure import machine
 
 
@@ -29,6 +29,7 @@ def main() -> None:
         "peers": ("Samplers", lambda: decoding.beside_peers(peers, batches, given.seconds)),
         "caches": ("Caches", lambda: caching.report(peers, given.seconds)),
         "drift": ("What an approximate cache changes", lambda: caching.drifts(20)),
+        "quantized": ("Quantized weights", lambda: quantized.report(given.seconds)),
         "scheduling": ("Scheduling", lambda: scheduling.report(given.seconds)),
         "growth": ("Growth", growth.report),
         "driver": ("The driver's ceiling", workers.driver),

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.measure import table
 from twotemp import graders, tasks
-from twotemp.cli.demo import POLICIES
+from twotemp.cli.demo import POLICIES, TASKS
 from twotemp.evaluation import Drawer, Evaluation, InProcess, Plan, TaskChoice
 from twotemp.executors import Loading, Processes, Supervisor
 from twotemp.executors.ray_actors import LOCAL, RayActors
@@ -98,7 +98,7 @@ def driver() -> None:
 
 def workers() -> None:
     plan = Plan(
-        tuple(TaskChoice(name, questions=4) for name in ("countdown-3", "words-3", "programs-2")),
+        tuple(TaskChoice(name, questions=questions // 10) for name, questions in TASKS.items()),
         tuple(map(parse, POLICIES)),
         n=N,
     )

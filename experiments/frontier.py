@@ -70,7 +70,9 @@ STATEMENTS = (
     ("tempered Fork", "TCT", 64, "nobody's: TCT with the leftmost fallback is ahead of TCT"),
 )
 GOAL = 16
-RACED = 20  # validation questions that a method's budget would buy every candidate, of a task with share 1
+QUESTIONS = 30  # of a task with share 1
+# Validation questions that a method's budget would buy every candidate: of a task with share 1, and at least.
+RACED, LEAST_RACED = 12, 6
 BOUGHT = (1, 4, 16)  # samples of AR whose NFE the others may spend
 
 
@@ -79,7 +81,8 @@ def tuned(out: Path, task: str, questions: int) -> dict[str, str]:
     found = {}
     for name, spec in METHODS.items():
         folder = out / "tune" / task / name.replace(" ", "-")
-        budget = len(expand([spec])) * RACED * TASKS[task] * GOAL * tasks.get(task).length
+        raced = max(LEAST_RACED, RACED * TASKS[task])
+        budget = len(expand([spec])) * raced * GOAL * tasks.get(task).length
         if not (folder / "tuned.yaml").exists():
             size = ["--questions", str(questions), "--budget", str(budget), "--out", str(folder)]
             twotemp("tune", "--task", task, "--at", f"pass@{GOAL}", "--policies", spec, *size)
@@ -121,8 +124,9 @@ def draw(
 
 
 def study(
-    out: Path, task: str, questions: int, samples: int, seeds: int, subset: str = "test"
-) -> dict[str, Any]:
+    out: Path, task: str, questions: int, samples: int, seeds: int, subset: str
+) -> tuple[dict[str, Any], dict[str, Measured]]:
+    """What is said of a task, and the methods behind it."""
     specs = tuned(out, task, questions)
     found = draw(out, task, specs, questions, samples, seeds, subset)
     ar = found["AR"].cost
@@ -138,20 +142,26 @@ def study(
         }
         for name, one in found.items()
     ]
-    statements = [
-        {
-            "first": first,
-            "second": second,
-            "k": min(k, samples),
-            "whose": whose,
-            **points(
-                metrics.paired_bootstrap(found[first].at(min(k, samples)), found[second].at(min(k, samples)))
-            ),
-        }
-        for first, second, k, whose in STATEMENTS
-    ]
     size = {"questions": questions, "ar": round(ar, 2)}
-    return {"task": task, "subset": subset, **size, "methods": methods, "statements": statements}
+    said = {
+        "task": task,
+        "subset": subset,
+        **size,
+        "methods": methods,
+        "statements": compared([found], samples),
+    }
+    return said, found
+
+
+def compared(tasks: Sequence[Mapping[str, Measured]], samples: int) -> list[dict[str, Any]]:
+    """Every statement, over all questions of these tasks."""
+    found = []
+    for first, second, k, whose in STATEMENTS:
+        at = min(k, samples)
+        a, b = (np.concatenate([methods[name].at(at) for methods in tasks]) for name in (first, second))
+        pair = {"first": first, "second": second, "k": at, "whose": whose}
+        found.append({**pair, **points(metrics.paired_bootstrap(a, b))})
+    return found
 
 
 def run(
@@ -162,8 +172,11 @@ def run(
     names: Sequence[str] = tuple(TASKS),
     subset: str = "test",
 ) -> dict[str, Any]:
-    studies = [study(out, task, math.ceil(questions * TASKS[task]), samples, seeds, subset) for task in names]
-    return {"samples": samples, "seeds": seeds, "studies": studies}
+    asked = {task: math.ceil(questions * TASKS[task]) for task in names}
+    studies = [study(out, task, count, samples, seeds, subset) for task, count in asked.items()]
+    together = compared([methods for _, methods in studies], samples)
+    said = [one for one, _ in studies]
+    return {"samples": samples, "seeds": seeds, "studies": said, "statements": together}
 
 
 # --- blocks ---------------------------------------------------------------------------------------------------
@@ -209,9 +222,9 @@ def statements(found: dict[str, Any]) -> str:
     """Who is ahead of whom, task by task: what holds beyond its interval, and where the opposite does."""
     names = [study["task"] for study in found["studies"]]
     rows = []
-    for number, one in enumerate(found["studies"][0]["statements"]):
+    for number, one in enumerate(found["statements"]):
         here = [study["statements"][number] for study in found["studies"]]
-        marks = [f"**{spelled(d)}**" if d["low"] > 0 or d["high"] < 0 else spelled(d) for d in here]
+        marks = [f"**{spelled(d)}**" if d["low"] > 0 or d["high"] < 0 else spelled(d) for d in (*here, one)]
         held = sum(d["low"] > 0 for d in here)
         against = sum(d["high"] < 0 for d in here)
         rows.append(
@@ -222,8 +235,8 @@ def statements(found: dict[str, Any]) -> str:
                 f"{held} / {against} of {len(here)}",
             ]
         )
-    heads = ["statement", "points", *names, "holds / the opposite holds"]
-    return f"Bold: the paired 95 % interval does not include 0.\n\n{table(heads, rows, len(names) + 1)}"
+    heads = ["statement", "points", *names, "all questions", "tasks: holds / the opposite holds"]
+    return f"Bold: the paired 95 % interval does not include 0.\n\n{table(heads, rows, len(names) + 2)}"
 
 
 def ahead(found: dict[str, Any]) -> str:
@@ -247,7 +260,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--subset", default="test")
-    parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--questions", type=int, default=QUESTIONS, help="of a task with share 1")
     parser.add_argument("-n", type=int, default=64, help="samples per question")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/frontier"))

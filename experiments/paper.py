@@ -176,20 +176,21 @@ PARTS: dict[str, Part] = {
     "t_token": of_file("t_token", 9, "token temperatures", questions=60),
     "frontier": Part(
         "every method, tuned jointly, and points of the frame that nobody has published",
-        170,
+        60,
         lambda asked: frontier.run(asked.runs / "frontier", asked.questions, asked.samples, seeds=3),
         {
             "frontier": frontier.shown,
             "frontier-statements": frontier.statements,
             "frontier-ahead": frontier.ahead,
         },
-        questions=100,
+        questions=frontier.QUESTIONS,
     ),
     "tuning": Part(
         "`twotemp tune` against a full grid",
-        150,
+        40,
         lambda asked: tuning.run(asked.runs / "tuning", tuning.TASKS, 3, 100, asked.questions),
         {"tuning": tuning.shown},
+        questions=300,
         samples=tuning.K,
     ),
     "grpo": Part(

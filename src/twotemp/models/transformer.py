@@ -24,6 +24,8 @@ from twotemp.models.quantizing import is_quantized, plain_tensors
 from twotemp.models.special import Facts, Given, Special, read_special
 from twotemp.models.spreading import connect
 
+_TILE = 768  # tokens computed at once on a CPU: what a layer makes of them stays in its cache
+
 
 def positions_of(attention_mask: Tensor) -> Tensor:
     """Position inside the row, counted from its first real token; padding takes a neighbour's."""
@@ -212,6 +214,13 @@ class Transformer(Loaded):
         self, ids: Tensor, positions: Tensor, attend: Tensor | None, cache: KVCache | None = None
     ) -> Tensor:
         """Last hidden states; attend: bool [B, queries or 1, keys], None for all of them."""
+        rows = max(1, _TILE // ids.shape[1])
+        if len(ids) > rows and self.device.type == "cpu" and cache is None and not torch.is_grad_enabled():
+            parts = []
+            for some in (slice(at, at + rows) for at in range(0, len(ids), rows)):
+                here = positions if len(positions) == 1 else positions[some]
+                parts.append(self._hidden(ids[some], here, None if attend is None else attend[some]))
+            return torch.cat(parts)
         output = self.module.model(
             input_ids=ids,
             attention_mask=None if attend is None else attend[:, None],
