@@ -20,7 +20,7 @@ from twotemp.models.load import load
 from twotemp.policies import policy, spell
 from twotemp.store import Store
 from twotemp.tuning import Goal, Outcome, expand, race, recommendation, standings, table, tune, tuned_yaml
-from twotemp.tuning.race import LEAST, PROBE, Round, beaten_by, frontier
+from twotemp.tuning.race import LEAST, PROBE, Round, beaten_by, frontier, survivors
 from twotemp.tuning.tuner import Tuned, validation
 
 
@@ -111,6 +111,19 @@ def test_equal_ones_are_ranked_by_what_they_cost():
     assert first.behind == (0.0, 0.0, 0.0)
     assert first.chance == second.chance == 0.5
     assert not second.on_frontier
+
+
+def test_of_equal_ones_those_stay_that_reach_the_goal_sooner():
+    """On few questions nearly all are equal; to keep the cheap ones would lose the best before it is known."""
+    at = {i: Outcome(np.ones(4), cost=float(i), spent=1.0, sooner=0.1 * i) for i in range(10)}
+    assert survivors(at, finalists=4) == (0, 6, 7, 8, 9)  # the cheapest is the frontier
+
+
+def test_half_a_goal():
+    passed = [np.array([True, False, False, False])]
+    assert Goal.parse("pass@4").half.values(passed, cost=5.0) == pytest.approx([0.5])
+    assert Goal.parse("pass@NFE=20").half.values(passed, cost=5.0) == pytest.approx([0.5])
+    assert Goal.parse("pass@1").half == Goal(k=1)
 
 
 def test_frontier_by_brute_force():

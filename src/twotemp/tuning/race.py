@@ -34,6 +34,9 @@ class Outcome:
     values: Floats  # [questions]: the goal, in [0, 1]; NaN: not measured
     cost: float  # NFE per question: where it stands on the frontier
     spent: float  # NFE of all its samples
+    # The goal's mean with half of the samples. On few questions many are equal at the goal itself, and who reaches it
+    # with fewer samples is more likely to reach it again.
+    sooner: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -95,7 +98,7 @@ def survivors(outcomes: dict[T, Outcome], finalists: int) -> tuple[T, ...]:
     ahead = frontier(outcomes)
     ranked = sorted(
         (one for one in outcomes if one not in beaten and not math.isnan(outcomes[one].mean)),
-        key=lambda one: (one not in ahead, *_merit(outcomes[one])),
+        key=lambda one: (one not in ahead, *_promise(outcomes[one])),
     )
     places = max(finalists, math.ceil(len(outcomes) / 2))
     chosen = set(ranked[:places])
@@ -105,6 +108,12 @@ def survivors(outcomes: dict[T, Outcome], finalists: int) -> tuple[T, ...]:
 def _merit(outcome: Outcome) -> tuple[float, float]:
     """What to sort by, the best first: the goal, and for equal ones what they cost. The unmeasured come last."""
     return 1.0 if math.isnan(outcome.mean) else -round(outcome.mean, 9), outcome.cost
+
+
+def _promise(outcome: Outcome) -> tuple[float, float, float]:
+    """As `_merit`, but of equal ones those first that reach the goal sooner: the race is about the goal."""
+    mean, cost = _merit(outcome)
+    return mean, -round(outcome.sooner, 9), cost
 
 
 def frontier(outcomes: dict[T, Outcome]) -> list[T]:

@@ -129,5 +129,6 @@ def _read(
             costs.append(table.nfe[row][first])
     # By the paper's accounting an empty answer of AR costs nothing; somebody has to find out that it is empty.
     cost = max(1.0, metrics.mean_cost(costs))
-    values = goal.values(passed, cost)
-    return Outcome(values, goal.price(cost), float(sum(c.sum() for c in costs))), goal.samples(cost)
+    spent = float(sum(c.sum() for c in costs))
+    sooner = float(np.nan_to_num(goal.half.values(passed, cost)).mean())
+    return Outcome(goal.values(passed, cost), goal.price(cost), spent, sooner), goal.samples(cost)
