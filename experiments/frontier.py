@@ -19,7 +19,7 @@ import numpy as np
 import yaml
 
 from experiments.blocks import spelled, table
-from experiments.command import twotemp
+from experiments.command import MANY_ROWS, twotemp
 from experiments.embedded import SHOWN, points
 from twotemp import metrics, tasks
 from twotemp.analysis import Graded, read, unique
@@ -85,7 +85,7 @@ def tuned(out: Path, task: str, questions: int) -> dict[str, str]:
         budget = len(expand([spec])) * raced * GOAL * tasks.get(task).length
         if not (folder / "tuned.yaml").exists():
             size = ["--questions", str(questions), "--budget", str(budget), "--out", str(folder)]
-            twotemp("tune", "--task", task, "--at", f"pass@{GOAL}", "--policies", spec, *size)
+            twotemp("tune", "--task", task, "--at", f"pass@{GOAL}", "--policies", spec, *size, *MANY_ROWS)
         found[name] = yaml.safe_load((folder / "tuned.yaml").read_text("utf-8"))["policies"][0]
     return found
 
@@ -116,7 +116,7 @@ def draw(
         folder = out / subset.replace(":", "-") / f"{task}-{seed}"
         asked = ["--task", task, "--subset", subset, "--questions", str(questions), "--seed", str(seed)]
         size = ["-n", str(samples), "--out", str(folder)]
-        twotemp("eval", *asked, "--policies", ";".join(unique(specs.values())), *size)
+        twotemp("eval", *asked, *MANY_ROWS, "--policies", ";".join(unique(specs.values())), *size)
         cells += read([folder])
     return {
         name: Measured([one for one in cells if spell(one.policy) == spec]) for name, spec in specs.items()

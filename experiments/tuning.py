@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from experiments.blocks import listed, signed, spelled, table
-from experiments.command import twotemp
+from experiments.command import MANY_ROWS, twotemp
 from experiments.embedded import pair, points
 from twotemp import metrics
 from twotemp.analysis import Graded, read, unique
@@ -40,13 +40,13 @@ def study(out: Path, task: str, seeds: int, validation: int, test: int) -> list[
         folder: Path, specs: Sequence[str], questions: int, subset: str, n: int, seed: int
     ) -> list[Graded]:
         asked = ["--task", task, "--subset", subset, "--questions", str(questions), "--seed", str(seed)]
-        twotemp("eval", *asked, "--policies", ";".join(specs), "-n", str(n), "--out", str(folder))
+        twotemp("eval", *asked, *MANY_ROWS, "--policies", ";".join(specs), "-n", str(n), "--out", str(folder))
         return read([folder])
 
     def race(folder: Path, seed: int) -> dict[str, Any]:
         asked = ["--task", task, "--policies", ",".join(POLICIES), "--at", f"pass@{K}", "--seed", str(seed)]
         limits = ["--budget", str(SHARE * everything), "--questions", str(validation)]
-        twotemp("tune", *asked, *limits, "--out", str(folder))
+        twotemp("tune", *asked, *limits, *MANY_ROWS, "--out", str(folder))
         found: dict[str, Any] = yaml.safe_load((folder / "tuned.yaml").read_text("utf-8"))
         return found
 

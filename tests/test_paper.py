@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from experiments import blocks, embedded, frontier, paper, verifier
@@ -146,3 +147,35 @@ def test_cells_without_right_and_wrong_samples_say_nothing_about_the_verifier():
     judged = {"task": "a", "name": "ar", "mixed": 3, "auc": {"verifier": {"mean": 71.0}}}
     found = {"questions": 9, "samples": 4, "auc": [{**judged, "mixed": 0, "auc": {}}, judged]}
     assert verifier.told_apart(found).endswith("The verifier's lowest: 0.71 on a.")
+
+
+class Rates:
+    """A method of which every question has the same rate at every k."""
+
+    def __init__(self, rate: float, questions: int) -> None:
+        self.rate, self.questions = rate, questions
+
+    def at(self, k):
+        return np.full(self.questions, self.rate)
+
+
+def test_statements_are_compared_task_by_task_and_over_all_questions():
+    names = {name for first, second, *_ in frontier.STATEMENTS for name in (first, second)}
+    few, many = (
+        {name: Rates(rate if name == "LC" else 0.5, questions) for name in names}
+        for rate, questions in ((0.9, 10), (0.6, 30))
+    )
+    studies = [
+        {"task": task, "statements": frontier.compared([methods], 4)}
+        for task, methods in (("a", few), ("b", many))
+    ]
+    found = {"studies": studies, "statements": frontier.compared([few, many], 4)}
+    first = frontier.STATEMENTS[0]
+    assert (first[0], first[1], first[2]) == ("LC", "TLC", 1)
+    assert [one["mean"] for one in (*(s["statements"][0] for s in studies), found["statements"][0])] == [
+        pytest.approx(points, abs=0.5) for points in (40.0, 10.0, 17.5)
+    ]
+    row = frontier.statements(found).splitlines()[4]
+    assert row.startswith(f"| {first[3]} | LC − TLC, k = 1 | **+4")
+    assert row.endswith("| 2 / 0 of 2 |")
+    assert "TLC − LC, k = 4" in frontier.statements(found)  # never more samples than there are

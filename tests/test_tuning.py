@@ -20,6 +20,7 @@ from twotemp.models.load import load
 from twotemp.policies import policy, spell
 from twotemp.store import Store
 from twotemp.tuning import Goal, Outcome, expand, race, recommendation, standings, table, tune, tuned_yaml
+from twotemp.tuning.neighbours import apart, estimates, strangers
 from twotemp.tuning.race import LEAST, PROBE, Round, beaten_by, frontier, survivors
 from twotemp.tuning.tuner import Tuned, validation
 
@@ -115,8 +116,34 @@ def test_equal_ones_are_ranked_by_what_they_cost():
 
 def test_of_equal_ones_those_stay_that_reach_the_goal_sooner():
     """On few questions nearly all are equal; to keep the cheap ones would lose the best before it is known."""
-    at = {i: Outcome(np.ones(4), cost=float(i), spent=1.0, sooner=0.1 * i) for i in range(10)}
+    at = {i: Outcome(np.ones(4), cost=float(i), spent=1.0, sooner=np.full(4, 0.1 * i)) for i in range(10)}
     assert survivors(at, finalists=4) == (0, 6, 7, 8, 9)  # the cheapest is the frontier
+
+
+def test_neighbours_speak_up_where_questions_are_few():
+    """Ten candidates in a row, whose rates rise slowly: their order is known from few questions only together."""
+    rates = np.linspace(0.4, 0.6, 10)
+    line = abs(np.arange(10.0)[:, None] - np.arange(10.0))
+    noise = np.random.default_rng(0)
+
+    def error(questions: int, steps: np.ndarray) -> float:
+        passed = [(noise.random((questions, 10)) < rates).astype(float) for _ in range(200)]
+        return float(np.mean([(estimates(values, steps) - rates) ** 2 for values in passed]))
+
+    assert error(8, line) < 0.8 * error(8, strangers(rates))
+    assert error(4000, line) == pytest.approx(error(4000, strangers(rates)), rel=0.5)
+    values = noise.random((5, 10))
+    alone = estimates(values, strangers(rates))
+    assert alone.argsort().tolist() == values.mean(0).argsort().tolist()
+    assert np.allclose(estimates(np.ones((3, 10)), line), 1.0)  # nothing to tell apart
+
+
+def test_how_far_policies_are_apart():
+    some = [policy("tct", t_token=t, t_pos=p) for t in (0.6, 0.8, 1.2) for p in (0.0, 0.1)]
+    steps = apart([*some, policy("fork", t_token=0.6, t_pos=0.0, threshold=some[0].threshold)])
+    assert steps[0, :6].tolist() == [0, 1, 1, 2, 2, 3]  # the next value, however far it is
+    assert steps[0, 6] == 1  # another kind of policy, the same numbers
+    assert (steps == steps.T).all()
 
 
 def test_half_a_goal():

@@ -1,8 +1,11 @@
 """Successive halving with paired intervals: many candidates on few questions, then few on many. Plain arrays only.
 
 A round measures everyone still in the race on the same questions, more of them each time. A candidate that is beaten
-beyond doubt by one that costs no more leaves, whatever the round; of the others the better half stays, the frontier
-first. So the race is about the best, and about the best for less, in one go.
+beyond doubt by one that costs no more leaves, whatever the round; of the others half stay: the most promising, and
+the frontier. So the race is about the best, and about the best for less, in one go.
+
+What is to be expected of a candidate is estimated from its own questions and, where these are few, from those of
+its neighbours (`neighbours.estimates`): on a handful of questions many are equal, and luck would choose.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy as np
 from twotemp import metrics
 from twotemp.errors import UserError
 from twotemp.metrics.passk import Floats
+from twotemp.tuning.neighbours import estimates, strangers
 
 FINALISTS = 4
 PROBE = 2  # questions from which the first prices are known
@@ -34,9 +38,9 @@ class Outcome:
     values: Floats  # [questions]: the goal, in [0, 1]; NaN: not measured
     cost: float  # NFE per question: where it stands on the frontier
     spent: float  # NFE of all its samples
-    # The goal's mean with half of the samples. On few questions many are equal at the goal itself, and who reaches it
-    # with fewer samples is more likely to reach it again.
-    sooner: float = 0.0
+    # [questions]: the goal with half of the samples. Of two that reach it on a few questions, the one that does so
+    # with fewer samples is more likely to reach it on others.
+    sooner: Floats | None = None
 
     @property
     def mean(self) -> float:
@@ -53,12 +57,19 @@ class Round(Generic[T]):
 
 
 Measure = Callable[[Sequence[T], int], Sequence[Outcome]]
+Apart = Callable[[Sequence[T]], Floats]
 
 
 def race(
-    candidates: Sequence[T], measure: Measure[T], budget: float, questions: int, finalists: int = FINALISTS
+    candidates: Sequence[T],
+    measure: Measure[T],
+    budget: float,
+    questions: int,
+    finalists: int = FINALISTS,
+    apart: Apart[T] = strangers,
 ) -> list[Round[T]]:
     """Spend about `budget` NFE. measure(some, q): their outcomes on the first q questions, again from the start.
+    apart(some): [n, n], how many steps they are from each other.
 
     Rounds share what is left of the budget evenly, as in successive halving: fewer candidates, more questions.
     """
@@ -85,35 +96,41 @@ def race(
             known |= zip(alive, measure(alive, more))
         at, left = more, left - 1
         here = {one: known[one] for one in alive}
-        kept = alive if left == 0 else survivors(here, finalists)
+        kept = alive if left == 0 else survivors(here, finalists, apart)
         rounds.append(Round(at, here, kept))
         if left == 0 or len(kept) == 1:
             return rounds
         alive = kept
 
 
-def survivors(outcomes: dict[T, Outcome], finalists: int) -> tuple[T, ...]:
-    """Not beaten, and of the better half; in the order they came."""
+def survivors(outcomes: dict[T, Outcome], finalists: int, apart: Apart[T] = strangers) -> tuple[T, ...]:
+    """Not beaten, and half of all: the most promising, and as many of the frontier; in the order they came."""
     beaten = beaten_by(outcomes)
-    ahead = frontier(outcomes)
+    hopes = promises(outcomes, apart)
     ranked = sorted(
-        (one for one in outcomes if one not in beaten and not math.isnan(outcomes[one].mean)),
-        key=lambda one: (one not in ahead, *_promise(outcomes[one])),
+        (one for one in hopes if one not in beaten), key=lambda one: (-hopes[one], outcomes[one].cost)
     )
+    ahead = sorted((one for one in frontier(outcomes) if one in hopes), key=lambda one: _merit(outcomes[one]))
     places = max(finalists, math.ceil(len(outcomes) / 2))
-    chosen = set(ranked[:places])
+    best = ranked[: math.ceil(places / 2)]
+    chosen = set(list(dict.fromkeys([*best, *ahead, *ranked]))[:places])
     return tuple(one for one in outcomes if one in chosen)
+
+
+def promises(outcomes: dict[T, Outcome], apart: Apart[T] = strangers) -> dict[T, float]:
+    """What to expect of everyone that was measured: the mean of the goal and of half of it, neighbours heard."""
+    some = [one for one, outcome in outcomes.items() if not math.isnan(outcome.mean)]
+    if not some:
+        return {}
+    here = [outcomes[one] for one in some]
+    values = [o.values if o.sooner is None else (o.values + o.sooner) / 2 for o in here]
+    found = estimates(np.nan_to_num(np.stack(values, axis=1)), apart(some))
+    return dict(zip(some, np.round(found, 9).tolist()))
 
 
 def _merit(outcome: Outcome) -> tuple[float, float]:
     """What to sort by, the best first: the goal, and for equal ones what they cost. The unmeasured come last."""
     return 1.0 if math.isnan(outcome.mean) else -round(outcome.mean, 9), outcome.cost
-
-
-def _promise(outcome: Outcome) -> tuple[float, float, float]:
-    """As `_merit`, but of equal ones those first that reach the goal sooner: the race is about the goal."""
-    mean, cost = _merit(outcome)
-    return mean, -round(outcome.sooner, 9), cost
 
 
 def frontier(outcomes: dict[T, Outcome]) -> list[T]:
@@ -156,12 +173,12 @@ class Standing(Generic[T]):
     chance: float | None = None  # that it is the best finalist, if these questions are typical
 
 
-def standings(rounds: Sequence[Round[T]]) -> list[Standing[T]]:
-    """Everyone: finalists from the best, then those who left, the last ones first."""
+def standings(rounds: Sequence[Round[T]], apart: Apart[T] = strangers) -> list[Standing[T]]:
+    """Everyone: finalists from the most promising, then those who left, the last ones first."""
     final = rounds[-1]
     here = final.outcomes
-    measured = (one for one in here if not math.isnan(here[one].mean))
-    ranked = sorted(measured, key=lambda one: _merit(here[one]))
+    hopes = promises(here, apart)
+    ranked = sorted(hopes, key=lambda one: (-hopes[one], here[one].cost))
     if not ranked:
         raise _unmeasured()
     ahead = frontier(here)

@@ -17,6 +17,7 @@ from twotemp.policies import spell
 from twotemp.records import Policy
 from twotemp.store import Store
 from twotemp.tuning.goal import Goal
+from twotemp.tuning.neighbours import apart
 from twotemp.tuning.race import Outcome, Round, Standing, race, standings
 
 # told(candidates, questions, progress of their evaluation)
@@ -74,8 +75,8 @@ def tune(
         spent.update((one, outcome.spent) for one, outcome in zip(some, found))
         return found
 
-    rounds = race(plan.policies, measure, budget, len(ids))
-    return Tuned(goal, choice, drawer.name, sum(spent.values()), rounds, standings(rounds))
+    rounds = race(plan.policies, measure, budget, len(ids), apart=apart)
+    return Tuned(goal, choice, drawer.name, sum(spent.values()), rounds, standings(rounds, apart))
 
 
 def _measure(
@@ -130,5 +131,5 @@ def _read(
     # By the paper's accounting an empty answer of AR costs nothing; somebody has to find out that it is empty.
     cost = max(1.0, metrics.mean_cost(costs))
     spent = float(sum(c.sum() for c in costs))
-    sooner = float(np.nan_to_num(goal.half.values(passed, cost)).mean())
+    sooner = goal.half.values(passed, cost)
     return Outcome(goal.values(passed, cost), goal.price(cost), spent, sooner), goal.samples(cost)
