@@ -96,6 +96,29 @@ def test_padding_never_changes_a_row(model_type: str, rows: list[list[int]], lef
     assert logits.dtype == torch.float32
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_many_rows_are_computed_a_tile_at_a_time(
+    model: Transformer, padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, real = left_padded(
+        [[1, 2, 3, MASK, 5], [3, MASK, 4], [6, 7, 8, 9, MASK], [2, 9], [5, 4, 3, 2, 1]], 5
+    )
+    mask = real if padded else None
+    want = wanted(model, real if padded else torch.ones_like(real))
+    sizes: list[int] = []
+    hook = model.module.model.register_forward_pre_hook(
+        lambda _, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    with hook, torch.no_grad():
+        whole = model.logits(ids, mask, want)
+        monkeypatch.setattr("twotemp.models.transformer._TILE", 11)
+        torch.testing.assert_close(model.logits(ids, mask, want), whole, **CLOSE)
+        assert sizes == [5, 2, 2, 1]
+        with torch.enable_grad():  # what is trained is one graph
+            model.logits(ids, mask, want)
+        assert sizes[4:] == [5]
+
+
 def test_only_what_is_wanted_in_row_major_order(model: Transformer) -> None:
     ids = torch.randint(VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(1))
     every = torch.ones_like(ids, dtype=torch.bool)

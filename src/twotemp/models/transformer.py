@@ -216,11 +216,19 @@ class Transformer(Loaded):
         """Last hidden states; attend: bool [B, queries or 1, keys], None for all of them."""
         rows = max(1, _TILE // ids.shape[1])
         if len(ids) > rows and self.device.type == "cpu" and cache is None and not torch.is_grad_enabled():
-            parts = []
-            for some in (slice(at, at + rows) for at in range(0, len(ids), rows)):
-                here = positions if len(positions) == 1 else positions[some]
-                parts.append(self._hidden(ids[some], here, None if attend is None else attend[some]))
-            return torch.cat(parts)
+
+            def tile(at: int, tensor: Tensor) -> Tensor:
+                return tensor if len(tensor) == 1 else tensor[at : at + rows]  # one row: the same for all
+
+            starts = range(0, len(ids), rows)
+            return torch.cat(
+                [
+                    self._hidden(
+                        tile(at, ids), tile(at, positions), None if attend is None else tile(at, attend)
+                    )
+                    for at in starts
+                ]
+            )
         output = self.module.model(
             input_ids=ids,
             attention_mask=None if attend is None else attend[:, None],
