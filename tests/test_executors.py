@@ -172,6 +172,17 @@ def test_a_mistake_of_the_users_is_raised_at_once(marks):
     assert drawer.resent == 0
 
 
+def test_after_a_mistake_the_next_request_is_served(marks):
+    """It fails with samples of its unit on their way, and another unit behind it."""
+    with crew(Stumbling(marks, "mistake", after=2), 1) as drawer:
+        with pytest.raises(UserError, match="write English"):
+            list(drawer.draw([("old", requests(3 * UNIT))]))
+        found = list(drawer.draw([("new", requests(3 * UNIT, "tlc"))]))
+    assert len(list(marks.iterdir())) == 1
+    assert [tag for tag, _ in found] == ["new"] * 3 * UNIT
+    assert [sample for _, sample in found] == [free_sample(request) for request in requests(3 * UNIT, "tlc")]
+
+
 def test_a_worker_answers_for_the_model_also_while_it_draws():
     with crew(slow, 1) as drawer:
         assert (drawer.name, drawer.fingerprint) == ("free", "f1nger")

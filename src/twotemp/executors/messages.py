@@ -74,6 +74,7 @@ class Failed:
     """A mistake of the user's: trying again would not help."""
 
     message: str
+    unit: bool = False  # a unit was being drawn, and there will be no more of it
 
 
 @dataclass(frozen=True)

@@ -207,8 +207,11 @@ class Line:
             self._server.check()
             self._heard.put((self, self._ready))
             while isinstance(order := self._orders.get(), Draw):
-                self._heard.put((self, Drawn(tuple(self._server.draw(order.requests)))))
-                self._heard.put((self, Done()))
+                try:
+                    self._heard.put((self, Drawn(tuple(self._server.draw(order.requests)))))
+                    self._heard.put((self, Done()))
+                except UserError as error:
+                    self._heard.put((self, Failed(str(error), unit=True)))
         except UserError as error:
             self._heard.put((self, Failed(str(error))))
         except OSError as error:

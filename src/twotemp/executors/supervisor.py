@@ -202,9 +202,15 @@ class Supervisor:
         hands = list(self._hands)
         news = self._crew.hear([hand.worker for hand in hands], TICK)
         now = monotonic()
+        mistakes = []
         for number, said in news:
             hands[number].heard = now
-            self._take(hands[number], said)
+            try:
+                self._take(hands[number], said)
+            except UserError as error:  # what the others said counts too, should the caller go on
+                mistakes.append(error)
+        if mistakes:
+            raise mistakes[0]
         for hand in hands:
             limit = self._loading_patience if hand.card is None else self._patience
             if (hand.units or hand.card is None) and now - hand.heard > limit:
@@ -231,7 +237,9 @@ class Supervisor:
                         f"two workers loaded different models ({self._card.name} {self._card.fingerprint[:12]}… and "
                         f"{said.name} {said.fingerprint[:12]}…); give all machines the same checkpoint"
                     )
-            case Failed(message):
+            case Failed(message, unit=drawing):
+                if drawing:
+                    hand.units.popleft()
                 raise UserError(message)
             case Lost(reason):
                 self._replace(hand, reason)

@@ -77,7 +77,8 @@ class Bench:
             yield self.news()
             yield Done()
         except UserError as error:
-            yield Failed(str(error))
+            self._fresh.clear()  # no part of the next unit
+            yield Failed(str(error), unit=True)
 
     def news(self) -> Drawn:
         fresh, self._fresh = self._fresh, []

@@ -11,6 +11,7 @@ from twotemp.tuning.race import Standing
 from twotemp.tuning.tuner import Tuned
 
 _SURE = 0.95
+_LESS = 0.95  # of the winner's cost, or it is not worth a sentence
 
 
 def recommendation(tuned: Tuned) -> str:
@@ -34,7 +35,7 @@ def recommendation(tuned: Tuned) -> str:
             f"This is not sure: it is the best of the {len(finalists)} finalists with chance {best.chance:.0%}, and "
             f"{len(close)} of the other {len(others)} cannot be told from it. A larger --budget would tell more."
         )
-    cheaper = next((one for one in close if one.cost < best.cost), None)
+    cheaper = next((one for one in close if one.cost < _LESS * best.cost), None)
     if cheaper is not None and cheaper.behind is not None:
         said.append(
             f"For less: {spell(cheaper.candidate)} takes {cheaper.cost:.0f} NFE per question, "
