@@ -2,9 +2,9 @@
 
     python -m experiments.frontier --tasks countdown-3,programs-1 --questions 200 --seeds 3
 
-Each method is raced over its own numbers (T_token, T_pos, lambda) by `twotemp tune` for pass@16; its winner is drawn
-on test problems with several seeds. A question's rate is its mean over seeds; intervals are paired, over questions.
-A run that was stopped continues.
+Each method's candidates (T_token, T_pos, lambda) are drawn on the same validation problems, and the one that promises
+most for pass@16 is drawn on test problems with several seeds. A question's rate is its mean over seeds; intervals are
+paired, over questions. A run that was stopped continues.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from experiments.blocks import spelled, table
 from experiments.command import MANY_ROWS, twotemp
@@ -25,6 +24,7 @@ from twotemp import metrics, tasks
 from twotemp.analysis import Graded, read, unique
 from twotemp.policies import spell
 from twotemp.tuning import expand
+from twotemp.tuning.neighbours import apart, estimates
 
 # The share of the questions asked of each task: a sample of words-3 costs thirty times one of countdown-3.
 TASKS = {
@@ -35,7 +35,7 @@ TASKS = {
     "words-2": 0.4,
     "words-3": 0.3,
 }
-# What is raced of each method; those in UNPUBLISHED are points of the frame that no paper has.
+# What is tried of each method; those in UNPUBLISHED are points of the frame that no paper has.
 METHODS = {
     "AR": "ar:k=1",
     "LC": "tlc:k=1,t_pos=0",
@@ -70,23 +70,28 @@ STATEMENTS = (
     ("tempered Fork", "TCT", 64, "nobody's: TCT with the leftmost fallback is ahead of TCT"),
 )
 GOAL = 16
-QUESTIONS = 30  # of a task with share 1
-# Validation questions that a method's budget would buy every candidate: of a task with share 1, and at least.
-RACED, LEAST_RACED = 12, 6
+QUESTIONS = 24  # of a task with share 1
+VALIDATION = 40  # the same, to tune on
 BOUGHT = (1, 4, 16)  # samples of AR whose NFE the others may spend
 
 
-def tuned(out: Path, task: str, questions: int) -> dict[str, str]:
-    """The winner of each method's race on validation problems."""
+def tuned(out: Path, task: str) -> dict[str, str]:
+    """What promises most of each method: all candidates on the same validation problems, each heard with its
+    neighbours. They are kept with the grid of `experiments.tuning`, which has many of them."""
+    grid, questions = out.parent / "tuning" / f"{task}-grid", math.ceil(VALIDATION * TASKS[task])
+    candidates = {name: expand([spec]) for name, spec in METHODS.items()}
+    asked = ["--task", task, "--subset", "validation", "--questions", str(questions), "-n", str(GOAL)]
+    specs = unique(spell(one) for some in candidates.values() for one in some)
+    twotemp("eval", *asked, *MANY_ROWS, "--policies", ";".join(specs), "--out", str(grid))
+    cells = {spell(one.policy): one for one in read([grid])}
+    ids = [problem.id for problem in tasks.get(task).problems(subset="validation").problems[:questions]]
     found = {}
-    for name, spec in METHODS.items():
-        folder = out / "tune" / task / name.replace(" ", "-")
-        raced = max(LEAST_RACED, RACED * TASKS[task])
-        budget = len(expand([spec])) * raced * GOAL * tasks.get(task).length
-        if not (folder / "tuned.yaml").exists():
-            size = ["--questions", str(questions), "--budget", str(budget), "--out", str(folder)]
-            twotemp("tune", "--task", task, "--at", f"pass@{GOAL}", "--policies", spec, *size, *MANY_ROWS)
-        found[name] = yaml.safe_load((folder / "tuned.yaml").read_text("utf-8"))["policies"][0]
+    for name, some in candidates.items():
+        graded = [cells[spell(one)] for one in some]
+        rows = [[list(one.questions).index(question) for question in ids] for one in graded]
+        values = [one.passes[row][:, [GOAL - 1, GOAL // 2 - 1]].mean(1) for one, row in zip(graded, rows)]
+        promise = estimates(np.stack(values, axis=1), apart(some))
+        found[name] = spell(some[int(promise.argmax())])
     return found
 
 
@@ -127,7 +132,7 @@ def study(
     out: Path, task: str, questions: int, samples: int, seeds: int, subset: str
 ) -> tuple[dict[str, Any], dict[str, Measured]]:
     """What is said of a task, and the methods behind it."""
-    specs = tuned(out, task, questions)
+    specs = tuned(out, task)
     found = draw(out, task, specs, questions, samples, seeds, subset)
     ar = found["AR"].cost
     methods = [
