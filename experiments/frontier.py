@@ -26,14 +26,15 @@ from twotemp.policies import spell
 from twotemp.tuning import expand
 from twotemp.tuning.neighbours import apart, estimates
 
-# The share of the questions asked of each task: a sample of words-3 costs thirty times one of countdown-3.
+# The share of the test questions asked of each task, and its validation questions: a sample of words-3 costs thirty
+# times one of countdown-3.
 TASKS = {
-    "countdown-3": 1.0,
-    "countdown-4": 1.0,
-    "programs-1": 0.6,
-    "programs-2": 0.6,
-    "words-2": 0.4,
-    "words-3": 0.3,
+    "countdown-3": (1.0, 40),
+    "countdown-4": (1.0, 40),
+    "programs-1": (0.6, 24),
+    "programs-2": (0.6, 16),
+    "words-2": (0.3, 8),
+    "words-3": (0.25, 6),
 }
 # What is tried of each method; those in UNPUBLISHED are points of the frame that no paper has.
 METHODS = {
@@ -71,14 +72,13 @@ STATEMENTS = (
 )
 GOAL = 16
 QUESTIONS = 24  # of a task with share 1
-VALIDATION = 40  # the same, to tune on
 BOUGHT = (1, 4, 16)  # samples of AR whose NFE the others may spend
 
 
 def tuned(out: Path, task: str) -> dict[str, str]:
     """What promises most of each method: all candidates on the same validation problems, each heard with its
     neighbours. They are kept with the grid of `experiments.tuning`, which has many of them."""
-    grid, questions = out.parent / "tuning" / f"{task}-grid", math.ceil(VALIDATION * TASKS[task])
+    grid, questions = out.parent / "tuning" / f"{task}-grid", TASKS[task][1]
     candidates = {name: expand([spec]) for name, spec in METHODS.items()}
     asked = ["--task", task, "--subset", "validation", "--questions", str(questions), "-n", str(GOAL)]
     specs = unique(spell(one) for some in candidates.values() for one in some)
@@ -177,7 +177,7 @@ def run(
     names: Sequence[str] = tuple(TASKS),
     subset: str = "test",
 ) -> dict[str, Any]:
-    asked = {task: math.ceil(questions * TASKS[task]) for task in names}
+    asked = {task: math.ceil(questions * TASKS[task][0]) for task in names}
     studies = [study(out, task, count, samples, seeds, subset) for task, count in asked.items()]
     together = compared([methods for _, methods in studies], samples)
     said = [one for one, _ in studies]
