@@ -56,7 +56,8 @@ METHODS = {
     "soft AR": "soft-ar:k=1,t_pos=0.5|2",
 }
 UNPUBLISHED = ("tempered TPP", "tempered EGI", "tempered Fork", "soft AR")
-# (who, against whom, at which k, whose statement it is)
+# (who, against whom, at which k, whose statement it is); k = 0: at the NFE of EQUAL samples of AR
+EQUAL = 4
 STATEMENTS = (
     ("LC", "TLC", 1, "the paper: LC is ahead for one sample"),
     ("TLC", "LC", 64, "the paper: TLC is ahead for many"),
@@ -65,6 +66,10 @@ STATEMENTS = (
     ("Fork", "TCT", 64, "Fork-dLLM: Fork is ahead of TCT"),
     ("TPP", "LC", 64, "TPP: choosing before drawing is ahead of LC for many"),
     ("EGI", "AR", 64, "EGI: ahead of AR for many"),
+    ("TCT", "AR", 0, "the paper: TCT is ahead of AR at equal NFE"),
+    ("TCT", "CT", 0, "the paper: TCT is ahead of CT at equal NFE"),
+    ("EB", "TCT", 0, "seen here: EB is ahead of TCT at equal NFE"),
+    ("EB", "TCT", 64, "seen here: EB is ahead of TCT for many"),
     ("tempered TPP", "TPP", 64, "nobody's: tempering helps TPP"),
     ("tempered EGI", "EGI", 64, "nobody's: tempering helps EGI"),
     ("tempered Fork", "Fork", 64, "nobody's: tempering helps Fork"),
@@ -107,9 +112,12 @@ class Measured:
     def at(self, k: int) -> Any:
         return self.passes[:, k - 1]
 
+    def at_nfe(self, nfe: float) -> Any:
+        """For so many NFE per question; NaN: less than one sample, or more than were drawn."""
+        return metrics.at_budget(self.passes, self.cost, [nfe])[:, 0]
+
     def bought(self, nfe: float) -> float | None:
-        """The rate for so many NFE per question, in %; None: less than one sample, or more than were drawn."""
-        value = float(np.mean(metrics.at_budget(self.passes, self.cost, [nfe])))
+        value = float(np.mean(self.at_nfe(nfe)))
         return None if math.isnan(value) else round(100 * value, 2)
 
 
@@ -163,7 +171,15 @@ def compared(tasks: Sequence[Mapping[str, Measured]], samples: int) -> list[dict
     found = []
     for first, second, k, whose in STATEMENTS:
         at = min(k, samples)
-        a, b = (np.concatenate([methods[name].at(at) for methods in tasks]) for name in (first, second))
+        a, b = (
+            np.concatenate(
+                [
+                    methods[name].at(at) if at else methods[name].at_nfe(EQUAL * methods["AR"].cost)
+                    for methods in tasks
+                ]
+            )
+            for name in (first, second)
+        )
         pair = {"first": first, "second": second, "k": at, "whose": whose}
         found.append({**pair, **points(metrics.paired_bootstrap(a, b))})
     return found
@@ -235,7 +251,8 @@ def statements(found: dict[str, Any]) -> str:
         rows.append(
             [
                 one["whose"],
-                f"{one['first']} − {one['second']}, k = {one['k']}",
+                f"{one['first']} − {one['second']}, "
+                + (f"k = {one['k']}" if one["k"] else f"NFE of {EQUAL} AR samples"),
                 *marks,
                 f"{held} / {against} of {len(here)}",
             ]

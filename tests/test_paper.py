@@ -150,13 +150,18 @@ def test_cells_without_right_and_wrong_samples_say_nothing_about_the_verifier():
 
 
 class Rates:
-    """A method of which every question has the same rate at every k."""
+    """A method of which every question has the same rate at every k, and half of it for every NFE."""
+
+    cost = 12.0
 
     def __init__(self, rate: float, questions: int) -> None:
         self.rate, self.questions = rate, questions
 
     def at(self, k):
         return np.full(self.questions, self.rate)
+
+    def at_nfe(self, nfe):
+        return np.full(self.questions, self.rate * nfe / (2 * frontier.EQUAL * self.cost))
 
 
 def test_statements_are_compared_task_by_task_and_over_all_questions():
@@ -179,3 +184,4 @@ def test_statements_are_compared_task_by_task_and_over_all_questions():
     assert row.startswith(f"| {first[3]} | LC − TLC, k = 1 | **+4")
     assert row.endswith("| 2 / 0 of 2 |")
     assert "TLC − LC, k = 4" in frontier.statements(found)  # never more samples than there are
+    assert "TCT − AR, NFE of 4 AR samples | 0.0 (" in frontier.statements(found)
