@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.blocks import spelled, table
+from experiments.blocks import signed, spelled, table
 from experiments.command import MANY_ROWS, twotemp
 from experiments.embedded import SHOWN, points
 from twotemp import metrics, tasks
@@ -149,7 +149,7 @@ def study(
             "policy": specs[name],
             "nfe": round(one.cost, 2),
             "pass": {
-                str(k): points(metrics.bootstrap(one.passes[:, k - 1 : k])) for k in SHOWN if k <= samples
+                str(k): known(metrics.bootstrap(one.passes[:, k - 1 : k])) for k in SHOWN if k <= samples
             },
             "bought": {str(n): one.bought(n * ar) for n in BOUGHT},
         }
@@ -164,6 +164,11 @@ def study(
         "statements": compared([found], samples),
     }
     return said, found
+
+
+def known(estimate: metrics.Estimate) -> dict[str, float | None]:
+    """In points; without an interval (None) where questions are too few for one."""
+    return {end: None if math.isnan(value) else value for end, value in points(estimate).items()}
 
 
 def compared(tasks: Sequence[Mapping[str, Measured]], samples: int) -> list[dict[str, Any]]:
@@ -181,7 +186,7 @@ def compared(tasks: Sequence[Mapping[str, Measured]], samples: int) -> list[dict
             for name in (first, second)
         )
         pair = {"first": first, "second": second, "k": at, "whose": whose}
-        found.append({**pair, **points(metrics.paired_bootstrap(a, b))})
+        found.append({**pair, **known(metrics.paired_bootstrap(a, b))})
     return found
 
 
@@ -245,20 +250,28 @@ def statements(found: dict[str, Any]) -> str:
     rows = []
     for number, one in enumerate(found["statements"]):
         here = [study["statements"][number] for study in found["studies"]]
-        marks = [f"**{spelled(d)}**" if d["low"] > 0 or d["high"] < 0 else spelled(d) for d in (*here, one)]
-        held = sum(d["low"] > 0 for d in here)
-        against = sum(d["high"] < 0 for d in here)
+        told = [d for d in here if d["low"] is not None]
+        marks = [difference(d) for d in (*here, one)]
+        held = sum(d["low"] > 0 for d in told)
+        against = sum(d["high"] < 0 for d in told)
         rows.append(
             [
                 one["whose"],
                 f"{one['first']} − {one['second']}, "
                 + (f"k = {one['k']}" if one["k"] else f"NFE of {EQUAL} AR samples"),
                 *marks,
-                f"{held} / {against} of {len(here)}",
+                f"{held} / {against} of {len(told)}",
             ]
         )
     heads = ["statement", "points", *names, "all questions", "tasks: holds / the opposite holds"]
-    return f"Bold: the paired 95 % interval does not include 0.\n\n{table(heads, rows, len(names) + 2)}"
+    note = "Bold: the paired 95 % interval does not include 0. Tasks with fewer than ten questions have none."
+    return f"{note}\n\n{table(heads, rows, len(names) + 2)}"
+
+
+def difference(one: dict[str, Any]) -> str:
+    if one["low"] is None:
+        return signed(one["mean"])
+    return f"**{spelled(one)}**" if one["low"] > 0 or one["high"] < 0 else spelled(one)
 
 
 def ahead(found: dict[str, Any]) -> str:
