@@ -33,8 +33,8 @@ TASKS = {
     "countdown-4": (1.0, 40),
     "programs-1": (0.6, 24),
     "programs-2": (0.6, 16),
-    "words-2": (0.3, 8),
-    "words-3": (0.25, 6),
+    "words-2": (0.4, 8),
+    "words-3": (0.4, 6),
 }
 # What is tried of each method; those in UNPUBLISHED are points of the frame that no paper has.
 METHODS = {
