@@ -23,8 +23,7 @@ from experiments.embedded import SHOWN, points
 from twotemp import metrics, tasks
 from twotemp.analysis import Graded, read, unique
 from twotemp.policies import spell
-from twotemp.tuning import expand
-from twotemp.tuning.neighbours import apart, estimates
+from twotemp.tuning import Outcome, apart, expand, promises
 
 # The share of the test questions asked of each task, and its validation questions: a sample of words-3 costs thirty
 # times one of countdown-3.
@@ -92,11 +91,13 @@ def tuned(out: Path, task: str) -> dict[str, str]:
     ids = [problem.id for problem in tasks.get(task).problems(subset="validation").problems[:questions]]
     found = {}
     for name, some in candidates.items():
-        graded = [cells[spell(one)] for one in some]
-        rows = [[list(one.questions).index(question) for question in ids] for one in graded]
-        values = [one.passes[row][:, [GOAL - 1, GOAL // 2 - 1]].mean(1) for one, row in zip(graded, rows)]
-        promise = estimates(np.stack(values, axis=1), apart(some))
-        found[name] = spell(some[int(promise.argmax())])
+        outcomes = {}
+        for one in some:
+            cell = cells[spell(one)]
+            passes = cell.passes[[list(cell.questions).index(question) for question in ids]]
+            outcomes[one] = Outcome(passes[:, GOAL - 1], GOAL * cell.cost(), 0.0, passes[:, GOAL // 2 - 1])
+        hopes = promises(outcomes, apart)
+        found[name] = spell(max(some, key=lambda one: hopes[one]))
     return found
 
 

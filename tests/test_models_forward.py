@@ -119,6 +119,20 @@ def test_many_rows_are_computed_a_tile_at_a_time(
         assert sizes[4:] == [5]
 
 
+def test_in_half_precision_all_rows_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding depends on how many that is, and a fixed shape promises that it is always the same."""
+    half, sizes = random_model("llada"), []
+    half.module.to(torch.bfloat16)
+    monkeypatch.setattr("twotemp.models.transformer._TILE", 11)
+    half.module.model.register_forward_pre_hook(
+        lambda _, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    ids = torch.full((5, 5), MASK)
+    with torch.no_grad():
+        half.logits(ids, None, ids == MASK)
+    assert sizes == [5]
+
+
 def test_only_what_is_wanted_in_row_major_order(model: Transformer) -> None:
     ids = torch.randint(VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(1))
     every = torch.ones_like(ids, dtype=torch.bool)

@@ -19,7 +19,18 @@ from twotemp.evaluation import InProcess, Plan, TaskChoice
 from twotemp.models.load import load
 from twotemp.policies import policy, spell
 from twotemp.store import Store
-from twotemp.tuning import Goal, Outcome, expand, race, recommendation, standings, table, tune, tuned_yaml
+from twotemp.tuning import (
+    Goal,
+    Outcome,
+    expand,
+    promises,
+    race,
+    recommendation,
+    standings,
+    table,
+    tune,
+    tuned_yaml,
+)
 from twotemp.tuning.neighbours import apart, estimates, strangers
 from twotemp.tuning.race import LEAST, PROBE, Round, beaten_by, frontier, survivors
 from twotemp.tuning.tuner import Tuned, validation
@@ -148,9 +159,16 @@ def test_how_far_policies_are_apart():
 
 def test_half_a_goal():
     passed = [np.array([True, False, False, False])]
-    assert Goal.parse("pass@4").half.values(passed, cost=5.0) == pytest.approx([0.5])
-    assert Goal.parse("pass@NFE=20").half.values(passed, cost=5.0) == pytest.approx([0.5])
-    assert Goal.parse("pass@1").half == Goal(k=1)
+    assert Goal.parse("pass@4").half(5.0).values(passed, cost=5.0) == pytest.approx([0.5])
+    assert Goal.parse("pass@NFE=20").half(5.0).values(passed, cost=5.0) == pytest.approx([0.5])
+    assert Goal.parse("pass@1").half(5.0) == Goal(k=1)
+
+
+def test_half_a_goal_is_one_sample_at_least():
+    """Where the budget buys one sample, half of it would buy none, and the dear policy would promise nothing."""
+    goal, passed = Goal.parse("pass@NFE=20"), [np.array([True, True])]
+    dear = Outcome(goal.values(passed, 15.0), 15.0, 30.0, goal.half(15.0).values(passed, 15.0))
+    assert promises({"dear": dear}) == {"dear": 1.0}
 
 
 def test_frontier_by_brute_force():

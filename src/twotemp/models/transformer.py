@@ -215,7 +215,9 @@ class Transformer(Loaded):
     ) -> Tensor:
         """Last hidden states; attend: bool [B, queries or 1, keys], None for all of them."""
         rows = max(1, _TILE // ids.shape[1])
-        if len(ids) > rows and self.device.type == "cpu" and cache is None and not torch.is_grad_enabled():
+        # Not in half precision, where a row's rounding depends on how many are computed with it.
+        tiled = self.device.type == "cpu" and self.module.dtype.itemsize >= 4 and cache is None
+        if tiled and len(ids) > rows and not torch.is_grad_enabled():
 
             def tile(at: int, tensor: Tensor) -> Tensor:
                 return tensor if len(tensor) == 1 else tensor[at : at + rows]  # one row: the same for all

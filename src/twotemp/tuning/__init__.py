@@ -7,7 +7,8 @@ continued by starting it again.
 
 from twotemp.tuning.candidates import expand
 from twotemp.tuning.goal import Goal
-from twotemp.tuning.race import Outcome, Round, Standing, race, standings
+from twotemp.tuning.neighbours import apart
+from twotemp.tuning.race import Outcome, Round, Standing, promises, race, standings
 from twotemp.tuning.tuner import Tuned, tune
 from twotemp.tuning.words import recommendation, table, tuned_yaml
 
@@ -17,7 +18,9 @@ __all__ = [
     "Round",
     "Standing",
     "Tuned",
+    "apart",
     "expand",
+    "promises",
     "race",
     "recommendation",
     "standings",

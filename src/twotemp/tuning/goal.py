@@ -36,10 +36,11 @@ class Goal:
     def __str__(self) -> str:
         return f"pass@{self.k}" if self.k is not None else f"pass@NFE={self.nfe:g}"
 
-    @property
-    def half(self) -> Goal:
-        """The same with half of the samples, or of the NFE."""
-        return Goal(max(1, self.k // 2)) if self.k is not None else Goal(nfe=(self.nfe or 0) / 2)
+    def half(self, cost: float) -> Goal:
+        """The same with half of the samples that it buys, of so many NFE each; with one at least."""
+        if self.k is not None:
+            return Goal(max(1, self.k // 2))
+        return Goal(nfe=max(cost, (self.nfe or 0) / 2))
 
     def samples(self, cost: float) -> int:
         """How many samples per question it takes, if one costs so many NFE."""

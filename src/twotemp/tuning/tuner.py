@@ -131,5 +131,5 @@ def _read(
     # By the paper's accounting an empty answer of AR costs nothing; somebody has to find out that it is empty.
     cost = max(1.0, metrics.mean_cost(costs))
     spent = float(sum(c.sum() for c in costs))
-    sooner = goal.half.values(passed, cost)
+    sooner = goal.half(cost).values(passed, cost)
     return Outcome(goal.values(passed, cost), goal.price(cost), spent, sooner), goal.samples(cost)
