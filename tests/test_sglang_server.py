@@ -13,13 +13,18 @@ import pytest
 from typer.testing import CliRunner
 
 from tests import fake_sglang
+from tests.executor_makes import free_sample
 from tests.test_sglang import LENGTH, algorithm, checkpoint, wanted  # noqa: F401 - fixtures
 from twotemp import asking
 from twotemp.cli import app
 from twotemp.engine import run
 from twotemp.errors import UserError
-from twotemp.executors.sglang import Served
+from twotemp.executors import Supervisor
+from twotemp.executors.messages import Ready
+from twotemp.executors.sglang import Lines, Served
 from twotemp.models.load import load_text
+from twotemp.policies import policy
+from twotemp.records import Request
 
 
 @contextmanager
@@ -203,3 +208,25 @@ def test_what_sglang_cannot_do_is_said_with_what_can(checkpoint, engine):  # noq
     gap = replace(wanted("ct")[0], prompt=(1, text.mask_id), length=0)
     with server(engine) as url, Served(url, text) as drawer, pytest.raises(UserError, match="--workers"):
         list(drawer.draw([(None, [gap])]))
+
+
+def test_a_line_serves_on_after_a_mistake():
+    class Moody:
+        """A server that refuses the first unit it is asked for."""
+
+        asked = 0
+
+        def check(self):
+            pass
+
+        def draw(self, requests):
+            self.asked += 1
+            if self.asked == 1:
+                raise UserError("no such policy")
+            return [free_sample(request) for request in requests]
+
+    some = [Request("q", (1, 2), policy("lc"), length=2, index=i) for i in range(3)]
+    with Supervisor(Lines(Moody(), Ready("model", "f1nger")), 1) as drawer:
+        with pytest.raises(UserError, match="no such policy"):
+            list(drawer.draw([("old", some)]))
+        assert list(drawer.draw([("new", some)])) == [("new", free_sample(one)) for one in some]
