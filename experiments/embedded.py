@@ -17,34 +17,45 @@ from typing import Any
 
 from safetensors import safe_open
 
-from experiments.blocks import spelled, table, where
-from experiments.command import twotemp
+from experiments.blocks import listed, spelled, table, where
+from experiments.command import MANY_ROWS, twotemp
 from twotemp import metrics
 from twotemp.analysis import Graded, read, shared, unique
 from twotemp.metrics import Estimate
 from twotemp.models.load import locate
+from twotemp.policies import parse
+from twotemp.tasks import SOURCES
 
 MODEL = "tiny"
 TASKS = ("countdown-4", "words-3", "programs-1")
 # Of these, 64 samples solve nearly all: they say how good one answer is, not who is more diverse.
 EASIER, EASIER_SAMPLES = ("countdown-3", "words-2"), 8
-POLICIES = {
-    "ar": "ar",
-    "lc": "lc",
-    "tlc": "tlc:t_pos=1",
-    "ct": "ct:threshold=0.6",
-    "tct": "tct:t_pos=0.1,threshold=0.6",
-}
-LABELS = {
-    "ar": "AR",
-    "lc": "LC",
-    "tlc": "**TLC** 1.0",
-    "ct": "CT",
-    "tct": "**TCT** 0.1",
-}
+# Semi-autoregressive, as in the paper, whose long answers have eight blocks.
+BLOCKS_PER_ANSWER = 2
+# Of CT and TCT, and T_pos of TLC and of TCT on each task: chosen on validation problems (docs/LOG.md).
+THRESHOLD = 0.9
+T_POS = {"countdown-4": (0.5, 0.15), "words-3": (1, 0.3), "programs-1": (2, 0.15)}
+LABELS = {"ar": "AR", "lc": "LC", "tlc": "**TLC**", "ct": "CT", "tct": "**TCT**"}
 SHOWN = (1, 4, 16, 64)
 # The paper's statements about k samples of one against k of another; k = 0: all of them.
 AT_K = (("lc", "tlc", 1), ("tlc", "lc", 0), ("tct", "ct", 0), ("tlc", "ar", 0))
+
+
+def policies(task: str) -> dict[str, str]:
+    """By name, each as the command line spells it."""
+    of_tlc, of_tct = T_POS[task]
+    return {
+        "ar": "ar",
+        "lc": "lc",
+        "tlc": f"tlc:t_pos={of_tlc}",
+        "ct": f"ct:threshold={THRESHOLD}",
+        "tct": f"tct:t_pos={of_tct},threshold={THRESHOLD}",
+    }
+
+
+def asking(task: str) -> list[str]:
+    """How every policy is asked on a task."""
+    return ["--tasks", task, "--block", str(SOURCES[task].length // BLOCKS_PER_ANSWER), *MANY_ROWS]
 
 
 def draw(
@@ -54,23 +65,22 @@ def draw(
     samples: int,
     subset: str = "test",
     tasks: Sequence[str] = TASKS,
-    policies: dict[str, str] = POLICIES,
     model: str = MODEL,
 ) -> None:
     """Samples of all policies; of TCT, whose samples are cheap, as many as half of AR's function evaluations buy."""
 
     def evaluate(task: str, n: int, specs: Sequence[str]) -> None:
-        asked = ["--tasks", task, "--model", model, "--subset", subset, "--questions", str(questions)]
+        asked = [*asking(task), "--model", model, "--subset", subset, "--questions", str(questions)]
         twotemp("eval", *asked, "-n", str(n), "--policies", ";".join(specs), "--out", str(out))
 
     for task in EASIER:
-        evaluate(task, min(samples, EASIER_SAMPLES), [policies["lc"]])
+        evaluate(task, min(samples, EASIER_SAMPLES), ["lc"])
     for task in tasks:
-        evaluate(task, samples, list(policies.values()))
+        evaluate(task, samples, list(policies(task).values()))
         cost = {one.policy.name: one.cost() for one in read([out]) if one.task == task}
         many = math.ceil(samples / 2 * cost["ar"] / cost["tct"])
         if many > samples:
-            evaluate(task, many, [policies["tct"]])
+            evaluate(task, many, [policies(task)["tct"]])
 
 
 def summary(out: Path, samples: int) -> dict[str, Any]:
@@ -94,7 +104,13 @@ def summary(out: Path, samples: int) -> dict[str, Any]:
     model = next(iter(cells.values())).model
     rows = [cell(one) for one in cells.values() if one.task in tasks]
     easier = {task: points(cells[task, "lc"].curve) for task in EASIER}
-    return {"parameters": parameters(model), "cells": rows, "easier": easier, "differences": differences}
+    return {
+        "parameters": parameters(model),
+        "blocks": BLOCKS_PER_ANSWER,
+        "cells": rows,
+        "easier": easier,
+        "differences": differences,
+    }
 
 
 def parameters(model: str) -> int:
@@ -194,10 +210,18 @@ def sizes(found: dict[str, Any]) -> str:
     few = min(one["questions"] for one in found["cells"])
     most = max(int(k) for one in found["cells"] for k in one["pass"])
     graders = ", ".join(unique(one["grader"] for one in found["cells"]))
+    chosen = {(one["task"], one["name"]): parse(one["policy"]) for one in found["cells"]}
+    temperatures = [
+        f"{chosen[task, 'tlc'].t_pos:g} and {chosen[task, 'tct'].t_pos:g} ({task})"
+        for task in unique(task for task, _ in chosen)
+    ]
+    thresholds = unique(f"{one.threshold:g}" for (_, name), one in chosen.items() if name == "ct")
     return (
         f"The embedded model ({found['parameters'] / 1e6:.1f} M parameters, LLaDA's layout) on its own tasks: "
-        f"{few} test questions per task, {most} samples per question, T_token = 0.8, K = 1, λ = 0.6; "
-        f"pass@k in %, 95 % intervals (Bayesian bootstrap over questions). Graders: {graders}."
+        f"{few} test questions per task, {most} samples per question, {found['blocks']} blocks per answer, "
+        f"T_token = 0.8, K = 1, λ = {', '.join(thresholds)}; T_pos of TLC and TCT, chosen on validation problems, "
+        f"{listed(temperatures)}; pass@k in %, 95 % intervals (Bayesian bootstrap over questions). "
+        f"Graders: {graders}."
     )
 
 

@@ -95,8 +95,9 @@ def selection(asked: Asked) -> dict[str, Any]:
 def judges(asked: Asked) -> dict[str, Any]:
     out = asked.runs / "verifier"
     size = ["--questions", str(asked.questions), "-n", str(asked.samples), "--trace"]
-    specs = ";".join(embedded.POLICIES[name] for name in CHOOSERS)
-    twotemp("eval", "--tasks", ",".join(embedded.TASKS), "--policies", specs, *size, "--out", str(out))
+    for task in embedded.TASKS:
+        specs = ";".join(embedded.policies(task)[name] for name in CHOOSERS)
+        twotemp("eval", *embedded.asking(task), "--policies", specs, *size, "--out", str(out))
     return verifier.summary(out, verifier.ALL, CHOOSERS, asked.samples)
 
 

@@ -17,8 +17,9 @@ def cells(**rates: float) -> list[dict]:
     """One task: what each policy has at k = 1 and 64."""
     return [
         {
-            "task": "countdown-3",
+            "task": "countdown-4",
             "name": name,
+            "policy": embedded.policies("countdown-4")[name],
             "nfe": 12.0,
             "questions": 500,
             "grader": "countdown 1",
@@ -67,11 +68,12 @@ def one_result(monkeypatch, tmp_path):
 
     def write(weights: dict[str, str], **rates: float) -> None:
         differences = [
-            {"task": "countdown-3", "first": first, "second": second, "k": k or 64, **PAIR}
+            {"task": "countdown-4", "first": first, "second": second, "k": k or 64, **PAIR}
             for first, second, k in embedded.AT_K
         ]
         easier = {"countdown-3": {"mean": 80.0, "low": 78.0, "high": 82.0}}
-        found = {"parameters": 835_968, "cells": cells(**rates), "easier": easier, "differences": differences}
+        found = {"cells": cells(**rates), "easier": easier, "differences": differences}
+        found |= {"parameters": 835_968, "blocks": 2}
         result = {"weights": weights, "questions": 500, "samples": 64, "figures": {}, "found": found}
         (tmp_path / "claims.json").write_text(json.dumps(result))
 
@@ -88,6 +90,9 @@ def test_a_document_differs_when_the_result_or_the_weights_change(one_result, tm
     assert not paper.differing()
     assert "| LC | 12.0 | **55.7** ± 2.0 | **56.7** ± 2.0 |" in page.read_text()
     assert "0.8 M parameters" in page.read_text()
+    tlc, tct = embedded.T_POS["countdown-4"]
+    assert f"2 blocks per answer, T_token = 0.8, K = 1, λ = {embedded.THRESHOLD}; T_pos" in page.read_text()
+    assert f"{tlc} and {tct} (countdown-4)" in page.read_text()
     assert "other weights" not in page.read_text()
     assert paper.current("claims", 500, 64)
     assert not paper.current("claims", 100, 64)

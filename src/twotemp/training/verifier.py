@@ -51,8 +51,7 @@ class VerifierRecipe:
     name: str
     model: str  # the denoiser that is sampled, and whose weights the verifier starts from
     sampled: Mapping[str, int]  # training problems of each task that are sampled
-    samples: int  # of each of these with each policy
-    policies: Sequence[str]
+    policies: Mapping[str, int]  # samples of each of these by each policy
     rewritten: Mapping[str, int]  # training problems of each task whose right answers are rewritten
     rewrites: int  # of each of these
     largest_share: float  # of an answer that is written anew, at most: beyond a half little sense is left
@@ -71,7 +70,7 @@ class VerifierRecipe:
                 raise unknown(f"task in recipe {self.name}", task, SOURCES)
         for spec in self.policies:
             parse(spec)
-        for name in ("samples", "rewrites", "validation", "batch_pairs", "steps", "warmup"):
+        for name in ("rewrites", "validation", "batch_pairs", "steps", "warmup"):
             if getattr(self, name) < 1:
                 raise UserError(f"recipe {self.name}: {name} must be at least 1")
 
@@ -166,8 +165,8 @@ def sampled(recipe: VerifierRecipe, split: Split) -> Iterator[Judged]:
         here = enumerate(source.distinct(recipe.seed, split, count))
         problems = [source.problem(example, split, number) for number, example in here]
         with closing(graders.get(source.grader)) as grader:
-            for spec in recipe.policies:
-                indices = range(recipe.samples)
+            for spec, samples in recipe.policies.items():
+                indices = range(samples)
                 asks = (Ask(problem, parse(spec), index) for problem in problems for index in indices)
                 wanted = list(requests(model, asks, length=source.length, seed=recipe.seed))
                 texts = {one.key: one.text for one in draw(model, wanted)}
