@@ -1,8 +1,8 @@
 """GRPO on equal terms: four kinds of rollouts, each at equal wall clock and at equal NFE, with several seeds.
 
-    python -m experiments.grpo --out runs/grpo --seconds 120 --nfe 250000 --seeds 3
+    python -m experiments.grpo --out runs/grpo --seconds 180 --nfe 250000 --seeds 3
 
-Run it on an idle machine: wall clock is what is compared. One run after the other; stopped, the same command
+Run it on an idle machine: wall clock is what is compared. One run on each core; stopped, the same command
 continues. A run is a folder of `twotemp grpo`: BUDGET-LIKELIHOOD-POLICY-SEED.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from experiments.blocks import listed, spelled, table
-from experiments.command import twotemp
+from experiments.command import side_by_side
 from experiments.embedded import points
 from twotemp import metrics
 from twotemp.analysis import unique
@@ -55,13 +55,21 @@ class Size:
 
 def run(out: Path, size: Size) -> dict[str, Any]:
     """All trainings, and what became of each."""
-    found = []
-    for equal, likelihood, name, seed, budget in size.runs():
-        folder = out / f"{equal}-{likelihood}-{name}-{seed}"
+
+    def folder(equal: str, likelihood: str, name: str, seed: int) -> Path:
+        return out / f"{equal}-{likelihood}-{name}-{seed}"
+
+    def command(equal: str, likelihood: str, name: str, seed: int, budget: str) -> list[str]:
         asked = ["--task", TASK, "--policy", ROLLOUTS[name], "--likelihood", likelihood, "--seed", str(seed)]
         limits = ["--budget", budget, "--held-out", str(size.held_out)]
-        twotemp("grpo", *asked, *limits, "--out", str(folder))
-        found.append({"equal": equal, "likelihood": likelihood, "name": name, "seed": seed, **ended(folder)})
+        return ["grpo", *asked, *limits, "--out", str(folder(equal, likelihood, name, seed))]
+
+    side_by_side(command(*one) for one in size.runs())
+    found = [
+        {"equal": equal, "likelihood": likelihood, "name": name, "seed": seed}
+        | ended(folder(equal, likelihood, name, seed))
+        for equal, likelihood, name, seed, _ in size.runs()
+    ]
     shown = [out / f"time-{size.likelihoods[0]}-{name}-0" for name in ROLLOUTS]
     report.write(shown, out / "report")
     return {"task": TASK, "seconds": size.seconds, "nfe": size.nfe, "runs": found}
@@ -167,7 +175,7 @@ def short(found: dict[str, Any]) -> str:
     after = listed([f"{value:.0f} % with {name} rollouts" for name, value in means.items()])
     seeds = len({one["seed"] for one in found["runs"]})
     return (
-        f"**Post-training.** {found['seconds']} seconds of GRPO on 2 cores for each kind of rollout, greedy CT "
+        f"**Post-training.** {found['seconds']} seconds of GRPO on one core for each kind of rollout, greedy CT "
         f"(λ = 0.6) on {found['runs'][0]['questions']} test problems of {found['task']}, mean of {seeds} "
         f"seeds: {before:.0f} % before, {after}. `docs/grpo.md` has the spread, equal NFE and the other likelihood."
     )
@@ -178,7 +186,7 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("runs/grpo"))
-    parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--seconds", type=int, default=180)
     parser.add_argument("--nfe", type=int, default=250_000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--held-out", type=int, default=500)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import numpy as np
 import pytest
 
-from experiments import blocks, embedded, frontier, paper, verifier
+from experiments import blocks, command, embedded, frontier, paper, verifier
 from tests.graded_cells import graded
 
 PAIR = {"mean": 4.04, "low": -2.0, "high": 10.0}
@@ -122,6 +123,19 @@ def test_an_experiment_stops_where_its_command_was_stopped(monkeypatch, tmp_path
     with pytest.raises(SystemExit) as stopped:  # not: go on, and keep half of the samples as the result
         embedded.draw(tmp_path, questions=1, samples=1)
     assert stopped.value.code == 130
+
+
+def test_commands_run_side_by_side_each_on_one_core(tmp_path, capfd):
+    """And nothing is started any more once one of them has failed."""
+    say = "import os; print(len(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(say)
+    listing = ["tasks", "--plugin", str(plugin)]
+    command.side_by_side([listing] * 3)
+    assert capfd.readouterr().out.splitlines().count("1 1") == 3
+    with pytest.raises(subprocess.CalledProcessError):
+        command.side_by_side([["no-such-command"], *[listing] * 20])
+    assert capfd.readouterr().out.splitlines().count("1 1") < 20
 
 
 def test_the_claims_are_drawn_summed_up_and_reported(monkeypatch, tmp_path):

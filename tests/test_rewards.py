@@ -256,6 +256,7 @@ RECIPE = verifier.VerifierRecipe(
     model="tiny",
     sampled={"words-2": 2},
     policies={"ct": 2, "tct": 2},
+    blocks=2,
     rewritten={"countdown-3": 40, "words-2": 6},
     rewrites=2,
     largest_share=0.2,

@@ -51,7 +51,8 @@ class VerifierRecipe:
     name: str
     model: str  # the denoiser that is sampled, and whose weights the verifier starts from
     sampled: Mapping[str, int]  # training problems of each task that are sampled
-    policies: Mapping[str, int]  # samples of each of these by each policy
+    policies: Mapping[str, int]  # samples of each of these by each policy,
+    blocks: int  # with answers in so many blocks, as they will be when they are judged
     rewritten: Mapping[str, int]  # training problems of each task whose right answers are rewritten
     rewrites: int  # of each of these
     largest_share: float  # of an answer that is written anew, at most: beyond a half little sense is left
@@ -70,7 +71,7 @@ class VerifierRecipe:
                 raise unknown(f"task in recipe {self.name}", task, SOURCES)
         for spec in self.policies:
             parse(spec)
-        for name in ("rewrites", "validation", "batch_pairs", "steps", "warmup"):
+        for name in ("blocks", "rewrites", "validation", "batch_pairs", "steps", "warmup"):
             if getattr(self, name) < 1:
                 raise UserError(f"recipe {self.name}: {name} must be at least 1")
 
@@ -168,7 +169,8 @@ def sampled(recipe: VerifierRecipe, split: Split) -> Iterator[Judged]:
             for spec, samples in recipe.policies.items():
                 indices = range(samples)
                 asks = (Ask(problem, parse(spec), index) for problem in problems for index in indices)
-                wanted = list(requests(model, asks, length=source.length, seed=recipe.seed))
+                block = source.length // recipe.blocks
+                wanted = list(requests(model, asks, length=source.length, block=block, seed=recipe.seed))
                 texts = {one.key: one.text for one in draw(model, wanted)}
                 asked = [problem for problem in problems for _ in indices]
                 items = [(p, answer(p, texts[request.key])) for p, request in zip(asked, wanted)]
