@@ -361,7 +361,7 @@ def test_python_in_the_pages_runs(block):
 @pytest.mark.parametrize("block", ASKED, ids=str)
 def test_a_server_answers_what_the_pages_ask(block, tmp_path):
     import twotemp
-    from tests.test_serving import listening
+    from tests.serving_clients import listening
     from twotemp.serving import Server
 
     if shutil.which("curl") is None:

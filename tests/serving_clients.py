@@ -1,0 +1,55 @@
+"""Clients of a server: in this process, and on a real port."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra `serve`")
+pytest.importorskip("uvicorn", reason="needs the extra `serve`")
+pytest.importorskip("httpx", reason="needs httpx, Starlette's test client")
+import uvicorn
+from starlette.testclient import TestClient
+
+from twotemp.serving import Server
+
+PROMPT = "20 10 15 -> 45"
+CHAT = [{"role": "user", "content": PROMPT}]
+
+
+@contextmanager
+def client_of(model, **options):
+    server = Server(model, slots=8, **options)
+    with TestClient(server.app, base_url="http://localhost", raise_server_exceptions=False) as client:
+        client.service = server.service
+        yield client
+
+
+@contextmanager
+def listening(server):
+    """The server on a real port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    running = uvicorn.Server(uvicorn.Config(server.app, port=port, log_level="error"))
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    while not running.started:
+        time.sleep(0.01)
+    try:
+        yield running, port
+    finally:
+        running.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def wait_for(condition, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
