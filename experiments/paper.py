@@ -32,6 +32,7 @@ from experiments import (
     grpo,
     likelihood_estimators,
     study,
+    theory,
     training,
     tuning,
     verifier,
@@ -121,6 +122,13 @@ PARTS: dict[str, Part] = {
         lambda asked: training.summary(ROOT / "recipes"),
         {"training": training.shown},
         models=("tiny", "tiny-ar"),
+    ),
+    "theory": Part(
+        "the exact numbers of the pages about forks and theory",
+        3,
+        lambda asked: theory.measure(),
+        {"planted": theory.of_the_fork, "sweep": theory.sweep, "monotonicity": theory.monotonicity},
+        models=(),
     ),
     "likelihoods": Part(
         "estimators of likelihood on tables",
