@@ -125,7 +125,7 @@ PARTS: dict[str, Part] = {
     ),
     "theory": Part(
         "the exact numbers of the pages about forks and theory",
-        3,
+        1,
         lambda asked: theory.measure(),
         {"planted": theory.of_the_fork, "sweep": theory.sweep, "monotonicity": theory.monotonicity},
         models=(),

@@ -9,11 +9,6 @@ from pathlib import Path
 import pytest
 
 import twotemp
-
-pytest.importorskip("starlette", reason="needs the extra `serve`")
-pytest.importorskip("uvicorn", reason="needs the extra `serve`")
-pytest.importorskip("httpx", reason="needs httpx, Starlette's test client")
-
 from tests.serving_clients import CHAT, PROMPT, listening
 from twotemp.serving import Server
 from twotemp.serving.replies import MASK

@@ -14,11 +14,6 @@ import time
 import pytest
 
 import twotemp
-
-pytest.importorskip("starlette", reason="needs the extra `serve`")
-pytest.importorskip("uvicorn", reason="needs the extra `serve`")
-pytest.importorskip("httpx", reason="needs httpx, Starlette's test client")
-
 from tests.serving_clients import PROMPT, client_of, listening, wait_for
 from tests.tiny_checkpoints import random_model, word_tokenizer
 from twotemp.serving import Limits, Server, served_name
