@@ -213,6 +213,25 @@ def test_a_sweep_is_represented_by_the_same_policy_on_every_task():
     assert representatives([cells[0], cells[2]]) == [cells[0], cells[2]]
 
 
+def test_a_policy_tuned_for_each_task_is_shown_on_all_and_named_without_what_varies():
+    cells = [
+        cell
+        for t_pos, task in (("0.5", "countdown-3"), ("2", "words-2"))
+        for cell in (graded("lc", [0] * 12, task=task), graded(f"tlc:t_pos={t_pos}", [8] * 12, task=task))
+    ]
+    assert representatives(cells) == cells
+    (found,) = findings(cells)
+    assert (found.first, [task for task, _ in found.tasks]) == (
+        "TLC (t_pos varies)",
+        ["countdown-3", "words-2"],
+    )
+    with figures.look():
+        figure, _ = figures.pass_at_k(cells)
+    assert [len(axis.lines) for axis in figure.axes] == [2, 2]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()][1:] == [r"TLC ($T_\mathrm{pos}$ varies)"]
+
+
 def test_ties_on_all_questions_are_no_certainty():
     (found,) = findings([graded("ct", [8] * 20), graded("tct", [8] * 20)])[:1]
     assert found.low < -5

@@ -21,8 +21,9 @@ from twotemp.analysis.compare import (
     measured,
     pairs_of,
     pooled,
+    sides,
 )
-from twotemp.analysis.names import label, signed, task_name
+from twotemp.analysis.names import signed, task_name
 from twotemp.analysis.selectors import SELECTORS, best_at, best_for, choices
 from twotemp.metrics import NO_ANSWER, Estimate
 from twotemp.metrics.passk import Floats
@@ -123,7 +124,7 @@ def _entropies(pairs: Sequence[Pair], suffix: str) -> Iterator[str]:
         return
     estimate = pooled([values for _, values in kept], largest=log(k) if k > 1 else 1.0)
     mean, low, high = (float(x[0]) for x in (estimate.mean, estimate.low, estimate.high))
-    first, second = (label(one.policy, plain=True) for one in kept[0][0])
+    first, second = sides([pair for pair, _ in kept])
     apart = ", ".join(f"{task_name(a.task)} {signed(float(np.nanmean(x - y)), 2)}" for (a, _), (x, y) in kept)
     verdict = "is higher than" if low > 0 else "is lower than" if high < 0 else "cannot be told from"
     span = f"95 % interval {signed(low, 2)} to {signed(high, 2)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from twotemp import metrics
 from twotemp.analysis.cells import Graded, shared, unique
-from twotemp.analysis.names import label, model_name, signed, task_name
+from twotemp.analysis.names import family_label, model_name, signed, task_name
 from twotemp.metrics import Estimate
 from twotemp.metrics.passk import Floats
 from twotemp.policies import PRESETS
@@ -75,13 +76,22 @@ def by_model(cells: Sequence[Graded]) -> Iterator[tuple[list[Graded], str]]:
 
 
 def representatives(cells: Sequence[Graded]) -> list[Graded]:
-    """Cells of one policy for each name and model, the same on all tasks: in a sweep the one nearest the preset."""
+    """Cells of one policy for each name and model: in a sweep the one nearest the preset, the same on all tasks.
+
+    Where no task has two of a name there is no sweep: each task may have its own, chosen for it.
+    """
+    count = Counter((one.model, one.policy.name, one.task) for one in cells)
+    swept = {(model, name) for (model, name, _), times in count.items() if times > 1}
     chosen: dict[tuple[str, str], Policy] = {}
     for one in cells:
         best = chosen.setdefault((one.model, one.policy.name), one.policy)
         if _changes(one.policy) < _changes(best):
             chosen[one.model, one.policy.name] = one.policy
-    return [one for one in cells if one.policy == chosen[one.model, one.policy.name]]
+    return [
+        one
+        for one in cells
+        if (key := (one.model, one.policy.name)) not in swept or one.policy == chosen[key]
+    ]
 
 
 def _changes(policy: Policy) -> int:
@@ -112,13 +122,19 @@ def conclude(compared: Compared, where: str, cells: Sequence[Graded]) -> list[Fi
     if not kept:
         return []
     estimate = pooled([values for _, values in kept])
-    (one, other), _ = kept[0]
+    (one, _), _ = kept[0]
     if len(kept) == 1 and len({cell.task for cell in cells}) > 1:
         where = f"on {task_name(one.task)}, {where}"
-    names = [label(cell.policy, plain=True) for cell in (one, other)]
+    names = sides([pair for pair, _ in kept])
     mean, low, high = (100 * float(x[0]) for x in (estimate.mean, estimate.low, estimate.high))
     apart = tuple((a.task, float(100 * np.nanmean(x - y))) for (a, _), (x, y) in kept)
     return [Finding(names[0], names[1], where, mean, low, high, int(estimate.questions[0]), apart)]
+
+
+def sides(pairs: Sequence[Pair]) -> tuple[str, str]:
+    """What a sentence about all these tasks calls the two policies."""
+    first, second = (family_label([one.policy for one in side], plain=True) for side in zip(*pairs))
+    return first, second
 
 
 def measured(compared: Compared) -> Compared:
@@ -149,7 +165,7 @@ def _equal_samples(pairs: Sequence[Pair]) -> tuple[str, Compared]:
 def _one_sample(pairs: Sequence[Pair]) -> tuple[str, Compared]:
     """For the price of a single sample of the second: what do several of the first get?"""
     spent = _affordable((pair, pair[1].cost()) for pair in pairs)
-    name = label(pairs[0][1].policy, plain=True)
+    _, name = sides(pairs)
     return f"for the NFE of one {name} sample ({mean_nfe(spent)})", _bought(spent)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from twotemp.policies import PRESETS
@@ -19,6 +19,7 @@ NAMES = {
 }
 TASKS = {"gsm8k": "GSM8K", "math500": "MATH-500", "humaneval": "HumanEval", "mbpp": "MBPP"}
 _SYMBOLS = {"t_pos": r"T_\mathrm{pos}", "t_token": r"T_\mathrm{token}", "threshold": r"\lambda", "k": "K"}
+VARIES = "varies"
 
 
 def task_name(task: str) -> str:
@@ -53,21 +54,43 @@ def parameters(policy: Policy, hide: Collection[str] = ()) -> dict[str, Any]:
 
 def label(policy: Policy, *, plain: bool = False, hide: Collection[str] = ()) -> str:
     """`TCT ($T_pos=0.1$)` for figures and LaTeX; plain: `TCT (t_pos=0.1)`, for terminals and Markdown."""
-    name = NAMES.get(policy.name, policy.name)
-    said = parameters(policy, hide)
-    if not said:
-        return name
+    return _labelled(policy.name, parameters(policy, hide), plain)
+
+
+def family_label(policies: Sequence[Policy], *, plain: bool = False) -> str:
+    """One label for policies of one name, of which each task may have its own: `TCT (t_pos varies, k=2)`."""
+    said = [parameters(policy) for policy in policies]
+    keys = dict.fromkeys(key for one in said for key in one)
+    values = {key: {getattr(policy, key) for policy in policies} for key in keys}
+    common = {key: found.pop() if len(found) == 1 else VARIES for key, found in values.items()}
+    return _labelled(policies[0].name, common, plain)
+
+
+def family_labels(policies: Iterable[Policy], *, plain: bool = False) -> dict[str, str]:
+    """The label of each name among the policies."""
+    named: dict[str, list[Policy]] = {}
+    for policy in policies:
+        named.setdefault(policy.name, []).append(policy)
+    return {name: family_label(family, plain=plain) for name, family in named.items()}
+
+
+def _labelled(name: str, said: Mapping[str, Any], plain: bool) -> str:
     write = _plain if plain else _mathematical
-    return f"{name} ({', '.join(write(key, value) for key, value in said.items())})"
+    inside = ", ".join(write(key, value) for key, value in said.items())
+    return NAMES.get(name, name) + (f" ({inside})" if inside else "")
 
 
 def _plain(key: str, value: Any) -> str:
+    if value is VARIES:
+        return f"{key} {VARIES}"
     return f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
 
 
 def _mathematical(key: str, value: Any) -> str:
     if key not in _SYMBOLS:
         return _plain(key, value).replace("_", " ")
+    if value is VARIES:
+        return f"${_SYMBOLS[key]}$ {VARIES}"
     number = r"\infty" if math.isinf(value) else f"{value:g}"
     return f"${_SYMBOLS[key]}={number}$"
 

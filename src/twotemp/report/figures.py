@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from twotemp.analysis import Graded, k_grid, representatives, unique
-from twotemp.analysis.names import dataset
+from twotemp.analysis.names import dataset, family_labels
 from twotemp.errors import UserError
 from twotemp.metrics import Estimate
 from twotemp.records import Policy
@@ -108,6 +109,7 @@ def _adaptive(series: Sequence[Graded], kinds: Sequence[Axis], caption: str, acr
     chosen = [s for s in every if s.policy.name == "ar"] + adaptive
     if not adaptive or not _comparable(chosen):
         return None
+    called = _called(chosen)
     models, tasks = unique(s.model for s in chosen), unique(s.task for s in chosen)
     there = unique((s.model, s.task) for s in chosen)
     rows = there if across else [(model, task) for model in models for task in tasks]
@@ -117,7 +119,7 @@ def _adaptive(series: Sequence[Graded], kinds: Sequence[Axis], caption: str, acr
         block, column = divmod(at, len(tasks))
         panels = axes[at] if across else axes[block * len(kinds) : (block + 1) * len(kinds), column]
         for axis, kind in zip(panels, kinds):
-            _panel(axis, here, kind)
+            _panel(axis, here, kind, called)
             axis.set_xlabel(AXES[kind])
             axis.set_ylabel(METRICS[kind] if across or not column else "")
         name = style.model_name(model) if len(models) > 1 else None
@@ -171,7 +173,8 @@ def t_token(series: Sequence[Graded]) -> Made:
         here = [s for s in varied if s.model == model and s.task == task]
         panels = axes[at * lines : (at + 1) * lines].ravel()
         for axis, temperature in zip(panels, temperatures):
-            _panel(axis, [s for s in here if s.policy.t_token == temperature], "k", hide=("t_token",))
+            shown = [s for s in here if s.policy.t_token == temperature]
+            _panel(axis, shown, "k", partial(style.label, hide=("t_token",)))
             axis.set_title(rf"$T_\mathrm{{token}}={temperature:g}$")
             axis.set_xlabel(AXES["k"])
         _against_t_token(panels[len(temperatures)], here, most)
@@ -223,13 +226,14 @@ def _matrix(
     series: Sequence[Graded], rows: str, columns: str, *, label_rows: bool, share_y: Any = False
 ) -> Figure:
     """Pass@k in a panel for each pair: models downwards and tasks across, or the other way round."""
+    called = _called(series)
     names = {"model": style.model_name, "task": style.task_name}
     down, across = (unique(getattr(s, key) for s in series) for key in (rows, columns))
     figure, axes = grid(len(down), len(across), share_y)
     for line, row in zip(axes, down):
         for axis, column in zip(line, across):
             here = [s for s in series if (getattr(s, rows), getattr(s, columns)) == (row, column)]
-            _panel(axis, here, "k")
+            _panel(axis, here, "k", called)
         line[0].set_ylabel(METRICS["k"])
         _row_label(line[0], names[rows](row) if label_rows else None)
     for top, bottom, column in zip(axes[0], axes[-1], across):
@@ -251,12 +255,18 @@ def _comparable(series: Sequence[Graded]) -> bool:
     return len({s.policy.name for s in series}) > 1
 
 
-def _panel(axis: Axes, series: Sequence[Graded], kind: Axis, hide: Sequence[str] = ()) -> None:
+def _called(series: Sequence[Graded]) -> Callable[[Policy], str]:
+    """One entry of the legend for each family, also where every task has its own T_pos."""
+    labels = family_labels(s.policy for s in series)
+    return lambda policy: labels[policy.name]
+
+
+def _panel(axis: Axes, series: Sequence[Graded], kind: Axis, name: Callable[[Policy], str]) -> None:
     if not series:  # a run need not have every task of every model
         axis.set_visible(False)
         return
     for one in series:
-        _curve(axis, one, kind, style.line(one.policy), style.label(one.policy, hide=hide))
+        _curve(axis, one, kind, style.line(one.policy), name(one.policy))
     if kind == "k":
         power_ticks(axis, series)
     else:
