@@ -27,14 +27,14 @@ from twotemp.policies import parse
 from twotemp.tasks import SOURCES
 
 MODEL = "tiny"
-TASKS = ("countdown-4", "words-3", "programs-1")
+TASKS = ("countdown-4", "words-3", "programs-2")
 # Of these, 64 samples solve nearly all: they say how good one answer is, not who is more diverse.
-EASIER, EASIER_SAMPLES = ("countdown-3", "words-2"), 8
+EASIER, EASIER_SAMPLES = ("countdown-3", "words-2", "programs-1"), 8
 # Semi-autoregressive, as in the paper, whose long answers have eight blocks.
 BLOCKS_PER_ANSWER = 2
 # Chosen for TCT, and CT has the same; T_pos of TLC and of TCT on each task. How: docs/LOG.md.
 THRESHOLD = 0.9
-T_POS = {"countdown-4": (0.5, 0.15), "words-3": (1, 0.3), "programs-1": (2, 0.15)}
+T_POS = {"countdown-4": (0.5, 0.15), "words-3": (1, 0.3), "programs-2": (5, 0.15)}
 LABELS = {"ar": "AR", "lc": "LC", "tlc": "**TLC**", "ct": "CT", "tct": "**TCT**"}
 SHOWN = (1, 4, 16, 64)
 # The paper's statements about k samples of one against k of another; k = 0: all of them.
@@ -227,7 +227,7 @@ def sizes(found: dict[str, Any]) -> str:
 
 def easier(found: dict[str, Any]) -> str:
     """One answer on levels of which many samples solve nearly everything."""
-    said = " and ".join(f"{rate['mean']:.1f} % of {task}" for task, rate in found["easier"].items())
+    said = listed([f"{rate['mean']:.1f} % of {task}" for task, rate in found["easier"].items()])
     return f"- One answer of LC is right on {said}, the easier levels."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from twotemp.models.checkpoint import save
 from twotemp.models.load import locate
 from twotemp.records import Problem
 from twotemp.rewards.classifier import SYSTEM, SequenceClassifier
+from twotemp.rewards.likelihood import Likelihood, all_and_thirds, canvas_of
 from twotemp.tasks import SOURCES
 from twotemp.tasks.generated import split_of
 from twotemp.training import tokenizer as words
@@ -254,33 +256,23 @@ def test_a_source_that_is_nothing_is_an_error(tmp_path):
 RECIPE = verifier.VerifierRecipe(
     name="test",
     model="tiny",
-    sampled={"words-2": 2},
-    policies={"ct": 2, "tct": 2},
+    sampled={"countdown-3": 12, "words-2": 2},
+    policies={"ar": 1, "tct": 3},
     blocks=2,
-    rewritten={"countdown-3": 40, "words-2": 6},
-    rewrites=2,
-    largest_share=0.2,
-    t_token=0.8,
     validation=3,
     batch_pairs=4,
     steps=3,
     warmup=1,
     learning_rate=1e-3,
     weight_decay=0.0,
+    anchor=0.5,
     seed=5,
 )
 
 
-def tiny(tmp_path: Path) -> verifier.VerifierRecipe:
-    """The recipe on a random model: what is tested is the path, not what was learnt."""
-    from dataclasses import replace
-
-    return replace(RECIPE, model=str(save(micro_model(), tmp_path / "micro")))
-
-
 def test_training_problems_are_never_test_or_validation_problems():
     for split in ("train", "validation"):
-        for task in RECIPE.tasks:
+        for task in RECIPE.sampled:
             found = SOURCES[task].distinct(RECIPE.seed, split, 50)
             assert {split_of(f"{task} {example.key}") for example in found} == {split}
             held_out = {problem.prompt for problem in tasks.get(task).problems().problems}
@@ -290,42 +282,50 @@ def test_training_problems_are_never_test_or_validation_problems():
     )
 
 
-def test_it_starts_as_the_denoiser_itself(tmp_path):
-    """Same hidden states, with every token in sight, and no opinion yet."""
-    recipe = tiny(tmp_path)
-    module, _ = verifier.start(recipe)
-    denoiser = verifier.load(recipe.model)
-    ids = torch.randint(5, 60, (2, 11), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        ours = module.eval().model(input_ids=ids, use_cache=False).last_hidden_state
-        theirs = denoiser.module.model(input_ids=ids, use_cache=False).last_hidden_state
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
-    assert not module.score.weight.any()
-
-
-def test_rewrites_change_masked_answer_tokens_only(tmp_path):
-    model = verifier.load(tiny(tmp_path).model)
-    ids = torch.randint(5, 60, (200, 10), generator=torch.Generator().manual_seed(0))
-    new = verifier.rewrite(model, ids, 4, 1.0, 0.8, torch.Generator().manual_seed(1))
-    assert torch.equal(new[:, :4], ids[:, :4])
-    changed = (new[:, 4:] != ids[:, 4:]).float().mean()
-    assert 0.3 < changed < 0.6  # half of the tokens are masked, and a random model rarely hits
-    assert not torch.isin(new, torch.tensor(model.forbidden_ids)).any()
-
-
-def test_training_gives_a_folder_that_loads_as_any_reward_model(tmp_path):
-    recipe = tiny(tmp_path)
-    folder = verifier.train(recipe, tmp_path / "out")
-    again = verifier.train(recipe, tmp_path / "out")  # the samples are kept
-    model = rewards.load(str(folder))
-    assert again == folder
-    assert all(abs(score) > 0 for score in model.score(ITEMS[:2]))
+def test_training_gives_a_folder_that_judges(tmp_path):
+    folder = verifier.train(RECIPE, tmp_path / "out")
+    with pytest.raises(UserError, match=r"not a reward model.*`likelihood:` and its name"):
+        rewards.load(str(folder))
+    trained, untrained = (rewards.load(f"likelihood:{source}") for source in (folder, "tiny"))
+    assert all(a != b for a, b in zip(trained.score(ITEMS[:2]), untrained.score(ITEMS[:2]), strict=True))
     report = json.loads((tmp_path / "out" / "report.json").read_text())["validation"]
-    assert report["countdown-3"]["samples"] == 3 * 2 * 2
-    assert {"verifier", "pll"} < set(report["words-2"])
+    assert report["countdown-3"]["samples"] == 3 * 4
+    assert {"verifier", "untrained", "pll"} < set(report["words-2"])
     rows = [json.loads(line) for line in (tmp_path / "out" / "train.jsonl").read_text().splitlines()]
-    assert len(rows) == 2 * 2 * 2 + 46 * 2
-    assert any(row["passed"] for row in rows)
+    assert len(rows) == 14 * 4
+
+
+def test_training_again_uses_the_samples_it_kept_and_gives_the_same_weights(tmp_path, monkeypatch):
+    first = (verifier.train(RECIPE, tmp_path / "out") / "model.safetensors").read_bytes()
+
+    def drawn_again(*_: object) -> None:
+        raise AssertionError("drawn again")
+
+    monkeypatch.setattr(verifier, "sampled", drawn_again)
+    with pytest.raises(UserError, match="has a verifier; remove"):
+        verifier.train(RECIPE, tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "model")
+    assert (verifier.train(RECIPE, tmp_path / "out") / "model.safetensors").read_bytes() == first
+
+
+def test_training_teaches_what_it_is_shown():
+    """A pair that the denoiser ranks wrong, shown twenty times, is ranked right."""
+    rows = [judged("a", "4 + 9 = 13", True), judged("a", "4 * 9 = 36 , 36 - 2 = 34", False)]
+    model = verifier.load("tiny")
+
+    def gap() -> float:
+        judge = Likelihood(model, all_and_thirds, "x")
+        right, wrong = judge.score([(Problem("a", row.task, row.prompt), row.answer) for row in rows])
+        return right - wrong
+
+    assert gap() < -1
+    verifier.fit(model, rows, replace(RECIPE, steps=20))
+    assert gap() > 1
+
+
+def test_without_a_right_and_a_wrong_answer_there_is_nothing_to_learn():
+    with pytest.raises(UserError, match="no problem has a right and a wrong answer"):
+        verifier.fit(micro_model(), [judged("a", "4 + 9 = 13", False)], RECIPE)
 
 
 def judged(problem: str, answer: str, passed: bool, task: str = "countdown-3") -> verifier.Judged:
@@ -342,11 +342,8 @@ def test_only_problems_with_right_and_wrong_answers_teach_and_each_answer_once()
         judged("all wrong", "4 + 9 = 13", False),
         judged("other", "4 + 9 = 13", False, "words-2"),
     ]
-    found = verifier.questions(words.build(), rows)
-    assert {task: [(len(q.right), len(q.wrong)) for q in here] for task, here in found.items()} == {
-        "countdown-3": [(1, 2)],
-        "words-2": [],
-    }
+    (shelf,) = verifier.shelves(micro_model(), rows)
+    assert [(len(q.right), len(q.wrong)) for q in shelf.questions] == [(1, 2)]
 
 
 def test_auc_is_within_a_question():
@@ -357,25 +354,21 @@ def test_auc_is_within_a_question():
     assert verifier.within_question_auc(rows[:3], [1, 2, 3]) is None
 
 
-def test_the_pair_loss_is_its_formula_whatever_the_padding(tmp_path):
-    recipe = tiny(tmp_path)
-    module, tokenizer = verifier.start(recipe)
-    with torch.no_grad():
-        module.score.weight.copy_(
-            torch.randn(module.score.weight.shape, generator=torch.Generator().manual_seed(0))
-        )
-    right = verifier.encodings(tokenizer, [judged("a", "4 * 9 = 36 , 36 - 2 = 34", True)])
-    wrong = verifier.encodings(tokenizer, [judged("a", "4 + 9 = 13", False)])
-    model = module.eval()
-    logits = []
-    for row in (*right, *wrong):
-        with torch.no_grad():
-            hidden = model.model(input_ids=torch.tensor([row.ids]), use_cache=False).last_hidden_state
-        logits.append(model.score(hidden)[0, :, 0][row.answer :].double())
-    a, b = logits
-    dense = torch.cat([-torch.sigmoid(a).log(), -torch.sigmoid(-b).log()]).mean()
-    expected = dense - torch.sigmoid(a[-1] - b[-1]).log()
-    assert verifier.pair_loss(model, right, wrong).item() == pytest.approx(expected.item(), rel=1e-4)
+def test_the_pair_loss_is_its_formula():
+    """Against the scores of the judge itself, one answer at a time."""
+    model = micro_model()
+    pairs = [("4 * 9 = 36 , 36 - 2 = 34", "4 + 9 = 13"), ("9 - 4 = 5", "2 - 2 = 0 , 4 - 4 = 0")]
+    judge = Likelihood(model, all_and_thirds, "x", batch_size=1, scale=1.0)
+    asked = Problem("a", "countdown-3", "4 9 2 -> 34")
+    scores = torch.tensor(
+        [judge.score([(asked, text) for text in pair]) for pair in pairs], dtype=torch.float64
+    )
+    expected = -torch.sigmoid(0.3 * (scores[:, 0] - scores[:, 1])).log().mean()
+    expected -= 0.5 * scores[:, 0].mean() / (2 * 12)  # the canvas of 12 tokens, once whole and once in thirds
+    canvases = [[canvas_of(model, asked.task, asked.prompt, text) for text in pair] for pair in pairs]
+    right, wrong = (torch.tensor([canvas.ids for canvas in side]) for side in zip(*canvases))
+    found = verifier.pair_loss(model, right, wrong, all_and_thirds(canvases[0][0]), 0.5)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
 def test_an_unknown_key_or_task_in_a_recipe_is_an_error(tmp_path):
@@ -404,10 +397,3 @@ def test_the_shipped_verifier_is_small_and_tells_right_from_wrong():
         wrong.append((problem, " ".join(tokens)))
     better = [a > b for a, b in zip(model.score(right), model.score(wrong))]
     assert sum(better) / len(better) > 0.6
-
-
-def test_the_embedded_verifier_refuses_tasks_it_does_not_know():
-    with pytest.raises(
-        UserError, match=r"knows only the embedded tasks, not gsm8k.*--rm nvidia/AceMath-7B-RM"
-    ):
-        rewards.load().score([(Problem("q", "gsm8k", "How many?"), "3")])

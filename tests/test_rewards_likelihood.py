@@ -1,4 +1,4 @@
-"""Pseudo-log-likelihood as a reward: against the definition, and what decides it."""
+"""The likelihood by a denoiser as a reward: against the definition, and what decides it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.toy_task import micro_model
 from twotemp import rewards
 from twotemp.errors import UserError
 from twotemp.records import Problem
-from twotemp.rewards.likelihood import PseudoLikelihood
+from twotemp.rewards.likelihood import Likelihood, all_and_thirds, canvas_of, each_alone
 
 PROBLEM = Problem("a", "countdown-3", "4 9 2 -> 34")
 OTHER = Problem("b", "words-2", "pen 9 cup 12 . Ann buys 2 for 21 . 2 of her cheapest cost ?")
@@ -23,44 +23,75 @@ ITEMS = [
 LENGTHS = {"countdown-3": 12, "words-2": 32}
 
 
-def directly(model, problem: Problem, text: str) -> float:
-    """The definition, one position at a time: the canvas of the task, a mask at k, log q of what stood there."""
+def directly(model, problem: Problem, text: str, masked_together) -> float:
+    """The definition, one view at a time: the canvas of the task, masks at V, log q of what stood there."""
     prompt, answer = model.encode(problem.prompt), model.tokenizer(text)["input_ids"]
     eos = model.eos_ids[0]
     row = prompt + answer + [eos] * (LENGTHS[problem.task] - len(answer))
     total = 0.0
-    for k in range(len(prompt), min(len(prompt) + len(answer) + 1, len(row))):
+    for view in masked_together(len(prompt), len(prompt) + len(answer), len(row)):
         ids = torch.tensor([row])
-        ids[0, k] = model.mask_id
+        ids[0, view] = model.mask_id
         with torch.no_grad():
-            logits = model.logits(ids, None, ids == model.mask_id)[0]
-        logits[list(model.forbidden_ids)] = -torch.inf
-        total += float(logits.log_softmax(-1)[row[k]])
+            logits = model.logits(ids, None, ids == model.mask_id)
+        logits[:, list(model.forbidden_ids)] = -torch.inf
+        total += float(logits.log_softmax(-1)[torch.arange(len(view)), torch.tensor(row)[view]].sum())
     return total
 
 
+def alone(first: int, written: int, stop: int) -> list[list[int]]:
+    return [[k] for k in range(first, min(written + 1, stop))]
+
+
+def whole_and_every_third(first: int, written: int, stop: int) -> list[list[int]]:
+    answer = list(range(first, stop))
+    return [answer, *([k for k in answer if (k - first) % 3 == third] for third in range(3))]
+
+
 @pytest.mark.parametrize("batch_size", [1, 5, 32])
-def test_scores_are_the_definition_in_any_batch(batch_size: int) -> None:
+@pytest.mark.parametrize(("views", "same"), [(each_alone, alone), (all_and_thirds, whole_and_every_third)])
+def test_scores_are_the_definition_in_any_batch(views, same, batch_size: int) -> None:
     model = micro_model()
-    found = PseudoLikelihood(model, batch_size).score(ITEMS)
-    expected = [directly(model, problem, text) for problem, text in ITEMS]
+    found = Likelihood(model, views, "x", batch_size).score(ITEMS)
+    expected = [directly(model, problem, text, same) for problem, text in ITEMS]
     assert len(set(expected)) == 4
     assert found == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_end_counts_only_where_the_canvas_has_room_for_it() -> None:
     """An answer of all 12 tokens has no EOS to be sure of; a shorter one has one."""
-    scorer = PseudoLikelihood(micro_model())
     for text, terms in (("4 * 9 = 36 , 36 - 2 = 34 ,", 12), ("4 * 9 = 36", 6), ("", 1)):
-        _, positions = scorer._canvas("countdown-3", PROBLEM.prompt, text)
-        assert len(positions) == terms
+        canvas = canvas_of(micro_model(), "countdown-3", PROBLEM.prompt, text)
+        assert len(each_alone(canvas)) == terms
+
+
+def test_rewards_are_log_odds_and_the_pseudo_likelihood_is_itself() -> None:
+    asked = ITEMS[:2]
+    for source, views, scale in (("likelihood:tiny", all_and_thirds, 0.3), ("pll:tiny", each_alone, 1)):
+        judge = rewards.load(source)
+        raw = Likelihood(judge.model, views, "x").score(asked)
+        assert judge.score(asked) == pytest.approx([scale * score for score in raw], rel=1e-5)
+
+
+def test_a_token_that_the_model_never_writes_is_an_error_not_minus_infinity() -> None:
+    with pytest.raises(UserError, match="a token in it that the model never writes"):
+        Likelihood(micro_model(), all_and_thirds, "x").score([(PROBLEM, "4 <|mdm_mask|> 9")])
+
+
+def test_the_embedded_verifier_is_for_the_embedded_tasks() -> None:
+    judge = rewards.load()
+    assert judge.name.startswith("verifier ")
+    right, wrong = judge.score([ITEMS[0], (PROBLEM, "4 + 9 = 36 , 36 - 2 = 34")])
+    assert right > wrong
+    with pytest.raises(UserError, match="knows only the embedded tasks, not gsm8k"):
+        judge.score([(Problem("a", "gsm8k", "How many?"), "3")])
 
 
 def test_the_embedded_denoiser_prefers_the_right_operation() -> None:
     scorer = rewards.load("pll:tiny")
     right, wrong = scorer.score([ITEMS[0], (PROBLEM, "4 + 9 = 36 , 36 - 2 = 34")])
     assert right > wrong + 1
-    assert scorer.name.startswith("pll tiny ")
+    assert scorer.name.startswith("pll:tiny ")
 
 
 def test_what_it_cannot_use_is_refused() -> None:

@@ -16,9 +16,8 @@ from twotemp.errors import UserError
 from twotemp.models.checkpoint import read_json, read_native, read_tokenizer, weight_files
 from twotemp.models.load import locate, usable_device, usable_dtype
 from twotemp.records import Problem
-from twotemp.tasks import SOURCES
 
-VERIFIER = "verifier"  # the embedded one
+EMBEDDED = ("verifier",)  # which is a denoiser; for the message about what there is
 _ACEMATH = "Please reason step by step, and check your final answer within \\boxed{}."
 # What a reward model was trained to read before the question, by the last part of its name (from its model card).
 SYSTEM = {"AceMath-7B-RM": _ACEMATH, "AceMath-72B-RM": _ACEMATH}
@@ -39,7 +38,7 @@ class SequenceClassifier:
         if batch_size < 1:
             raise UserError(f"batch_size must be >= 1, not {batch_size}")
         self.source = str(source)
-        self.folder = locate(source, embedded=(VERIFIER,), check=_check_config)
+        self.folder = locate(source, embedded=EMBEDDED, check=_check_config)
         _check_config(read_json(self.folder / "config.json"))
         own = self.source.rstrip("/").rsplit("/", 1)[-1]
         self.system = SYSTEM.get(own) if system is None else system
@@ -49,11 +48,6 @@ class SequenceClassifier:
 
     def score(self, items: Sequence[tuple[Problem, str]]) -> list[float]:
         distinct = list(dict.fromkeys((problem.task, problem.prompt, text) for problem, text in items))
-        if self.source == VERIFIER and (foreign := {task for task, _, _ in distinct} - SOURCES.keys()):
-            raise UserError(
-                f"the embedded verifier knows only the embedded tasks, not {', '.join(sorted(foreign))}; "
-                "give a reward model with --rm, e.g. --rm nvidia/AceMath-7B-RM"
-            )
         rows = [self.encode(prompt, text) for _, prompt, text in distinct]
         by_length = sorted(range(len(rows)), key=lambda at: len(rows[at]))  # little padding
         found: dict[tuple[str, str, str], float] = {}
@@ -135,7 +129,7 @@ def _check_config(config: Mapping[str, Any]) -> None:
     if not str(kinds[0]).endswith("ForSequenceClassification"):
         raise UserError(
             f"not a reward model: its config.json names {kinds[0]}, and a reward model is a sequence classifier, "
-            "such as nvidia/AceMath-7B-RM"
+            "such as nvidia/AceMath-7B-RM; a denoiser judges as `likelihood:` and its name"
         )
 
 

@@ -1,10 +1,13 @@
-"""A denoiser as the judge of its own answers: no training, no second model."""
+"""A denoiser as the judge of answers: how likely does it find them?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from twotemp import tasks
 from twotemp.errors import UserError
@@ -12,54 +15,113 @@ from twotemp.models.base import LanguageModel
 from twotemp.records import Problem
 
 
-class PseudoLikelihood:
-    """The pseudo-log-likelihood of an answer x given its prompt c (Wang and Cho, 2019; Salazar et al., 2020):
+class Canvas(NamedTuple):
+    """The row of a finished sample, filled up with EOS."""
 
-        PLL(x) = sum_k log q^k(x^k | c, x with position k masked),
+    ids: list[int]
+    first: int  # position of the answer
+    end: int  # one past the EOS that ends it
 
-    over the answer's tokens and the EOS that ends it. The rest of the canvas is EOS, as in a sample of the task.
+
+# Log-odds for a nat of likelihood. Masked together, tokens that hang together are counted several times, and in
+# `all_and_thirds` each of them twice: as it is, the likelihood is far too sure. The verifier was trained with it.
+LOG_ODDS = 0.3
+
+View = range  # positions that are masked together
+Views = Callable[[Canvas], list[View]]
+
+
+def each_alone(canvas: Canvas) -> list[View]:
+    """Every token in sight of all others, and the EOS that ends the answer: as many rows as tokens."""
+    return [range(k, k + 1) for k in range(canvas.first, canvas.end)]
+
+
+def all_and_thirds(canvas: Canvas) -> list[View]:
+    """Four rows, whatever the length: what does the prompt alone say, and what does the rest of the answer?
+
+    A wrong answer that goes on consistently is found out by the first, one that contradicts itself by the others.
+    """
+    first, stop = canvas.first, len(canvas.ids)
+    return [range(first, stop), *(range(first + third, stop, 3) for third in range(3))]
+
+
+class Likelihood:
+    """The log-likelihood of an answer x to the prompt c, as seen through masks:
+
+        s(x) = scale · sum_V sum_{k in V} log q^k(x^k | c, x with the positions V masked).
+
+    With every position alone and a scale of 1 this is the pseudo-log-likelihood (Wang and Cho, 2019; Salazar et al.,
+    2020).
     """
 
-    def __init__(self, model: LanguageModel, batch_size: int = 32) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        views: Views,
+        name: str,
+        batch_size: int = 32,
+        *,
+        scale: float = 1.0,
+        embedded_tasks_only: bool = False,
+    ) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size must be >= 1, not {batch_size}")
         if not model.eos_ids:
             raise UserError(
                 f"{model.name!r} names no end-of-text token, which the answer's canvas is filled with"
             )
-        self.model = model
-        self.batch_size = batch_size
-        self.name = f"pll {model.name} {model.fingerprint[:8]}"
+        self.model, self.views, self.scale, self.batch_size = model, views, scale, batch_size
+        self.name = f"{name} {model.fingerprint[:8]}"
+        self._embedded_tasks_only = embedded_tasks_only
 
     def score(self, items: Sequence[tuple[Problem, str]]) -> list[float]:
         distinct = list(dict.fromkeys((problem.task, problem.prompt, text) for problem, text in items))
+        foreign = {task for task, _, _ in distinct} - tasks.SOURCES.keys()
+        if self._embedded_tasks_only and foreign:
+            raise UserError(
+                f"the embedded verifier knows only the embedded tasks, not {', '.join(sorted(foreign))}; "
+                "give a reward model with --rm, e.g. --rm nvidia/AceMath-7B-RM"
+            )
         total = dict.fromkeys(distinct, 0.0)
-        by_length: dict[int, list[tuple[tuple[str, str, str], list[int], int]]] = {}
+        by_length: dict[int, list[tuple[tuple[str, str, str], list[int], View]]] = {}
         for item in distinct:
-            row, answer = self._canvas(*item)
-            by_length.setdefault(len(row), []).extend((item, row, position) for position in answer)
-        for terms in by_length.values():
-            for start in range(0, len(terms), self.batch_size):
-                part = terms[start : start + self.batch_size]
-                rows, positions = [row for _, row, _ in part], [position for *_, position in part]
-                for (item, _, _), term in zip(part, self._terms(rows, positions)):
+            canvas = canvas_of(self.model, *item)
+            terms = ((item, canvas.ids, view) for view in self.views(canvas))
+            by_length.setdefault(len(canvas.ids), []).extend(terms)
+        for here in by_length.values():
+            for start in range(0, len(here), self.batch_size):
+                part = here[start : start + self.batch_size]
+                for (item, _, _), term in zip(part, self._terms(part)):
                     total[item] += term
-        return [total[problem.task, problem.prompt, text] for problem, text in items]
-
-    def _canvas(self, task: str, prompt: str, text: str) -> tuple[list[int], range]:
-        """The row of a finished sample, and the positions that count."""
-        first = len(self.model.encode(prompt))
-        written = self.model.encode(prompt, prefill=text)
-        longest = first + tasks.get(task).length
-        ids = written + [self.model.eos_ids[0]] * (longest - len(written))
-        return ids, range(first, min(len(written) + 1, len(ids)))
+        for (_, prompt, text), score in total.items():
+            if not math.isfinite(score):
+                raise UserError(
+                    f"{self.name!r} gives {score} to {text[:60]!r}, an answer to {prompt[:60]!r}; is there a token "
+                    "in it that the model never writes? If not, load the model with more precision (float32)"
+                )
+        return [self.scale * total[problem.task, problem.prompt, text] for problem, text in items]
 
     @torch.no_grad()
-    def _terms(self, rows: Sequence[list[int]], positions: Sequence[int]) -> Iterator[float]:
-        """log q of the token at one position of each row, with that position masked."""
-        ids = torch.tensor(rows, device=self.model.device)
-        want = torch.zeros_like(ids, dtype=torch.bool)
-        want[torch.arange(len(rows)), positions] = True
-        logits = self.model.logits(ids.masked_fill(want, self.model.mask_id), None, want)
-        logits[:, list(self.model.forbidden_ids)] = -torch.inf
-        yield from logits.log_softmax(-1).gather(1, ids[want][:, None])[:, 0].tolist()
+    def _terms(self, part: Sequence[tuple[object, list[int], View]]) -> list[float]:
+        ids = torch.tensor([row for _, row, _ in part], device=self.model.device)
+        found: list[float] = log_q(self.model, ids, [view for _, _, view in part]).tolist()
+        return found
+
+
+def canvas_of(model: LanguageModel, task: str, prompt: str, text: str) -> Canvas:
+    first = len(model.encode(prompt))
+    written = model.encode(prompt, prefill=text)
+    ids = written + [model.eos_ids[0]] * (first + tasks.get(task).length - len(written))
+    return Canvas(ids, first, min(len(written) + 1, len(ids)))
+
+
+def log_q(model: LanguageModel, ids: Tensor, views: Sequence[View]) -> Tensor:
+    """sum_{k in V} log q^k(x^k | x with V masked) of every row x with its view V."""
+    masked = torch.zeros_like(ids, dtype=torch.bool)
+    for row, view in zip(masked, views):
+        row[view.start : view.stop : view.step] = True
+    logits = model.logits(ids.masked_fill(masked, model.mask_id), None, masked)
+    forbidden = torch.tensor(list(model.forbidden_ids), device=ids.device)
+    log_p = logits.index_fill(1, forbidden, -torch.inf).log_softmax(-1)
+    found = log_p.gather(1, ids[masked][:, None])[:, 0]
+    return found.new_zeros(ids.shape).masked_scatter(masked, found).sum(1)

@@ -1,10 +1,9 @@
-"""Train the embedded outcome reward model: `train(VerifierRecipe.read(path), out)`.
+"""Train the embedded verifier: `train(VerifierRecipe.read(path), out)`.
 
-It starts as the denoiser itself, in the layout of AceMath-7B-RM (Qwen2ForSequenceClassification), and learns to tell
-right answers from wrong ones *to the same problem*: samples of the policies it will judge, and right answers of which
-the denoiser has rewritten a random part in one step (cheap, and the mistakes of parallel decoding), all graded.
-Reference answers themselves are never shown: right ones would then be those that look like the generator's. Problems
-are of the train split only, by their own hash; it is measured on samples of held-out problems.
+It is the denoiser itself, trained to find right answers likelier than wrong ones *to the same problem*, samples of
+the policies it will judge; its score is that likelihood (`rewards.likelihood`). So it starts with all that the
+denoiser knows about answers, which a classifier has to learn again (docs/LOG.md). Problems are of the train split
+only, by their own hash; it is measured on samples of held-out problems.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from itertools import chain
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
+from torch.nn.functional import logsigmoid
 
 from twotemp import graders, rewards
 from twotemp.asking import Ask, answer, requests
@@ -28,19 +27,18 @@ from twotemp.errors import UserError, unknown
 from twotemp.folders import only_writer, replacing, write_json
 from twotemp.graders.base import Grader
 from twotemp.metrics import auc
+from twotemp.models.checkpoint import save
 from twotemp.models.load import load
-from twotemp.models.native import SIZES
 from twotemp.plain import read_yaml, record
 from twotemp.policies import parse
 from twotemp.records import Problem
+from twotemp.rewards.likelihood import LOG_ODDS, Canvas, View, all_and_thirds, canvas_of, log_q
 from twotemp.sampling import draw
 from twotemp.tasks import SOURCES
 from twotemp.tasks.generated import Split
-from twotemp.training.corpus import encode
 from twotemp.training.muon import Muon
 
 REPORT, MODEL = "report.json", "model"
-ROWS = 256  # rewritten at once
 LOG_EVERY = 50
 
 
@@ -53,31 +51,26 @@ class VerifierRecipe:
     sampled: Mapping[str, int]  # training problems of each task that are sampled
     policies: Mapping[str, int]  # samples of each of these by each policy,
     blocks: int  # with answers in so many blocks, as they will be when they are judged
-    rewritten: Mapping[str, int]  # training problems of each task whose right answers are rewritten
-    rewrites: int  # of each of these
-    largest_share: float  # of an answer that is written anew, at most: beyond a half little sense is left
-    t_token: float  # temperature of what is written anew
     validation: int  # held-out problems of each task, to measure on; sampled in the same way
     batch_pairs: int
     steps: int
     warmup: int
     learning_rate: float
     weight_decay: float
+    anchor: (
+        float  # weight of the likelihood of right answers itself, which the comparison alone would let fall
+    )
     seed: int
 
     def __post_init__(self) -> None:
-        for task in self.tasks:
+        for task in self.sampled:
             if task not in SOURCES:
                 raise unknown(f"task in recipe {self.name}", task, SOURCES)
         for spec in self.policies:
             parse(spec)
-        for name in ("blocks", "rewrites", "validation", "batch_pairs", "steps", "warmup"):
+        for name in ("blocks", "validation", "batch_pairs", "steps", "warmup"):
             if getattr(self, name) < 1:
                 raise UserError(f"recipe {self.name}: {name} must be at least 1")
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.sampled, *self.rewritten)))
 
     def rate(self, step: int) -> float:
         """Linear warm-up, then linear to 0."""
@@ -107,60 +100,26 @@ def train(recipe: VerifierRecipe, out: Path) -> Path:
 
 
 def _train(recipe: VerifierRecipe, out: Path) -> Path:
-    rows = _kept(out / "train.jsonl", lambda: chain(sampled(recipe, "train"), rewritten(recipe)))
+    if (out / MODEL).exists():
+        raise UserError(
+            f"{out} has a verifier; remove {out / MODEL} to train again on the samples kept there"
+        )
+    rows = _kept(out / "train.jsonl", lambda: sampled(recipe, "train"))
     held_out = _kept(out / "validation.jsonl", lambda: sampled(recipe, "validation"))
-    module, tokenizer = start(recipe)
-    fit(module, tokenizer, rows, recipe)
-    module.save_pretrained(out / MODEL)
-    tokenizer.save_pretrained(out / MODEL)
-    report = measure(held_out, {"verifier": str(out / MODEL), "pll": f"pll:{recipe.model}"})
+    model: Any = load(recipe.model, device="cpu")
+    fit(model, rows, recipe)
+    save(model, out / MODEL)
+    judges = {"verifier": out / MODEL, "untrained": recipe.model}
+    sources = {name: f"{rewards.LIKELIHOOD}{source}" for name, source in judges.items()}
+    report = measure(held_out, {**sources, "pll": f"{rewards.PLL}{recipe.model}"})
     write_json(out / REPORT, {"recipe": asdict(recipe), "validation": report})
     return out / MODEL
-
-
-def rewritten(recipe: VerifierRecipe) -> Iterator[Judged]:
-    """What becomes of right answers to training problems when the denoiser writes a part of them anew."""
-    model: Any = load(recipe.model)
-    vocabulary = model.tokenizer.get_vocab()
-    for task, count in recipe.rewritten.items():
-        source = SOURCES[task]
-        generator = torch.Generator().manual_seed(recipe.seed)
-        by_length: dict[int, list[tuple[Problem, list[int]]]] = {}
-        for number, example in enumerate(source.distinct(recipe.seed, "train", count)):
-            prompt, answer = encode(example, source.length, vocabulary)
-            row = (source.problem(example, "train", number), prompt + answer)
-            by_length.setdefault(len(prompt), []).append(row)
-        with closing(graders.get(source.grader)) as grader:
-            for first, rows in by_length.items():
-                for start in range(0, len(rows), ROWS):
-                    part = rows[start : start + ROWS]
-                    ids = torch.tensor([row for _, row in part])
-                    for _ in range(recipe.rewrites):
-                        answers = rewrite(model, ids, first, recipe.largest_share, recipe.t_token, generator)
-                        texts = [model.decode(row) for row in answers[:, first:].tolist()]
-                        yield from graded(
-                            grader, [(problem, text) for (problem, _), text in zip(part, texts)]
-                        )
-
-
-@torch.no_grad()
-def rewrite(
-    model: Any, ids: Tensor, first: int, largest_share: float, t_token: float, generator: torch.Generator
-) -> Tensor:
-    """Mask a random part of every answer (the columns from `first` on) and draw it anew in one step."""
-    share = largest_share * torch.rand(len(ids), 1, generator=generator)
-    masked = torch.rand(ids.shape, generator=generator) < share
-    masked[:, :first] = False
-    logits = model.logits(ids.masked_fill(masked, model.mask_id), None, masked)
-    logits[:, list(model.forbidden_ids)] = -torch.inf
-    drawn = torch.multinomial(torch.softmax(logits / t_token, dim=-1), 1, generator=generator)[:, 0]
-    return ids.masked_scatter(masked, drawn)
 
 
 def sampled(recipe: VerifierRecipe, split: Split) -> Iterator[Judged]:
     """Samples of each problem by each policy, as a run would draw them."""
     model = load(recipe.model)
-    counts = recipe.sampled if split == "train" else dict.fromkeys(recipe.tasks, recipe.validation)
+    counts = recipe.sampled if split == "train" else dict.fromkeys(recipe.sampled, recipe.validation)
     for task, count in counts.items():
         source = SOURCES[task]
         here = enumerate(source.distinct(recipe.seed, split, count))
@@ -183,121 +142,81 @@ def graded(grader: Grader, items: Sequence[tuple[Problem, str]]) -> Iterator[Jud
             yield Judged(problem.task, problem.id, problem.prompt, text, grade.passed)
 
 
-def start(recipe: VerifierRecipe) -> tuple[Any, Any]:
-    """The denoiser as a Qwen2 sequence classifier: the same blocks and attention, a score instead of a head."""
-    from transformers import Qwen2Config, Qwen2ForSequenceClassification
-
-    denoiser: Any = load(recipe.model, device="cpu")
-    llama = denoiser.module.config
-    config = Qwen2Config(
-        **{name: getattr(llama, name) for name in (*SIZES, "rms_norm_eps", "rope_parameters")},
-        tie_word_embeddings=False,
-        pad_token_id=denoiser.tokenizer.pad_token_id,
-    )
-    config.num_labels = 1
-    config.is_causal = False  # as the denoiser: it has learnt to judge a token by both of its sides
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        module = Qwen2ForSequenceClassification(config)  # type: ignore[no-untyped-call]
-    weights = {k: v for k, v in denoiser.module.state_dict().items() if not k.startswith("lm_head")}
-    report = module.load_state_dict(weights, strict=False)
-    assert not report.unexpected_keys
-    with torch.no_grad():
-        for key in report.missing_keys:  # the biases, which LLaDA has none of, and the score
-            module.get_parameter(key).zero_()
-    return module, denoiser.tokenizer
-
-
 class Question(NamedTuple):
     """The distinct answers to one problem."""
 
-    right: list[Encoded]
-    wrong: list[Encoded]
+    right: list[Canvas]
+    wrong: list[Canvas]
 
 
-def questions(tokenizer: Any, rows: Sequence[Judged]) -> dict[str, list[Question]]:
-    """By task, the problems that have a right and a wrong answer."""
-    by_task: dict[str, dict[str, Question]] = {}
-    distinct = list(dict.fromkeys(rows))
-    for row, encoded in zip(distinct, encodings(tokenizer, distinct)):
-        question = by_task.setdefault(row.task, {}).setdefault(row.problem, Question([], []))
-        (question.right if row.passed else question.wrong).append(encoded)
-    return {
-        task: [question for question in here.values() if question.right and question.wrong]
-        for task, here in by_task.items()
-    }
+@dataclass(frozen=True)
+class Shelf:
+    """Problems of one task that have a right and a wrong answer, with prompts of one length."""
+
+    questions: list[Question]
+
+    @property
+    def views(self) -> list[View]:
+        return all_and_thirds(self.questions[0].right[0])
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Shelves and problems are drawn as often as they have wrong answers: all of those count alike."""
+        return torch.tensor([len(one.wrong) for one in self.questions], dtype=torch.float64)
+
+    def pairs(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """A right and a wrong answer to each of so many problems."""
+
+        def pick(among: Sequence[Canvas]) -> list[int]:
+            return among[int(torch.randint(len(among), (1,), generator=generator))].ids
+
+        places = torch.multinomial(self.weights, count, replacement=True, generator=generator).tolist()
+        drawn = [(pick(self.questions[at].right), pick(self.questions[at].wrong)) for at in places]
+        right, wrong = (torch.tensor(side) for side in zip(*drawn))
+        return right, wrong
 
 
-def fit(module: Any, tokenizer: Any, rows: Sequence[Judged], recipe: VerifierRecipe) -> None:
-    """Batches of pairs, a right and a wrong answer to the same problem: how hard a problem is must not help.
+def shelves(model: Any, rows: Sequence[Judged]) -> list[Shelf]:
+    """What batches are drawn from."""
+    found: dict[tuple[str, int, int], dict[str, Question]] = {}
+    for row in dict.fromkeys(rows):
+        canvas = canvas_of(model, row.task, row.prompt, row.answer)
+        here = found.setdefault((row.task, canvas.first, len(canvas.ids)), {})
+        question = here.setdefault(row.problem, Question([], []))
+        (question.right if row.passed else question.wrong).append(canvas)
+    both = ([one for one in here.values() if one.right and one.wrong] for here in found.values())
+    return [Shelf(questions) for questions in both if questions]
 
-    A problem is drawn as often as it has wrong answers, so that all of those count alike.
-    """
-    by_task = questions(tokenizer, rows)
-    names = sorted(task for task, here in by_task.items() if here)
-    weights = {
-        name: torch.tensor([len(question.wrong) for question in by_task[name]], dtype=torch.float64)
-        for name in names
-    }
-    shares = torch.stack([weights[name].sum() for name in names])
-    optimizer = Muon(module, recipe.weight_decay)
-    module.train()
+
+def fit(model: Any, rows: Sequence[Judged], recipe: VerifierRecipe) -> None:
+    """Batches of pairs, a right and a wrong answer to the same problem: how hard a problem is must not help."""
+    found = shelves(model, rows)
+    if not found:
+        raise UserError("no problem has a right and a wrong answer among its samples; draw more of them")
+    sizes = torch.stack([shelf.weights.sum() for shelf in found])
+    optimizer = Muon(model.module, recipe.weight_decay)
     losses: list[float] = []
     for step in range(recipe.steps):
         generator = torch.Generator().manual_seed((recipe.seed << 32) + step)
-
-        def pick(among: Sequence[Any], generator: torch.Generator = generator) -> Any:
-            return among[int(torch.randint(len(among), (1,), generator=generator))]
-
-        # One task for the whole batch: rows of a like length.
-        task = names[int(torch.multinomial(shares, 1, generator=generator))]
-        drawn = torch.multinomial(weights[task], recipe.batch_pairs, replacement=True, generator=generator)
-        pairs = [by_task[task][place] for place in drawn.tolist()]
-        loss = pair_loss(module, [pick(q.right) for q in pairs], [pick(q.wrong) for q in pairs])
+        shelf = found[int(torch.multinomial(sizes, 1, generator=generator))]
+        right, wrong = shelf.pairs(recipe.batch_pairs, generator)
+        loss = pair_loss(model, right, wrong, shelf.views, recipe.anchor)
         optimizer.descend(loss, recipe.rate(step))
         losses.append(loss.item())
         if (step + 1) % LOG_EVERY == 0:
             print(f"step {step + 1}: loss {np.mean(losses[-LOG_EVERY:]):.4f}", flush=True)
-    module.eval()
 
 
-def pair_loss(module: Any, right: Sequence[Encoded], wrong: Sequence[Encoded]) -> Tensor:
-    """-log sigma(s_right - s_wrong), the order of each pair by the score s that is read in the end, plus the
-    cross-entropy of "is it right?" at every token of an answer (as in Cobbe et al., 2021: a denser signal, and s is
-    then a log-odds)."""
-    rows = [*right, *wrong]
-    width = max(len(row.ids) for row in rows)
-    ids = torch.tensor([row.ids + [module.config.pad_token_id] * (width - len(row.ids)) for row in rows])
-    at = torch.arange(width)
-    last = torch.tensor([len(row.ids) for row in rows])[:, None] - 1
-    inside = (at >= torch.tensor([row.answer for row in rows])[:, None]) & (at <= last)
-    hidden = module.model(input_ids=ids, attention_mask=(at <= last).long(), use_cache=False)
-    logits = module.score(hidden.last_hidden_state)[..., 0]
-    labels = (torch.arange(len(rows)) < len(right)).float()[:, None].expand_as(inside)
-    dense = binary_cross_entropy_with_logits(logits[inside], labels[inside])
-    s_right, s_wrong = logits.gather(1, last)[:, 0].split([len(right), len(wrong)])
-    return dense - logsigmoid(s_right - s_wrong).mean()
-
-
-class Encoded(NamedTuple):
-    """The conversation as the reward model will see it, and where the answer starts."""
-
-    ids: list[int]
-    answer: int
-
-
-def encodings(tokenizer: Any, rows: Sequence[Judged]) -> list[Encoded]:
-    """All at once: one by one, the tokenizer takes longer than the training."""
-
-    def ids(conversations: Iterable[Sequence[tuple[str, str]]]) -> list[list[int]]:
-        turns = [[{"role": role, "content": text} for role, text in one] for one in conversations]
-        texts = [tokenizer.apply_chat_template(one, tokenize=False) for one in turns]
-        return list(tokenizer(texts, add_special_tokens=False)["input_ids"]) if texts else []
-
-    prompts = list(dict.fromkeys(row.prompt for row in rows))
-    starts = dict(zip(prompts, map(len, ids([("user", prompt)] for prompt in prompts))))
-    whole = ids([("user", row.prompt), ("assistant", row.answer)] for row in rows)
-    return [Encoded(found, starts[row.prompt]) for row, found in zip(rows, whole)]
+def pair_loss(model: Any, right: Tensor, wrong: Tensor, views: Sequence[View], anchor: float) -> Tensor:
+    """-log sigma(s_right - s_wrong), the order of each pair by its scores, minus `anchor` times the mean
+    log-likelihood of the right answers' tokens, each of which is seen twice."""
+    ids = torch.cat([right, wrong])
+    rows = ids.repeat_interleave(len(views), dim=0)
+    likelihoods = log_q(model, rows, [*views] * len(ids)).view(len(ids), len(views)).sum(1)
+    of_right, of_wrong = likelihoods[: len(right)], likelihoods[len(right) :]
+    seen = sum(map(len, views))
+    loss: Tensor = -logsigmoid(LOG_ODDS * (of_right - of_wrong)).mean() - anchor * of_right.mean() / seen
+    return loss
 
 
 def measure(rows: Sequence[Judged], models: Mapping[str, str]) -> dict[str, dict[str, float | None]]:
