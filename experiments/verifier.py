@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from experiments.blocks import listed, spelled, table
-from experiments.embedded import LABELS, points
+from experiments.embedded import LABELS, TASKS, points
 from twotemp import metrics, rewards
 from twotemp.analysis import Ballot, Choice, Graded, read, selection_findings, unique
 from twotemp.report import write_selection
@@ -34,8 +34,9 @@ NAMES = {"pll": "pseudo-log-likelihood", "majority": "agreement"}
 
 
 def scored(run: Path, policies: Sequence[str], *, traced: bool) -> list[Graded]:
-    """The cells of these policies with rewards, and with confidences and likelihoods where they were traced."""
-    cells = [one for one in read([run]) if one.policy.name in policies]
+    """The cells of these policies on the tasks of the claims, with rewards, and with confidences and likelihoods where
+    they were traced."""
+    cells = [one for one in read([run]) if one.policy.name in policies and one.task in TASKS]
     drew = {one.model for one in cells}
     return count(
         cells,

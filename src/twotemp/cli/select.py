@@ -21,7 +21,10 @@ def select(
             help="Selectors, separated by commas: majority, orm, weighted, confidence, pll, oracle."
         ),
     ] = "majority,orm,weighted,oracle",
-    rm: Annotated[str, typer.Option(help="Reward model: `verifier`, a folder, or a hub id.")] = "verifier",
+    rm: Annotated[
+        str,
+        typer.Option(help="Reward model: `verifier`, a folder, a hub id, or `likelihood:` and a denoiser."),
+    ] = "verifier",
     rm_system: Annotated[
         str | None,
         typer.Option(help="Text the reward model expects before the question (AceMath's is known)."),
