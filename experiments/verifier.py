@@ -34,8 +34,8 @@ NAMES = {"pll": "pseudo-log-likelihood", "majority": "agreement"}
 
 
 def scored(run: Path, policies: Sequence[str], *, traced: bool) -> list[Graded]:
-    """The cells of these policies on the tasks of the claims, with rewards, and with confidences and likelihoods where
-    they were traced."""
+    """The cells of these policies on the tasks of the claims, with rewards; where they were traced, with confidences
+    and likelihoods."""
     cells = [one for one in read([run]) if one.policy.name in policies and one.task in TASKS]
     drew = {one.model for one in cells}
     return count(
