@@ -3,7 +3,8 @@
     python -m experiments.grpo --out runs/grpo --seconds 180 --nfe 250000 --seeds 3
 
 Run it on an idle machine: wall clock is what is compared. One run on each core; stopped, the same command
-continues. A run is a folder of `twotemp grpo`: BUDGET-LIKELIHOOD-POLICY-SEED.
+continues. A run is a folder of `twotemp grpo`, LIKELIHOOD-POLICY-SEED, evaluated where it reaches the first of the
+two limits and again at the other: both comparisons read the same trainings.
 """
 
 from __future__ import annotations
@@ -44,47 +45,56 @@ class Size:
     held_out: int
     likelihoods: Sequence[str] = LIKELIHOODS
 
-    def runs(self) -> Iterator[tuple[str, str, str, int, str]]:
-        """(what is equal, likelihood, rollouts, seed, the budget as `twotemp grpo` spells it)"""
-        budgets = {"time": f"{self.seconds}s", "nfe": f"{self.nfe}nfe"}
-        for seed, likelihood, (equal, budget), name in product(
-            range(self.seeds), self.likelihoods, budgets.items(), ROLLOUTS
-        ):
-            yield equal, likelihood, name, seed, budget
+    @property
+    def limits(self) -> dict[str, int]:
+        """What is equal -> how much of it. Keys are those of a StepRecord without `total_`."""
+        return {"seconds": self.seconds, "nfe": self.nfe}
+
+    def runs(self) -> Iterator[tuple[str, str, int]]:
+        """(likelihood, rollouts, seed)"""
+        for seed, likelihood, name in product(range(self.seeds), self.likelihoods, ROLLOUTS):
+            yield likelihood, name, seed
 
 
 def run(out: Path, size: Size) -> dict[str, Any]:
-    """All trainings, and what became of each."""
+    """All trainings, and what had become of each at both limits."""
 
-    def folder(equal: str, likelihood: str, name: str, seed: int) -> Path:
-        return out / f"{equal}-{likelihood}-{name}-{seed}"
+    def folder(likelihood: str, name: str, seed: int) -> Path:
+        return out / f"{likelihood}-{name}-{seed}"
 
-    def command(equal: str, likelihood: str, name: str, seed: int, budget: str) -> list[str]:
+    def command(likelihood: str, name: str, seed: int, budget: str) -> list[str]:
         asked = ["--task", TASK, "--policy", ROLLOUTS[name], "--likelihood", likelihood, "--seed", str(seed)]
         limits = ["--budget", budget, "--held-out", str(size.held_out)]
-        return ["grpo", *asked, *limits, "--out", str(folder(equal, likelihood, name, seed))]
+        return ["grpo", *asked, *limits, "--out", str(folder(likelihood, name, seed))]
 
-    side_by_side(command(*one) for one in size.runs())
+    # To the limit that comes first, whichever it is; then to each of them: one has been passed, the other has not.
+    for budget in (f"{size.seconds}s,{size.nfe}nfe", f"{size.seconds}s", f"{size.nfe}nfe"):
+        side_by_side(command(*one, budget) for one in size.runs())
     found = [
         {"equal": equal, "likelihood": likelihood, "name": name, "seed": seed}
-        | ended(folder(equal, likelihood, name, seed))
-        for equal, likelihood, name, seed, _ in size.runs()
+        | reached(folder(likelihood, name, seed), equal, limit)
+        for equal, limit in size.limits.items()
+        for likelihood, name, seed in size.runs()
     ]
-    shown = [out / f"time-{size.likelihoods[0]}-{name}-0" for name in ROLLOUTS]
+    shown = [folder(size.likelihoods[0], name, 0) for name in ROLLOUTS]
     report.write(shown, out / "report")
     return {"task": TASK, "seconds": size.seconds, "nfe": size.nfe, "runs": found}
 
 
-def ended(folder: Path) -> dict[str, Any]:
+def reached(folder: Path, equal: str, limit: int) -> dict[str, Any]:
+    """A training up to the first step at which so many seconds or NFE were used up."""
     one = report.read(folder)
-    first, last = one.evaluations[0], one.evaluations[-1]
+    used = one.column(f"total_{equal}")
+    steps = int(np.argmax(used >= limit)) + 1
+    first, last = one.evaluations[0], next(e for e in one.evaluations if e.step == steps)
     return {
-        "steps": len(one.records),
-        "seconds": round(one.records[-1].total_seconds, 1),
-        "rollouts_nfe": one.records[-1].total_nfe,
-        "nfe": round(float(one.column("nfe").mean()), 2),
-        "reward_std": round(float(one.column("reward_std").mean()), 3),
-        "zero_std": round(float(one.column("zero_std").mean()), 3),
+        "steps": steps,
+        "seconds": round(one.records[steps - 1].total_seconds, 1),
+        "rollouts_nfe": one.records[steps - 1].total_nfe,
+        **{
+            name: round(float(one.column(name)[:steps].mean()), digits)
+            for name, digits in (("nfe", 2), ("reward_std", 3), ("zero_std", 3))
+        },
         "questions": len(last.questions),
         "before": accuracies(first),
         "after": accuracies(last),
@@ -121,7 +131,7 @@ def shown(found: dict[str, Any]) -> str:
 
     rows = [
         [
-            {"time": f"{found['seconds']} s", "nfe": f"{found['nfe']:,} NFE"}[equal],
+            {"seconds": f"{found['seconds']} s", "nfe": f"{found['nfe']:,} NFE"}[equal],
             f"`{likelihood}`",
             LABELS[name],
             mean(some, "steps", 0),
@@ -158,7 +168,7 @@ def against(found: dict[str, Any]) -> str:
             if name in rates
         ]
         lines.append(
-            f"- Equal {'time' if equal == 'time' else 'NFE'}, `{likelihood}`, TCT minus {'; '.join(said)}."
+            f"- Equal {'time' if equal == 'seconds' else 'NFE'}, `{likelihood}`, TCT minus {'; '.join(said)}."
         )
     return "At λ = 0.6, points, 95 % interval over questions (not over trainings):\n\n" + "\n".join(lines)
 
@@ -169,7 +179,7 @@ def short(found: dict[str, Any]) -> str:
     means = {
         LABELS[name]: np.mean([one["after"]["0.6"] for one in some])
         for (equal, l, name), some in groups(found).items()
-        if (equal, l) == ("time", likelihood)
+        if (equal, l) == ("seconds", likelihood)
     }
     before = found["runs"][0]["before"]["0.6"]
     after = listed([f"{value:.0f} % with {name} rollouts" for name, value in means.items()])

@@ -204,7 +204,7 @@ PARTS: dict[str, Part] = {
     ),
     "grpo": Part(
         "GRPO on equal terms; its time is the experiment: run it on an idle machine",
-        120,
+        60,
         lambda asked: grpo.run(asked.runs / "grpo", grpo.Size(180, 250_000, 3, asked.questions)),
         {"grpo": grpo.shown, "grpo-short": grpo.short},
         figures={"grpo/report/grpo.png": "grpo.png"},
