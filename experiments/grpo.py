@@ -35,6 +35,10 @@ ROLLOUTS = {
 LIKELIHOODS = ("trajectory", "d1")
 LABELS = {"ar": "AR", "ct": "CT", "tct": "**TCT**", "fork": "Fork"}
 TASK = "countdown-3"
+FIGURE = (
+    "![training reward, its standard deviation within a group, accuracy against NFE](figures/grpo.png)\n\n"
+    "The figure shows the first seed, each training up to the later of the two limits."
+)
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,8 @@ def shown(found: dict[str, Any]) -> str:
     seeds = len({one["seed"] for one in found["runs"]})
     return (
         f"{found['task']}, greedy CT on {one['questions']} test problems in %: {before} before training; after it "
-        f"the mean of {seeds} seeds (lowest–highest).\n\n{table(heads, rows, len(heads) - 3)}\n\n{against(found)}"
+        f"the mean of {seeds} seeds (lowest–highest).\n\n{table(heads, rows, len(heads) - 3)}\n\n"
+        f"{against(found)}\n\n{FIGURE}"
     )
 
 

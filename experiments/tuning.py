@@ -125,7 +125,7 @@ if __name__ == "__main__":
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--validation", type=int, default=100)
-    parser.add_argument("--test", type=int, default=500)
+    parser.add_argument("--test", type=int, default=300)
     parser.add_argument("--out", type=Path, default=Path("runs/tuning"))
     given = parser.parse_args()
     print(shown(run(given.out, given.tasks.split(","), given.seeds, given.validation, given.test)))

@@ -30,6 +30,10 @@ JUDGES: dict[str, Callable[[Ballot], np.ndarray]] = {
     "confidence": lambda ballot: ballot.confidence,
     "majority": lambda ballot: (ballot.answers[:, None] == ballot.answers).sum(1) * (ballot.answers >= 0),
 }
+FIGURES = (
+    "![Best@k and Best@NFE](figures/selection-best.png)",
+    "![Entropy of the answers](figures/selection-entropy.png)",
+)
 NAMES = {"pll": "pseudo-log-likelihood", "majority": "agreement"}
 
 
@@ -143,7 +147,8 @@ def chosen(found: dict[str, Any]) -> str:
 def findings(found: dict[str, Any]) -> str:
     share = 100 * found["unread"] / found["drawn"]
     lines = [f"- {sentence.replace(' -', ' −')}" for sentence in found["sentences"]]
-    return "\n".join([*lines, f"- {share:.0f} % of the samples have no answer that the grader can read."])
+    unread = f"- {share:.0f} % of the samples have no answer that the grader can read."
+    return "\n\n".join(["\n".join([*lines, unread]), *FIGURES])
 
 
 if __name__ == "__main__":

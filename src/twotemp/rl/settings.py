@@ -28,8 +28,8 @@ class RolloutSettings:
 class LearningSettings:
     """Learning from them."""
 
-    likelihood: Annotated[str, "d1, trajectory, deferral, fork, ar or elbo."] = "trajectory"
-    draws: Annotated[int, "Masks per row and update, for d1 and elbo."] = 1
+    likelihood: Annotated[str, "d1, trajectory, deferral, fork, ar, elbo or stratified."] = "trajectory"
+    draws: Annotated[int, "Masks per row and update, for d1, elbo and stratified."] = 1
     iterations: Annotated[int, "Updates on the same rollouts (mu), each with masks of its own."] = 1
     micro_batch: Annotated[int, "Partly masked rows in one training pass; gradients are summed."] = 1024
     epsilon: Annotated[float, "Clip of the probability ratio."] = 0.5
