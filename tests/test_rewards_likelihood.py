@@ -9,7 +9,13 @@ from tests.toy_task import micro_model
 from twotemp import rewards
 from twotemp.errors import UserError
 from twotemp.records import Problem
-from twotemp.rewards.likelihood import Likelihood, all_and_thirds, canvas_of, each_alone
+from twotemp.rewards.likelihood import (
+    Likelihood,
+    all_and_thirds,
+    canvas_of,
+    each_alone,
+    likelihood_and_checks,
+)
 
 PROBLEM = Problem("a", "countdown-3", "4 9 2 -> 34")
 OTHER = Problem("b", "words-2", "pen 9 cup 12 . Ann buys 2 for 21 . 2 of her cheapest cost ?")
@@ -49,13 +55,36 @@ def whole_and_every_third(first: int, written: int, stop: int) -> list[list[int]
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 32])
-@pytest.mark.parametrize(("views", "same"), [(each_alone, alone), (all_and_thirds, whole_and_every_third)])
-def test_scores_are_the_definition_in_any_batch(views, same, batch_size: int) -> None:
+@pytest.mark.parametrize(
+    ("views", "same", "weight"), [(each_alone, alone, 1), (all_and_thirds, whole_and_every_third, 0.3)]
+)
+def test_scores_are_the_definition_in_any_batch(views, same, weight: float, batch_size: int) -> None:
     model = micro_model()
     found = Likelihood(model, views, "x", batch_size).score(ITEMS)
-    expected = [directly(model, problem, text, same) for problem, text in ITEMS]
+    expected = [weight * directly(model, problem, text, same) for problem, text in ITEMS]
     assert len(set(expected)) == 4
     assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_check_asks_for_less_than_it_covers() -> None:
+    """4 * 9 = [36]: the problem and all that follows are covered, and the result alone is asked for."""
+    model = micro_model()
+    views = likelihood_and_checks(model)
+    (problem, text), (_, shorter) = ITEMS[:2]
+    likelihood, both = (Likelihood(model, v, "x", 3).score(ITEMS[:2]) for v in (all_and_thirds, views))
+    prompt = len(model.encode(problem.prompt))
+    for place, (answer, results) in enumerate(((text, (4, 10)), (shorter, (4,)))):
+        row = torch.tensor(canvas_of(model, problem.task, problem.prompt, answer).ids)
+        expected = 0.0
+        for result in results:
+            at = prompt + result
+            ids = row.clone()[None]
+            ids[0, :prompt] = ids[0, at:] = model.mask_id
+            with torch.no_grad():
+                logits = model.logits(ids, None, torch.arange(len(row))[None] == at)
+            logits[:, list(model.forbidden_ids)] = -torch.inf
+            expected += float(logits.log_softmax(-1)[0, row[at]])
+        assert both[place] - likelihood[place] == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_end_counts_only_where_the_canvas_has_room_for_it() -> None:
@@ -65,12 +94,15 @@ def test_the_end_counts_only_where_the_canvas_has_room_for_it() -> None:
         assert len(each_alone(canvas)) == terms
 
 
-def test_rewards_are_log_odds_and_the_pseudo_likelihood_is_itself() -> None:
+def test_each_name_has_its_views() -> None:
     asked = ITEMS[:2]
-    for source, views, scale in (("likelihood:tiny", all_and_thirds, 0.3), ("pll:tiny", each_alone, 1)):
+    for source, views in (("likelihood:tiny", all_and_thirds), ("pll:tiny", each_alone)):
         judge = rewards.load(source)
-        raw = Likelihood(judge.model, views, "x").score(asked)
-        assert judge.score(asked) == pytest.approx([scale * score for score in raw], rel=1e-5)
+        assert judge.score(asked) == pytest.approx(Likelihood(judge.model, views, "x").score(asked), rel=1e-5)
+    judge = rewards.load("verifier:tiny")
+    views = likelihood_and_checks(judge.model)
+    assert judge.score(asked) == pytest.approx(Likelihood(judge.model, views, "x").score(asked), rel=1e-5)
+    assert judge.name.startswith("verifier:tiny ")
 
 
 def test_a_token_that_the_model_never_writes_is_an_error_not_minus_infinity() -> None:

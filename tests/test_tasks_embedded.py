@@ -253,3 +253,44 @@ def test_examples_of_programs_leave_real_ambiguity() -> None:
         assert example.answer in fit
         ambiguous += any(not passes(p, tests) for p in fit)
     assert ambiguous >= len(examples) // 4
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "answer", "seen"),
+    [
+        (
+            "countdown-3",
+            "4 9 2 -> 34",
+            "4 * 9 = 36 , 36 - 2 = 34",
+            ["_ _ _ _ _ | 4 * 9 = ? _ _ _ _ _ _", "_ _ _ _ _ | 4 * 9 = 36 , 36 - 2 = ?"],
+        ),
+        ("countdown-3", "4 9 2 -> 34", "= 36 =", ["_ _ _ _ _ | = ? _"]),
+        (
+            "words-2",
+            "pen 9 cup 12 . Ann buys 2 for 21 . 2 of her cheapest and 3 of her dearest cost ?",
+            "9 + 12 = 21 ; 2 * 9 = 18 ;",
+            [
+                "pen 9 cup 12 . Ann buys 2 for ? . ? of her cheapest and ? of her dearest cost ? | "
+                "_ _ _ _ _ _ 2 * 9 = 18 ;",
+                f"{' '.join('_' * 22)} | 9 + 12 = 21 ; 2 * 9 = ? _",
+            ],
+        ),
+        ("words-2", "Ann buys 2 for 21 . 2 of her", "21 = 21", ["Ann buys 2 for ? . ? of her | _ _ _"]),
+        (
+            "programs-1",
+            "3 1 -> 8 ; 2 9 -> 1 2",
+            "def f(x): return x",
+            ["3 1 -> ? ; 2 9 -> ? ? | def f(x): return x"],
+        ),
+    ],
+)
+def test_a_check_covers_what_follows_from_the_rest(name: str, prompt: str, answer: str, seen: list) -> None:
+    """_ is covered, ? is covered and expected to come out again."""
+    problem = ["<start>", *prompt.split(), "<end>"]
+    words = [*problem, *answer.split()]
+    found = []
+    for covered, expected in SOURCES[name].checks(words, len(problem)):
+        assert set(expected) <= set(covered)
+        shown = ["?" if k in expected else "_" if k in covered else word for k, word in enumerate(words)]
+        found.append(" ".join([*shown[1 : len(problem) - 1], "|", *shown[len(problem) :]]))
+    assert found == seen

@@ -23,7 +23,9 @@ def select(
     ] = "majority,orm,weighted,oracle",
     rm: Annotated[
         str,
-        typer.Option(help="Reward model: `verifier`, a folder, a hub id, or `likelihood:` and a denoiser."),
+        typer.Option(
+            help="Reward model: `verifier`, `verifier:FOLDER`, a folder, a hub id, `likelihood:` and a denoiser."
+        ),
     ] = "verifier",
     rm_system: Annotated[
         str | None,

@@ -6,7 +6,7 @@ from twotemp.rewards.scoring import scores
 
 __all__ = ["LIKELIHOOD", "PLL", "VERIFIER", "RewardModel", "load", "scores"]
 
-VERIFIER = "verifier"  # the embedded one: the likelihood by a denoiser that was trained for it
+VERIFIER = "verifier"  # the embedded one: a denoiser that was trained to judge; `verifier:FOLDER` is your own
 LIKELIHOOD, PLL = "likelihood:", "pll:"  # pll:tiny is the pseudo-log-likelihood of the denoiser `tiny`
 
 
@@ -18,23 +18,27 @@ def load(
     dtype: str | None = None,
     batch_size: int = 32,
 ) -> RewardModel:
-    """A reward model: "verifier" (embedded, for the embedded tasks), a checkpoint folder or hub id of a sequence
-    classifier, or a denoiser, which judges answers by how likely it finds them: "likelihood:" or "pll:" and its name.
+    """A reward model: "verifier" (embedded, for the embedded tasks; "verifier:FOLDER" is one that you trained), a
+    checkpoint folder or hub id of a sequence classifier, or a denoiser, which judges answers by how likely it finds
+    them: "likelihood:" or "pll:" and its name.
 
     system: text before the question, if a classifier was trained with one (AceMath's is known).
     """
-    if source != VERIFIER and not source.startswith((LIKELIHOOD, PLL)):
+    kind, colon, name = source.partition(":")
+    own = kind == VERIFIER
+    if not own and not source.startswith((LIKELIHOOD, PLL)):
         from twotemp.rewards.classifier import SequenceClassifier
 
         return SequenceClassifier(source, system=system, device=device, dtype=dtype, batch_size=batch_size)
     from twotemp.models.load import load as load_denoiser
     from twotemp.models.load import locate
-    from twotemp.rewards.likelihood import LOG_ODDS, Likelihood, all_and_thirds, each_alone
+    from twotemp.rewards.likelihood import Likelihood, all_and_thirds, each_alone, likelihood_and_checks
 
     if system is not None:
         raise UserError("a denoiser reads the problem as it was asked; leave the system text out")
-    own = source == VERIFIER
-    folder = locate(VERIFIER, embedded=(VERIFIER,)) if own else source.partition(":")[2]
-    views, scale = (each_alone, 1.0) if source.startswith(PLL) else (all_and_thirds, LOG_ODDS)
+    folder = name if colon else locate(VERIFIER, embedded=(VERIFIER,))
     denoiser = load_denoiser(folder, device=device, dtype=dtype)
-    return Likelihood(denoiser, views, source, batch_size, scale=scale, embedded_tasks_only=own)
+    views = (
+        likelihood_and_checks(denoiser) if own else each_alone if source.startswith(PLL) else all_and_thirds
+    )
+    return Likelihood(denoiser, views, source, batch_size, embedded_tasks_only=own)

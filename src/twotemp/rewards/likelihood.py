@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,22 +18,28 @@ from twotemp.records import Problem
 class Canvas(NamedTuple):
     """The row of a finished sample, filled up with EOS."""
 
+    task: str
     ids: list[int]
     first: int  # position of the answer
     end: int  # one past the EOS that ends it
 
 
+class View(NamedTuple):
+    hidden: Sequence[int]  # positions that are masked together,
+    asked: Sequence[int]  # those of them whose likelihood counts,
+    weight: float  # and how much
+
+
+Views = Callable[[Canvas], list[View]]
+
 # Log-odds for a nat of likelihood. Masked together, tokens that hang together are counted several times, and in
 # `all_and_thirds` each of them twice: as it is, the likelihood is far too sure. The verifier was trained with it.
 LOG_ODDS = 0.3
 
-View = range  # positions that are masked together
-Views = Callable[[Canvas], list[View]]
-
 
 def each_alone(canvas: Canvas) -> list[View]:
     """Every token in sight of all others, and the EOS that ends the answer: as many rows as tokens."""
-    return [range(k, k + 1) for k in range(canvas.first, canvas.end)]
+    return [View([k], [k], 1.0) for k in range(canvas.first, canvas.end)]
 
 
 def all_and_thirds(canvas: Canvas) -> list[View]:
@@ -42,16 +48,31 @@ def all_and_thirds(canvas: Canvas) -> list[View]:
     A wrong answer that goes on consistently is found out by the first, one that contradicts itself by the others.
     """
     first, stop = canvas.first, len(canvas.ids)
-    return [range(first, stop), *(range(first + third, stop, 3) for third in range(3))]
+    together = (range(first, stop), *(range(first + third, stop, 3) for third in range(3)))
+    return [View(positions, positions, LOG_ODDS) for positions in together]
+
+
+def checks(model: LanguageModel, canvas: Canvas) -> list[View]:
+    """The checks of an embedded task, whose words are tokens of the model: what follows from the rest, does it come
+    out again? A denoiser that cannot find a program can still tell what one returns."""
+    words = cast(Any, model.tokenizer).convert_ids_to_tokens(canvas.ids)
+    found = tasks.SOURCES[canvas.task].checks(words, canvas.first)
+    return [View(check.covered, check.expected, 1.0) for check in found]
+
+
+def likelihood_and_checks(model: LanguageModel) -> Views:
+    """What the embedded verifier looks at."""
+    return lambda canvas: [*all_and_thirds(canvas), *checks(model, canvas)]
 
 
 class Likelihood:
     """The log-likelihood of an answer x to the prompt c, as seen through masks:
 
-        s(x) = scale · sum_V sum_{k in V} log q^k(x^k | c, x with the positions V masked).
+        s(x) = sum_V w_V sum_{k asked in V} log q^k((c, x)^k | (c, x) with the positions hidden in V masked).
 
-    With every position alone and a scale of 1 this is the pseudo-log-likelihood (Wang and Cho, 2019; Salazar et al.,
-    2020).
+    With every position of x hidden alone, and weights of 1, this is the pseudo-log-likelihood (Wang and Cho, 2019;
+    Salazar et al., 2020). With positions of c hidden it is a part of the noisy channel: does the problem follow from
+    the answer?
     """
 
     def __init__(
@@ -61,7 +82,6 @@ class Likelihood:
         name: str,
         batch_size: int = 32,
         *,
-        scale: float = 1.0,
         embedded_tasks_only: bool = False,
     ) -> None:
         if batch_size < 1:
@@ -70,7 +90,7 @@ class Likelihood:
             raise UserError(
                 f"{model.name!r} names no end-of-text token, which the answer's canvas is filled with"
             )
-        self.model, self.views, self.scale, self.batch_size = model, views, scale, batch_size
+        self.model, self.views, self.batch_size = model, views, batch_size
         self.name = f"{name} {model.fingerprint[:8]}"
         self._embedded_tasks_only = embedded_tasks_only
 
@@ -91,15 +111,15 @@ class Likelihood:
         for here in by_length.values():
             for start in range(0, len(here), self.batch_size):
                 part = here[start : start + self.batch_size]
-                for (item, _, _), term in zip(part, self._terms(part)):
-                    total[item] += term
+                for (item, _, view), term in zip(part, self._terms(part)):
+                    total[item] += view.weight * term
         for (_, prompt, text), score in total.items():
             if not math.isfinite(score):
                 raise UserError(
                     f"{self.name!r} gives {score} to {text[:60]!r}, an answer to {prompt[:60]!r}; is there a token "
                     "in it that the model never writes? If not, load the model with more precision (float32)"
                 )
-        return [self.scale * total[problem.task, problem.prompt, text] for problem, text in items]
+        return [total[problem.task, problem.prompt, text] for problem, text in items]
 
     @torch.no_grad()
     def _terms(self, part: Sequence[tuple[object, list[int], View]]) -> list[float]:
@@ -112,16 +132,17 @@ def canvas_of(model: LanguageModel, task: str, prompt: str, text: str) -> Canvas
     first = len(model.encode(prompt))
     written = model.encode(prompt, prefill=text)
     ids = written + [model.eos_ids[0]] * (first + tasks.get(task).length - len(written))
-    return Canvas(ids, first, min(len(written) + 1, len(ids)))
+    return Canvas(task, ids, first, min(len(written) + 1, len(ids)))
 
 
 def log_q(model: LanguageModel, ids: Tensor, views: Sequence[View]) -> Tensor:
-    """sum_{k in V} log q^k(x^k | x with V masked) of every row x with its view V."""
-    masked = torch.zeros_like(ids, dtype=torch.bool)
-    for row, view in zip(masked, views):
-        row[view.start : view.stop : view.step] = True
-    logits = model.logits(ids.masked_fill(masked, model.mask_id), None, masked)
+    """sum_{k asked} log q^k(x^k | x with the hidden masked) of every row x with its view."""
+    hidden, asked = torch.zeros(2, *ids.shape, dtype=torch.bool, device=ids.device)
+    for number, view in enumerate(views):
+        hidden[number, view.hidden] = True
+        asked[number, view.asked] = True
+    logits = model.logits(ids.masked_fill(hidden, model.mask_id), None, asked)
     forbidden = torch.tensor(list(model.forbidden_ids), device=ids.device)
     log_p = logits.index_fill(1, forbidden, -torch.inf).log_softmax(-1)
-    found = log_p.gather(1, ids[masked][:, None])[:, 0]
-    return found.new_zeros(ids.shape).masked_scatter(masked, found).sum(1)
+    found = log_p.gather(1, ids[asked][:, None])[:, 0]
+    return found.new_zeros(ids.shape).masked_scatter(asked, found).sum(1)

@@ -7,10 +7,11 @@ Most targets have several solutions and most first steps lead nowhere: a choice 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from random import Random
 
-from twotemp.tasks.generated import Example, Source
+from twotemp.tasks.generated import Check, Example, Source, recomputed
 
 LARGEST = 99  # every intermediate result is in 1..LARGEST, so that a number is one token
 LARGEST_GIVEN = 50  # with 30, two held-out sets of 500 problems share half of them
@@ -60,6 +61,11 @@ def draw(rng: Random, count: int) -> Example:
     )
 
 
+def checks(words: Sequence[str], first: int) -> list[Check]:
+    """Work out every step again."""
+    return recomputed(words, first, first)
+
+
 SOURCES = tuple(
     Source(
         f"countdown-{count}",
@@ -68,6 +74,7 @@ SOURCES = tuple(
         length=6 * (count - 1),
         version=2,
         draw=partial(draw, count=count),
+        checks=checks,
     )
     for count in (3, 4)
 )

@@ -9,12 +9,12 @@ the same split, to try a result again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from twotemp.errors import UserError, unknown
 from twotemp.records import Problem
@@ -37,6 +37,14 @@ class Example:
     reference: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Check(NamedTuple):
+    """A way to check an answer: cover some of the words, and see whether those that follow from the rest come out
+    again. Positions are counted through problem and answer."""
+
+    covered: Sequence[int]
+    expected: Sequence[int]  # of these
+
+
 @dataclass(frozen=True)
 class Source:
     """A generator of examples for one level of a task."""
@@ -47,6 +55,8 @@ class Source:
     length: int  # tokens an answer is padded to
     version: int  # raised whenever the same seed gives other problems
     draw: Callable[[Random], Example]
+    # (words of problem and answer, where the answer begins) -> how a reader would check it
+    checks: Callable[[Sequence[str], int], list[Check]]
 
     def examples(self, seed: int, split: Split) -> Iterator[Example]:
         """An endless stream of the examples of one split; a problem may come again with another answer."""
@@ -97,6 +107,13 @@ def made(source: Source, subset: str) -> ProblemSet:
     problems = tuple(source.problem(example, subset, number) for number, example in found)
     identity = f"{source.name} version {source.version} seed {seed} {split} {PROBLEMS}"
     return ProblemSet(problems, hashlib.sha256(identity.encode()).hexdigest(), "generated")
+
+
+def recomputed(words: Sequence[str], first: int, start: int) -> list[Check]:
+    """Every number after "=", from `start` on, out of what the answer said before it. The problem is covered: a
+    number that also stands there would be copied."""
+    places = [k for k in range(start + 1, len(words)) if words[k - 1] == "="]
+    return [Check([*range(first), *range(k, len(words))], [k]) for k in places]
 
 
 def split_of(key: str) -> Split:

@@ -9,12 +9,12 @@ written as their items and strings as their letters, one token each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from random import Random
 from typing import Any
 
-from twotemp.tasks.generated import Example, Source
+from twotemp.tasks.generated import Check, Example, Source
 
 SHOWN, HIDDEN = 3, 5
 LARGEST = 99  # a number is one token
@@ -111,8 +111,26 @@ def _write(value: Value) -> str:
     return str(value) if isinstance(value, int) else " ".join(map(str, value))
 
 
+def checks(words: Sequence[str], first: int) -> list[Check]:
+    """What does the program return for the inputs of the examples?"""
+    outputs, inside = [], False
+    for k in range(1, first - 1):
+        inside = words[k - 1] == "->" or (inside and words[k] != ";")
+        if inside:
+            outputs.append(k)
+    return [Check(outputs, outputs)]
+
+
 SOURCES = tuple(
-    Source(f"programs-{count}", about, "programs", length, version=2, draw=partial(draw, statements=count))
+    Source(
+        f"programs-{count}",
+        about,
+        grader="programs",
+        length=length,
+        version=2,
+        draw=partial(draw, statements=count),
+        checks=checks,
+    )
     for count, length, about in (
         (1, 20, "a Python function of 1 statement from three examples"),
         (2, 28, "a Python function of 2 statements from three examples"),

@@ -9,11 +9,12 @@ order, added up or taken away from the price, either bill first. A wrong first t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import combinations
 from random import Random
 
-from twotemp.tasks.generated import Example, Source
+from twotemp.tasks.generated import Check, Example, Source, recomputed
 
 PEOPLE = ("Ann", "Cal", "Eve", "Joy")
 THINGS = ("pen", "cup", "hat", "map", "bag", "key", "box", "toy")
@@ -73,8 +74,23 @@ def _find(rng: Random, bought: list[int], total: int) -> list[str]:
     return steps
 
 
+def checks(words: Sequence[str], first: int) -> list[Check]:
+    """What could have been asked and paid, if these are the bills? And work out the bills again."""
+    bills = next((k - 1 for k in range(first + 1, len(words)) if words[k] == "*"), len(words))
+    asked = [k for k in range(1, first - 1) if words[k - 1] == "for" or words[k + 1] == "of"]
+    return [Check([*asked, *range(first, bills)], asked), *recomputed(words, first, bills)]
+
+
 ABOUT = "which {} things were bought for the price, and what others like them cost"
 SOURCES = tuple(
-    Source(f"words-{count}", ABOUT.format(count), "maths", length, version=2, draw=partial(draw, count=count))
+    Source(
+        f"words-{count}",
+        ABOUT.format(count),
+        grader="maths",
+        length=length,
+        version=2,
+        draw=partial(draw, count=count),
+        checks=checks,
+    )
     for count, length in ((2, 32), (3, 40))
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Set
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -14,13 +14,22 @@ from safetensors.torch import save_file
 from twotemp.folders import KINDS, replacing
 from twotemp.folders.identity import differences, refuse
 from twotemp.plain import json_text
-from twotemp.training.recipe import Recipe
 
 FILE = "checkpoint.safetensors"
 
 
+class Plan(Protocol):
+    """A recipe, as far as a run that is continued has to know it."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+    def same_so_far(self, before: dict[str, Any], changed: Set[str], step: int) -> bool:
+        """May a run that followed `before` for so many steps go on by this plan, which differs in `changed`?"""
+        ...
+
+
 def write(
-    out: Path, step: int, recipe: Recipe, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    out: Path, step: int, recipe: Plan, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     """Everything the next step depends on. Batches and noise are functions of the step, so no generator state."""
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
@@ -31,7 +40,7 @@ def write(
         save_file(tensors, partial, metadata={"step": str(step), "recipe": json_text(recipe.to_dict())})
 
 
-def read(out: Path, recipe: Recipe, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def read(out: Path, recipe: Plan, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Continue from the checkpoint in `out`: the number of steps done, 0 where there is none."""
     path = out / FILE
     if not path.is_file():
@@ -40,7 +49,7 @@ def read(out: Path, recipe: Recipe, model: torch.nn.Module, optimizer: torch.opt
         step, before = int(file.metadata()["step"]), json.loads(file.metadata()["recipe"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     changed = differences(before, recipe.to_dict())
-    if not _same_so_far(recipe, before, changed.keys(), step):
+    if changed and not recipe.same_so_far(before, changed.keys(), step):
         refuse(out, KINDS["training"], changed)
     state: dict[int, dict[str, torch.Tensor]] = {}
     weights = {}
@@ -54,13 +63,3 @@ def read(out: Path, recipe: Recipe, model: torch.nn.Module, optimizer: torch.opt
     model.load_state_dict(weights)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     return step
-
-
-def _same_so_far(recipe: Recipe, before: dict[str, Any], changed: Set[str], step: int) -> bool:
-    """May the plan for the rest of the run change? Yes, as long as no step done would have been another."""
-    if not changed <= {"steps", "decay", "next_token_steps", "checkpoint_every", "log_every"}:
-        return False
-    switched = step > min(recipe.next_token_steps, before["next_token_steps"])
-    if switched and recipe.next_token_steps != before["next_token_steps"]:
-        return False
-    return step <= min(recipe.steps - recipe.decay, int(before["steps"]) - int(before["decay"]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,15 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def same_so_far(self, before: dict[str, Any], changed: Set[str], step: int) -> bool:
+        """The plan for the rest of a run may change as long as no step done would have been another."""
+        if not changed <= {"steps", "decay", "next_token_steps", "checkpoint_every", "log_every"}:
+            return False
+        switched = step > min(self.next_token_steps, before["next_token_steps"])
+        if switched and self.next_token_steps != before["next_token_steps"]:
+            return False
+        return step <= min(self.steps - self.decay, int(before["steps"]) - int(before["decay"]))
 
     @classmethod
     def read(cls, path: Path) -> Recipe:

@@ -1,20 +1,20 @@
 """Train the embedded verifier: `train(VerifierRecipe.read(path), out)`.
 
-It is the denoiser itself, trained to find right answers likelier than wrong ones *to the same problem*, samples of
-the policies it will judge; its score is that likelihood (`rewards.likelihood`). So it starts with all that the
-denoiser knows about answers, which a classifier has to learn again (docs/LOG.md). Problems are of the train split
-only, by their own hash; it is measured on samples of held-out problems.
+It is the denoiser itself; its score is the likelihood of an answer and of its checks (`rewards.likelihood`). So it
+starts with all that the denoiser knows about answers, which a classifier has to learn again (docs/LOG.md). First it
+learns the checks, from fresh problems with their right answers, of which there is no end; then also to find right
+answers likelier than wrong ones *to the same problem*, samples of the policies it will judge. Problems are of the
+train split only, by their own hash; it is measured on samples of held-out problems.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -32,14 +32,26 @@ from twotemp.models.load import load
 from twotemp.plain import read_yaml, record
 from twotemp.policies import parse
 from twotemp.records import Problem
-from twotemp.rewards.likelihood import LOG_ODDS, Canvas, View, all_and_thirds, canvas_of, log_q
+from twotemp.rewards.likelihood import (
+    Canvas,
+    View,
+    all_and_thirds,
+    canvas_of,
+    checks,
+    likelihood_and_checks,
+    log_q,
+)
 from twotemp.sampling import draw
 from twotemp.tasks import SOURCES
 from twotemp.tasks.generated import Split
+from twotemp.training import checkpoints
+from twotemp.training.corpus import Batch, Corpus, generate
 from twotemp.training.muon import Muon
 
+T = TypeVar("T")
 REPORT, MODEL = "report.json", "model"
-LOG_EVERY = 50
+LOG_EVERY, CHECKPOINT_EVERY = 50, 100
+CHECKED = 0.8  # of the right answers of a step
 
 
 @dataclass(frozen=True)
@@ -52,29 +64,37 @@ class VerifierRecipe:
     policies: Mapping[str, int]  # samples of each of these by each policy,
     blocks: int  # with answers in so many blocks, as they will be when they are judged
     validation: int  # held-out problems of each task, to measure on; sampled in the same way
-    batch_pairs: int
+    examples: Mapping[str, int]  # fresh training problems of each task, with their right answers
+    batch_tokens: int  # of these, in a step
     steps: int
+    pairs_from: int  # the step from which on pairs of samples are learnt as well,
+    batch_pairs: int  # so many in a step
     warmup: int
     learning_rate: float
     weight_decay: float
-    anchor: (
-        float  # weight of the likelihood of right answers itself, which the comparison alone would let fall
-    )
+    anchor: float  # weight of the likelihood of right answers, which the checks alone would let fall
     seed: int
 
     def __post_init__(self) -> None:
-        for task in self.sampled:
+        for task in (*self.sampled, *self.examples):
             if task not in SOURCES:
                 raise unknown(f"task in recipe {self.name}", task, SOURCES)
         for spec in self.policies:
             parse(spec)
-        for name in ("blocks", "validation", "batch_pairs", "steps", "warmup"):
+        for name in ("blocks", "validation", "batch_tokens", "batch_pairs", "steps", "warmup"):
             if getattr(self, name) < 1:
                 raise UserError(f"recipe {self.name}: {name} must be at least 1")
 
     def rate(self, step: int) -> float:
         """Linear warm-up, then linear to 0."""
         return self.learning_rate * min((step + 1) / self.warmup, 1 - step / self.steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def same_so_far(self, before: dict[str, Any], changed: Set[str], step: int) -> bool:
+        """Every step depends on the last one: its rate says so."""
+        return False
 
     @classmethod
     def read(cls, path: Path) -> VerifierRecipe:
@@ -94,7 +114,8 @@ class Judged:
 
 
 def train(recipe: VerifierRecipe, out: Path) -> Path:
-    """Draw and grade (once: `out` keeps the samples), train, measure; returns the folder of the checkpoint."""
+    """Draw and grade (once: `out` keeps the samples), train, measure; returns the folder of the checkpoint. The same
+    call continues a training that was stopped, to the same weights."""
     with only_writer(out):
         return _train(recipe, out)
 
@@ -107,12 +128,16 @@ def _train(recipe: VerifierRecipe, out: Path) -> Path:
     rows = _kept(out / "train.jsonl", lambda: sampled(recipe, "train"))
     held_out = _kept(out / "validation.jsonl", lambda: sampled(recipe, "validation"))
     model: Any = load(recipe.model, device="cpu")
-    fit(model, rows, recipe)
+    fit(model, rows, recipe, out)
     save(model, out / MODEL)
-    judges = {"verifier": out / MODEL, "untrained": recipe.model}
-    sources = {name: f"{rewards.LIKELIHOOD}{source}" for name, source in judges.items()}
-    report = measure(held_out, {**sources, "pll": f"{rewards.PLL}{recipe.model}"})
-    write_json(out / REPORT, {"recipe": asdict(recipe), "validation": report})
+    (out / checkpoints.FILE).unlink()
+    judges = {
+        "verifier": f"{rewards.VERIFIER}:{out / MODEL}",
+        "untrained": f"{rewards.LIKELIHOOD}{recipe.model}",
+        "pll": f"{rewards.PLL}{recipe.model}",
+    }
+    report = measure(held_out, judges)
+    write_json(out / REPORT, {"recipe": recipe.to_dict(), "validation": report})
     return out / MODEL
 
 
@@ -155,25 +180,14 @@ class Shelf:
 
     questions: list[Question]
 
-    @property
-    def views(self) -> list[View]:
-        return all_and_thirds(self.questions[0].right[0])
+    def pairs(self, count: int, generator: torch.Generator) -> tuple[list[Canvas], list[Canvas]]:
+        """A right and a wrong answer to each of so many problems, all of which count alike."""
 
-    @cached_property
-    def weights(self) -> Tensor:
-        """Shelves and problems are drawn as often as they have wrong answers: all of those count alike."""
-        return torch.tensor([len(one.wrong) for one in self.questions], dtype=torch.float64)
+        def pick(among: Sequence[T]) -> T:
+            return among[_below(len(among), generator)]
 
-    def pairs(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """A right and a wrong answer to each of so many problems."""
-
-        def pick(among: Sequence[Canvas]) -> list[int]:
-            return among[int(torch.randint(len(among), (1,), generator=generator))].ids
-
-        places = torch.multinomial(self.weights, count, replacement=True, generator=generator).tolist()
-        drawn = [(pick(self.questions[at].right), pick(self.questions[at].wrong)) for at in places]
-        right, wrong = (torch.tensor(side) for side in zip(*drawn))
-        return right, wrong
+        drawn = [pick(self.questions) for _ in range(count)]
+        return [pick(one.right) for one in drawn], [pick(one.wrong) for one in drawn]
 
 
 def shelves(model: Any, rows: Sequence[Judged]) -> list[Shelf]:
@@ -188,35 +202,67 @@ def shelves(model: Any, rows: Sequence[Judged]) -> list[Shelf]:
     return [Shelf(questions) for questions in both if questions]
 
 
-def fit(model: Any, rows: Sequence[Judged], recipe: VerifierRecipe) -> None:
-    """Batches of pairs, a right and a wrong answer to the same problem: how hard a problem is must not help."""
+def fit(model: Any, rows: Sequence[Judged], recipe: VerifierRecipe, out: Path) -> None:
+    """Batches of right answers, and of pairs, a right and a wrong answer to the same problem: how hard a problem is
+    must not help. `out` keeps how far it came."""
     found = shelves(model, rows)
     if not found:
         raise UserError("no problem has a right and a wrong answer among its samples; draw more of them")
-    sizes = torch.stack([shelf.weights.sum() for shelf in found])
+    sizes = torch.tensor([len(shelf.questions) for shelf in found], dtype=torch.float64)
+    vocabulary = model.tokenizer.get_vocab()
+    fresh = Corpus(generate(recipe.examples, recipe.seed, vocabulary), recipe.batch_tokens)
     optimizer = Muon(model.module, recipe.weight_decay)
     losses: list[float] = []
-    for step in range(recipe.steps):
+    for step in range(checkpoints.read(out, recipe, model.module, optimizer), recipe.steps):
         generator = torch.Generator().manual_seed((recipe.seed << 32) + step)
-        shelf = found[int(torch.multinomial(sizes, 1, generator=generator))]
-        right, wrong = shelf.pairs(recipe.batch_pairs, generator)
-        loss = pair_loss(model, right, wrong, shelf.views, recipe.anchor)
+        loss = right_loss(model, fresh.batch(generator), recipe.anchor, generator)
+        if step >= recipe.pairs_from:
+            shelf = found[int(torch.multinomial(sizes, 1, generator=generator))]
+            loss = loss + pair_loss(model, *shelf.pairs(recipe.batch_pairs, generator))
         optimizer.descend(loss, recipe.rate(step))
         losses.append(loss.item())
         if (step + 1) % LOG_EVERY == 0:
             print(f"step {step + 1}: loss {np.mean(losses[-LOG_EVERY:]):.4f}", flush=True)
+        if (step + 1) % CHECKPOINT_EVERY == 0 or step + 1 == recipe.steps:
+            checkpoints.write(out, step + 1, recipe, model.module, optimizer)
 
 
-def pair_loss(model: Any, right: Tensor, wrong: Tensor, views: Sequence[View], anchor: float) -> Tensor:
-    """-log sigma(s_right - s_wrong), the order of each pair by its scores, minus `anchor` times the mean
-    log-likelihood of the right answers' tokens, each of which is seen twice."""
-    ids = torch.cat([right, wrong])
-    rows = ids.repeat_interleave(len(views), dim=0)
-    likelihoods = log_q(model, rows, [*views] * len(ids)).view(len(ids), len(views)).sum(1)
-    of_right, of_wrong = likelihoods[: len(right)], likelihoods[len(right) :]
-    seen = sum(map(len, views))
-    loss: Tensor = -logsigmoid(LOG_ODDS * (of_right - of_wrong)).mean() - anchor * of_right.mean() / seen
+def right_loss(model: Any, batch: Batch, anchor: float, generator: torch.Generator) -> Tensor:
+    """-log q of a token that a check expects, plus `anchor` times -log q of a token of the answer: of every right
+    answer one view, mostly a check."""
+    canvases = [Canvas(batch.task, ids, batch.prompt, len(ids)) for ids in batch.ids.tolist()]
+    checked = (torch.rand(len(canvases), generator=generator) < CHECKED).tolist()
+    kinds = [checks(model, one) if check else all_and_thirds(one) for one, check in zip(canvases, checked)]
+    views = [_of_a_token(views, generator) for views in kinds]
+    found = log_q(model, batch.ids, views)
+    loss = found.new_zeros(())
+    for kind, weight in ((True, 1.0), (False, anchor)):
+        here = [number for number, check in enumerate(checked) if check is kind]
+        if here:
+            loss = loss - weight * found[here].sum() / sum(len(views[number].asked) for number in here)
     return loss
+
+
+def pair_loss(model: Any, right: Sequence[Canvas], wrong: Sequence[Canvas]) -> Tensor:
+    """-log sigma(s_right - s_wrong): the order of each pair by its scores."""
+    views = likelihood_and_checks(model)
+    seen = [(number, one.ids, view) for number, one in enumerate([*right, *wrong]) for view in views(one)]
+    numbers, rows, found = zip(*seen)
+    weights = torch.tensor([view.weight for view in found])
+    terms = weights * log_q(model, torch.tensor(rows), found)
+    scores = terms.new_zeros(len(right) + len(wrong)).index_add(0, torch.tensor(numbers), terms)
+    loss: Tensor = -logsigmoid(scores[: len(right)] - scores[len(right) :]).mean()
+    return loss
+
+
+def _of_a_token(views: Sequence[View], generator: torch.Generator) -> View:
+    """A view, so that every token that is asked for is as likely."""
+    sizes = torch.tensor([float(len(view.asked)) for view in views])
+    return views[int(torch.multinomial(sizes, 1, generator=generator))]
+
+
+def _below(count: int, generator: torch.Generator) -> int:
+    return int(torch.randint(count, (1,), generator=generator))
 
 
 def measure(rows: Sequence[Judged], models: Mapping[str, str]) -> dict[str, dict[str, float | None]]:
