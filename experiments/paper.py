@@ -155,7 +155,7 @@ PARTS: dict[str, Part] = {
     ),
     "selection": Part(
         "one answer from many, on the samples of `claims`",
-        5,
+        25,
         selection,
         {"selection": verifier.chosen, "selection-findings": verifier.findings},
         models=("tiny", "verifier"),
@@ -181,7 +181,7 @@ PARTS: dict[str, Part] = {
         questions=100,
     ),
     "models": of_file("models", 8, "tiny and tiny-ar: amounts of diffusion training", ("tiny", "tiny-ar")),
-    "t_pos": of_file("t_pos", 6, "position temperatures"),
+    "t_pos": of_file("t_pos", 12, "position temperatures"),
     "t_token": of_file("t_token", 9, "token temperatures", questions=60),
     "frontier": Part(
         "every method, tuned jointly, and points of the frame that nobody has published",

@@ -1,0 +1,225 @@
+"""The embedded verifier: how it is trained, and that the shipped one judges."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from itertools import islice, product
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.toy_task import micro_model
+from twotemp import rewards, tasks
+from twotemp.errors import UserError
+from twotemp.models.load import locate
+from twotemp.records import Problem
+from twotemp.rewards.likelihood import (
+    Canvas,
+    Likelihood,
+    all_and_thirds,
+    canvas_of,
+    checks,
+    likelihood_and_checks,
+    log_q,
+)
+from twotemp.tasks import SOURCES
+from twotemp.tasks.generated import split_of
+from twotemp.training import verifier
+from twotemp.training.corpus import Batch, generate
+from twotemp.training.muon import Muon
+
+RECIPE = verifier.VerifierRecipe(
+    name="test",
+    model="tiny",
+    sampled={"countdown-3": 12, "words-2": 2},
+    policies={"ar": 1, "tct": 3},
+    blocks=2,
+    validation=3,
+    examples={"countdown-3": 30, "words-2": 30},
+    batch_tokens=200,
+    steps=3,
+    pairs_from=1,
+    batch_pairs=4,
+    warmup=1,
+    learning_rate=1e-3,
+    weight_decay=0.0,
+    anchor=0.5,
+    seed=5,
+)
+
+
+def test_training_problems_are_never_test_or_validation_problems():
+    for split in ("train", "validation"):
+        for task in RECIPE.sampled:
+            found = SOURCES[task].distinct(RECIPE.seed, split, 50)
+            assert {split_of(f"{task} {example.key}") for example in found} == {split}
+            held_out = {problem.prompt for problem in tasks.get(task).problems().problems}
+            assert not held_out & {example.prompt for example in found}
+    assert (
+        verifier.VerifierRecipe.read(Path(__file__).parents[1] / "recipes" / "verifier.yaml").model == "tiny"
+    )
+
+
+def test_training_gives_a_folder_that_judges(tmp_path):
+    folder = verifier.train(RECIPE, tmp_path / "out")
+    with pytest.raises(UserError, match=r"not a reward model.*`likelihood:` and its name"):
+        rewards.load(str(folder))
+    trained, untrained = (rewards.load(f"verifier:{source}") for source in (folder, "tiny"))
+    asked = [(Problem("a", "countdown-3", "4 9 2 -> 34"), text) for text in ("4 * 9 = 36", "4 + 9 = 13")]
+    assert all(a != b for a, b in zip(trained.score(asked), untrained.score(asked), strict=True))
+    report = json.loads((tmp_path / "out" / "report.json").read_text())["validation"]
+    assert report["countdown-3"]["samples"] == 3 * 4
+    assert {"verifier", "untrained", "pll"} < set(report["words-2"])
+    rows = [json.loads(line) for line in (tmp_path / "out" / "train.jsonl").read_text().splitlines()]
+    assert len(rows) == 14 * 4
+
+
+def test_training_again_uses_the_samples_it_kept_and_gives_the_same_weights(tmp_path, monkeypatch):
+    first = (verifier.train(RECIPE, tmp_path / "out") / "model.safetensors").read_bytes()
+
+    def drawn_again(*_: object) -> None:
+        raise AssertionError("drawn again")
+
+    monkeypatch.setattr(verifier, "sampled", drawn_again)
+    with pytest.raises(UserError, match="has a verifier; remove"):
+        verifier.train(RECIPE, tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "model")
+    assert (verifier.train(RECIPE, tmp_path / "out") / "model.safetensors").read_bytes() == first
+
+
+def test_a_training_that_was_stopped_goes_on_to_the_same_weights(tmp_path, monkeypatch):
+    rows = [judged("a", "4 * 9 = 36 , 36 - 2 = 34", True), judged("a", "4 + 9 = 13", False)]
+    recipe = replace(RECIPE, steps=6, pairs_from=3)
+
+    def weights(out: Path) -> dict[str, torch.Tensor]:
+        out.mkdir(exist_ok=True)
+        model = verifier.load("tiny")
+        verifier.fit(model, rows, recipe, out)
+        return model.module.state_dict()
+
+    expected = weights(tmp_path / "whole")
+    monkeypatch.setattr(verifier, "CHECKPOINT_EVERY", 2)
+    descend, steps = Muon.descend, iter(range(20))
+
+    def stopped(*arguments: object) -> None:
+        if next(steps) == 5:
+            raise KeyboardInterrupt
+        descend(*arguments)
+
+    monkeypatch.setattr(Muon, "descend", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        weights(tmp_path / "stopped")
+    found = weights(tmp_path / "stopped")
+    assert next(steps) == 5 + 1 + 2  # steps 5 and 6 again, after the checkpoint of the fourth
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    with pytest.raises(UserError, match="learning_rate"):
+        verifier.fit(verifier.load("tiny"), rows, replace(recipe, learning_rate=0.1), tmp_path / "stopped")
+
+
+def test_training_teaches_what_it_is_shown(tmp_path):
+    """A pair that the denoiser ranks wrong, shown twenty times, is ranked right."""
+    rows = [judged("a", "4 + 9 = 13", True), judged("a", "4 * 9 = 36 , 36 - 2 = 34", False)]
+    model = verifier.load("tiny")
+
+    def gap() -> float:
+        judge = Likelihood(model, likelihood_and_checks(model), "x")
+        right, wrong = judge.score([(Problem("a", row.task, row.prompt), row.answer) for row in rows])
+        return right - wrong
+
+    assert gap() < -1
+    verifier.fit(model, rows, replace(RECIPE, steps=20), tmp_path)
+    assert gap() > 1
+
+
+def test_without_a_right_and_a_wrong_answer_there_is_nothing_to_learn(tmp_path):
+    with pytest.raises(UserError, match="no problem has a right and a wrong answer"):
+        verifier.fit(micro_model(), [judged("a", "4 + 9 = 13", False)], RECIPE, tmp_path)
+
+
+def judged(problem: str, answer: str, passed: bool, task: str = "countdown-3") -> verifier.Judged:
+    return verifier.Judged(task, problem, "4 9 2 -> 34", answer, passed)
+
+
+def test_only_problems_with_right_and_wrong_answers_teach_and_each_answer_once():
+    rows = [
+        judged("both", "4 * 9 = 36", True),
+        judged("both", "4 * 9 = 36", True),
+        judged("both", "4 + 9 = 13", False),
+        judged("both", "4 - 2 = 2", False),
+        judged("all right", "4 * 9 = 36", True),
+        judged("all wrong", "4 + 9 = 13", False),
+        judged("other", "4 + 9 = 13", False, "words-2"),
+    ]
+    (shelf,) = verifier.shelves(micro_model(), rows)
+    assert [(len(q.right), len(q.wrong)) for q in shelf.questions] == [(1, 2)]
+
+
+def test_auc_is_within_a_question():
+    """Scores that only tell an easy question from a hard one are worth nothing."""
+    rows = [judged(q, str(i), i < right) for q, right in (("easy", 3), ("hard", 1)) for i in range(4)]
+    assert verifier.within_question_auc(rows, [5.0] * 4 + [1.0] * 4) == 0.5
+    assert verifier.within_question_auc(rows, [1, 1, 1, 0, 9, 7, 8, 9]) == pytest.approx((1 + 2.5 / 3) / 2)
+    assert verifier.within_question_auc(rows[:3], [1, 2, 3]) is None
+
+
+def test_the_pair_loss_is_its_formula():
+    """Against the scores of the judge itself, one answer at a time; answers have different numbers of checks."""
+    model = micro_model()
+    pairs = [("4 * 9 = 36 , 36 - 2 = 34", "4 + 9 = 13"), ("9 - 4 = 5", "2 - 2 = 0 , 4 - 4 = 0")]
+    judge = Likelihood(model, likelihood_and_checks(model), "x", batch_size=1)
+    asked = Problem("a", "countdown-3", "4 9 2 -> 34")
+    scores = torch.tensor(
+        [judge.score([(asked, text) for text in pair]) for pair in pairs], dtype=torch.float64
+    )
+    expected = -torch.sigmoid(scores[:, 0] - scores[:, 1]).log().mean()
+    canvases = [[canvas_of(model, asked.task, asked.prompt, text) for text in pair] for pair in pairs]
+    right, wrong = zip(*canvases)
+    assert verifier.pair_loss(model, right, wrong).item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_the_loss_of_right_answers_is_that_of_checks_and_a_share_of_the_likelihood(monkeypatch):
+    """Two examples of programs, all or none of them checked: -log q per token, by the judge's own terms."""
+    model = micro_model()
+    shelf = generate({"programs-1": 40}, 5, model.tokenizer.get_vocab())[0]
+    batch = Batch("programs-1", shelf.prompt, shelf.ids[:2].long())
+    canvases = [Canvas("programs-1", ids, shelf.prompt, len(ids)) for ids in batch.ids.tolist()]
+    for checked, anchor in ((1.0, 1.0), (0.0, 0.5)):
+        monkeypatch.setattr(verifier, "CHECKED", checked)
+        found = verifier.right_loss(model, batch, 0.5, torch.Generator().manual_seed(3)).item()
+        options = [checks(model, one) if checked else all_and_thirds(one) for one in canvases]
+        possible = []
+        for views in product(*options):
+            tokens = sum(len(view.asked) for view in views)
+            possible.append(-anchor * log_q(model, batch.ids, views).sum().item() / tokens)
+        assert min(abs(found - value) for value in possible) < 1e-5
+
+
+def test_an_unknown_key_or_task_in_a_recipe_is_an_error(tmp_path):
+    text = (Path(__file__).parents[1] / "recipes" / "verifier.yaml").read_text()
+    (tmp_path / "a.yaml").write_text(text + "epochs: 3\n")
+    with pytest.raises(UserError, match=r"unknown key in .* 'epochs'"):
+        verifier.VerifierRecipe.read(tmp_path / "a.yaml")
+    (tmp_path / "b.yaml").write_text(text.replace("countdown-3", "countdown-5"))
+    with pytest.raises(UserError, match="did you mean"):
+        verifier.VerifierRecipe.read(tmp_path / "b.yaml")
+
+
+def test_the_shipped_verifier_is_small_and_tells_right_from_wrong():
+    """Right answers to held-out problems against the same with one wrong result (how it does on samples:
+    docs/selection.md)."""
+    folder = locate("verifier", embedded=("verifier",))
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 4_000_000
+    model = rewards.load()
+    right, wrong = [], []
+    for number, example in enumerate(islice(SOURCES["countdown-3"].examples(77, "validation"), 200)):
+        problem = Problem(str(number), "countdown-3", example.prompt)
+        tokens = example.answer.split()
+        at = 4 if number % 2 else 10  # the result of the first step, or of the last
+        tokens[at] = str(int(tokens[at]) % 90 + 1 + number % 5)
+        right.append((problem, example.answer))
+        wrong.append((problem, " ".join(tokens)))
+    better = [a > b for a, b in zip(model.score(right), model.score(wrong))]
+    assert sum(better) / len(better) > 0.95
