@@ -87,6 +87,8 @@ def test_training_again_uses_the_samples_it_kept_and_gives_the_same_weights(tmp_
     with pytest.raises(UserError, match="has a verifier; remove"):
         verifier.train(RECIPE, tmp_path / "out")
     shutil.rmtree(tmp_path / "out" / "model")
+    with pytest.raises(UserError, match=r"recipe\.policies\.ar: 1, now 2"):
+        verifier.train(replace(RECIPE, policies={"ar": 2, "tct": 3}), tmp_path / "out")
     assert (verifier.train(RECIPE, tmp_path / "out") / "model.safetensors").read_bytes() == first
 
 

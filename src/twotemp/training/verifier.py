@@ -24,7 +24,7 @@ from torch.nn.functional import logsigmoid
 from twotemp import graders, rewards
 from twotemp.asking import Ask, answer, requests
 from twotemp.errors import UserError, unknown
-from twotemp.folders import only_writer, replacing, write_json
+from twotemp.folders import continued, only_writer, replacing, write_json, write_run
 from twotemp.graders.base import Grader
 from twotemp.metrics import auc
 from twotemp.models.checkpoint import save
@@ -52,6 +52,7 @@ T = TypeVar("T")
 REPORT, MODEL = "report.json", "model"
 LOG_EVERY, CHECKPOINT_EVERY = 50, 100
 CHECKED = 0.8  # of the right answers of a step
+SAMPLES = ("model", "sampled", "policies", "blocks", "validation", "seed")  # what of a recipe decides the samples
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,13 @@ def _train(recipe: VerifierRecipe, out: Path) -> Path:
         raise UserError(
             f"{out} has a verifier; remove {out / MODEL} to train again on the samples kept there"
         )
+    model: Any = load(recipe.model, device="cpu")
+    identity = {"recipe": recipe.to_dict(), "weights": model.fingerprint}
+    # The rest of a recipe may change while there are samples only; a checkpoint says for itself what may.
+    free = [f"recipe.{name}" for name in recipe.to_dict() if name not in SAMPLES]
+    write_run(out, continued(out, "training", identity, free=free))
     rows = _kept(out / "train.jsonl", lambda: sampled(recipe, "train"))
     held_out = _kept(out / "validation.jsonl", lambda: sampled(recipe, "validation"))
-    model: Any = load(recipe.model, device="cpu")
     fit(model, rows, recipe, out)
     save(model, out / MODEL)
     (out / checkpoints.FILE).unlink()
