@@ -41,14 +41,11 @@ def scored(run: Path, policies: Sequence[str], *, traced: bool) -> list[Graded]:
     """The cells of these policies on the tasks of the claims, with rewards; where they were traced, with confidences
     and likelihoods."""
     cells = [one for one in read([run]) if one.policy.name in policies and one.task in TASKS]
-    drew = {one.model for one in cells}
     return count(
         cells,
         reward_model=rewards.load("verifier", batch_size=256),
         confidence=traced,
-        likelihoods={name: rewards.load(rewards.PLL + name, batch_size=256) for name in drew}
-        if traced
-        else None,
+        itself=rewards.itself(batch_size=256) if traced else None,
     )
 
 

@@ -156,7 +156,6 @@ def test_grade_takes_a_benchmark_s_file_and_another_grader(tmp_path):
         (("eval", "--tasks", "toy", "--model", "no-such-model", "--out", "x"), "no model 'no-such-model'"),
         (("report", "x"), "x is not a run"),
         (("report", "x", "-k", "one"), "whole numbers"),
-        (("regrade", "x", "--data", "f.jsonl"), "--data TASK=f.jsonl"),
         (("run", "no.yaml"), "no experiment file no.yaml"),
     ],
 )

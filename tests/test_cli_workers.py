@@ -126,6 +126,14 @@ def test_a_profile_is_of_one_process(micro_folder, tmp_path):
     assert "leave --workers, --ray and --sglang out" in str(done.exception)
 
 
+def test_a_model_that_is_spread_over_all_gpus_has_no_workers(monkeypatch):
+    monkeypatch.setattr(cli, "devices", lambda device: ("cuda", 4))
+    spread = cli.Job("tiny", cli.LoadingOptions(device_map="auto"), samples=10**6)
+    assert cli.WorkerOptions()._elsewhere(spread) is None
+    with pytest.raises(UserError, match="leave --workers and --ray out"):
+        cli.WorkerOptions(workers=2)._elsewhere(spread)
+
+
 DRIVER = """
 import sys
 import pytest

@@ -137,6 +137,7 @@ def test_same(grader: MathsGrader) -> None:
     assert grader.same(problem("0"), "1,200", r"\$1200")
     assert grader.same(problem("0", "latex"), "0.5", r"\frac{1}{2}")
     assert grader.same(problem("0", "latex"), r"\frac{1}{2}", "0.5")
+    assert grader.same(problem("0"), "20 in total", "20 dollars")
     assert not grader.same(problem("0"), "1", "2")
 
 
@@ -152,7 +153,7 @@ def test_plain_numbers_need_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_name_has_versions(grader: MathsGrader) -> None:
-    assert grader.name.startswith("maths 2 / math-verify 0.")
+    assert grader.name.startswith("maths 3 / math-verify 0.")
 
 
 def test_order_and_cache(grader: MathsGrader) -> None:

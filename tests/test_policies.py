@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import permutations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -375,6 +376,12 @@ def test_negative_entropy_is_negative():
 def test_bad_policies_are_refused(call, message):
     with pytest.raises(UserError, match=message):
         call()
+
+
+def test_numbers_of_numpy_become_pythons_which_can_be_stored():
+    given = policy("tct", t_pos=np.float32(0.5), top_k=np.int64(2), threshold=np.float64(0.25))
+    assert given == policy("tct", t_pos=0.5, top_k=2, threshold=0.25)
+    assert [type(value) for value in (given.t_pos, given.top_k, given.threshold)] == [float, int, float]
 
 
 def test_parse_round_trip():

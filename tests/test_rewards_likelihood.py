@@ -74,7 +74,7 @@ def test_a_check_asks_for_less_than_it_covers() -> None:
     likelihood, both = (Likelihood(model, v, "x", 3).score(ITEMS[:2]) for v in (all_and_thirds, views))
     prompt = len(model.encode(problem.prompt))
     for place, (answer, results) in enumerate(((text, (4, 10)), (shorter, (4,)))):
-        row = torch.tensor(canvas_of(model, problem.task, problem.prompt, answer).ids)
+        row = torch.tensor(canvas_of(model, problem, answer).ids)
         expected = 0.0
         for result in results:
             at = prompt + result
@@ -90,7 +90,7 @@ def test_a_check_asks_for_less_than_it_covers() -> None:
 def test_the_end_counts_only_where_the_canvas_has_room_for_it() -> None:
     """An answer of all 12 tokens has no EOS to be sure of; a shorter one has one."""
     for text, terms in (("4 * 9 = 36 , 36 - 2 = 34 ,", 12), ("4 * 9 = 36", 6), ("", 1)):
-        canvas = canvas_of(micro_model(), "countdown-3", PROBLEM.prompt, text)
+        canvas = canvas_of(micro_model(), PROBLEM, text)
         assert len(each_alone(canvas)) == terms
 
 

@@ -85,6 +85,8 @@ def test_ctrl_c_ends_after_the_step_and_the_same_command_continues(checkpoint, t
         ("--length 0", "length must be"),
         ("--held-out -395", "--held-out"),
         ("--task gsm8k --held-out 0", "give a file of them"),
+        ("--policy tlc --likelihood deferral", "use --likelihood trajectory"),
+        ("--policy t2m --likelihood trajectory", "rewrites tokens"),
         ("--task gsm8k --held-out 0 --data nowhere.jsonl", "nowhere.jsonl"),
     ],
 )
@@ -149,6 +151,14 @@ def test_runs_of_one_policy_and_of_several_models_are_told_apart(tmp_path, monke
     assert set(legend(runs, tmp_path, monkeypatch)) == expected
     first, second = grpo._lines([grpo.read(run) for run in runs])
     assert first["color"] != second["color"]
+
+
+def test_a_check_up_without_a_verdict_is_read_as_it_was_written(tmp_path):
+    nan = float("nan")
+    point = evaluation.Point(0.6, nan, nan, nan, 2.0, (nan, nan), (2, 2))
+    for step in (0, 1):
+        evaluation.add(tmp_path, evaluation.Checkup(step, 1.0, ("a", "b"), (point,)))
+    assert evaluation.compare(*evaluation.read(tmp_path))[0][1:4] == ["nan", "nan", "+nan"]
 
 
 def test_the_table_says_what_was_used(tmp_path):

@@ -346,44 +346,46 @@ def test_a_report_of_more_samples_than_a_vote_can_count_goes_without_it(tmp_path
     assert "without what choosing one answer gives (the exact vote counts" in done.stderr
 
 
-def test_choosing_by_likelihood_asks_the_model_that_drew_and_is_no_reward(tmp_path, monkeypatch):
+def test_choosing_by_likelihood_asks_the_model_that_drew_as_it_was_asked_and_is_no_reward(
+    tmp_path, monkeypatch
+):
+    """With another length and without the chat format: the rows that are judged are those of the samples."""
+    import torch
     from typer.testing import CliRunner
 
-    from twotemp import rewards
+    from twotemp.models.load import load
 
-    class Likelihood(ByText):
-        name = "pll tiny 1"
-
-    asked = []
-    monkeypatch.setattr(rewards, "load", lambda source, **k: asked.append(source) or Likelihood())
     monkeypatch.setattr(figures, "available", lambda: False)
-    run = a_run(tmp_path / "run")
-    done = CliRunner().invoke(app, ["select", str(run), "--by", "pll", "--json"])
-    assert done.exit_code == 0, done.output
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [(r["policy"], r["selector"]) for r in rows] == [(p, "pll") for p in ("ar", "ct", "tct")]
-    assert asked == ["pll:tiny"]
+    drawn = "--model tiny --tasks countdown-3 --policies ct;tct --questions 2 -n 3 --no-chat --length 16"
+    run = tmp_path / "run"
+    for command in (["eval", *drawn.split(), "--out", str(run)], ["select", str(run), "--by", "pll"]):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+    model = load("tiny")
+    for cell in Store.open(run).cells():
+        (name,) = cell.scorers()
+        assert name == f"pll:tiny {model.fingerprint[:8]}"
+        for sample in cell.samples():
+            row = torch.tensor([*sample.prompt, *sample.tokens])
+            ends = [k for k in range(len(sample.prompt), len(row)) if row[k] in model.eos_ids]
+            asked = range(len(sample.prompt), min(ends[0] + 1 if ends else len(row), len(row)))
+            expected = 0.0
+            for k in asked:
+                at = torch.arange(len(row)) == k
+                logits = model.logits(row.masked_fill(at, model.mask_id)[None], None, at[None])[0]
+                logits[list(model.forbidden_ids)] = -torch.inf
+                expected += logits.log_softmax(-1)[row[k]].item()
+            assert cell.scores(name)[sample.key] == pytest.approx(expected, abs=1e-3)
     assert scored_by(read_cells([run])) is None
 
 
-def test_each_model_judges_its_own_samples_by_likelihood(tmp_path, monkeypatch):
+def test_weights_that_did_not_draw_the_samples_do_not_judge_them_by_likelihood(tmp_path):
     from typer.testing import CliRunner
 
-    from twotemp import rewards
-
-    class Likelihood(ByText):
-        def __init__(self, source: str) -> None:
-            super().__init__()
-            self.name = f"pll {source} 1"
-
-    monkeypatch.setattr(rewards, "load", lambda source, **k: Likelihood(source))
-    monkeypatch.setattr(figures, "available", lambda: False)
-    store = Store.create(tmp_path / "run")
-    samples = {i: [("1", "x", True), ("2", "y", False)] for i in range(3)}
-    cells = [fill(store, "ct", samples), fill(store, "tct", samples, model="other")]
-    done = CliRunner().invoke(app, ["select", str(store.path), "--by", "pll"])
-    assert done.exit_code == 0, done.output
-    assert [cell.scorers() for cell in cells] == [["pll pll:tiny 1"], ["pll pll:other 1"]]
+    run = a_run(tmp_path / "run", specs=("ct",))
+    done = CliRunner().invoke(app, ["select", str(run), "--by", "pll"])
+    assert "tiny is no longer what drew these samples" in str(done.exception)
+    assert Store.open(run)["countdown-3@ct"].scorers() == []
 
 
 def test_voting_alone_needs_no_reward_model(tmp_path, monkeypatch):

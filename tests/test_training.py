@@ -282,7 +282,7 @@ def test_the_rate_warms_up_stays_and_falls_to_nearly_nothing() -> None:
         ("warmup: 100", "must fit into steps"),
         ("n_heads: 5", "multiple of n_heads"),
         ("examples: {countdown-5: 10}", "did you mean 'countdown-"),
-        ("examples: {countdown-3: 0}", "must be a number >= 1"),
+        ("examples: {countdown-3: 0}", "must be an integer >= 1"),
         ("compile: 1", "compile must be true or false"),
         ("after: 3", "after must name a recipe's file"),
         ("after: recipe.yaml", "leads back to itself"),

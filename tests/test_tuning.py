@@ -16,6 +16,7 @@ from twotemp.cli import app
 from twotemp.cli.evaluate import split_policies
 from twotemp.errors import UserError
 from twotemp.evaluation import InProcess, Plan, TaskChoice
+from twotemp.graders.puzzles import CountdownGrader
 from twotemp.models.load import load
 from twotemp.policies import policy, spell
 from twotemp.store import Store
@@ -326,6 +327,17 @@ def test_a_small_race_is_an_ordinary_run_that_goes_on_where_it_was(tmp_path, goa
     assert split_policies(f"ar,@{tmp_path / 'tuned.yaml'}") == (policy("ar"), best.candidate)
     assert spell(best.candidate) in recommendation(first)
     assert len([line for line in table(first).splitlines() if line.startswith("| ")]) == 2 + len(candidates)
+
+
+def test_a_race_goes_on_with_a_newer_grader(tmp_path, monkeypatch):
+    plan = Plan((TaskChoice("countdown-3"),), expand(["lc:t_token=0.8,k=2|6"]), questions=10, seed=1)
+    drawer = InProcess(load("tiny"), batch_size=32)
+    first = tune(plan, Goal.parse("pass@1"), drawer, tmp_path / "run", budget=5000)
+    monkeypatch.setattr(CountdownGrader, "name", "countdown 2")
+    again = tune(plan, Goal.parse("pass@1"), drawer, tmp_path / "run", budget=5000)
+    assert again.standings == first.standings
+    for cell in Store.open(tmp_path / "run").cells():
+        assert cell.graders() == ["countdown 1", "countdown 2"]
 
 
 def test_too_few_questions_for_an_interval_are_said_without_one():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from tests.toy_task import micro_model
 from twotemp import rewards, tasks
@@ -90,6 +91,23 @@ def test_training_again_uses_the_samples_it_kept_and_gives_the_same_weights(tmp_
     with pytest.raises(UserError, match=r"recipe\.policies\.ar: 1, now 2"):
         verifier.train(replace(RECIPE, policies={"ar": 2, "tct": 3}), tmp_path / "out")
     assert (verifier.train(RECIPE, tmp_path / "out") / "model.safetensors").read_bytes() == first
+
+
+def test_stopped_while_it_is_measured_it_is_not_trained_again(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(verifier, "measure", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            verifier.train(RECIPE, tmp_path / "out")
+    monkeypatch.setattr(verifier, "fit", lambda *_: pytest.fail("trained again"))
+    with pytest.raises(UserError, match=r"recipe\.steps: 3, now 4"):
+        verifier.train(replace(RECIPE, steps=4), tmp_path / "out")
+    verifier.train(RECIPE, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["recipe"]["steps"] == 3
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["recipe"]["steps"] == 3
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_training_that_was_stopped_goes_on_to_the_same_weights(tmp_path, monkeypatch):
@@ -177,7 +195,7 @@ def test_the_pair_loss_is_its_formula():
         [judge.score([(asked, text) for text in pair]) for pair in pairs], dtype=torch.float64
     )
     expected = -torch.sigmoid(scores[:, 0] - scores[:, 1]).log().mean()
-    canvases = [[canvas_of(model, asked.task, asked.prompt, text) for text in pair] for pair in pairs]
+    canvases = [[canvas_of(model, asked, text) for text in pair] for pair in pairs]
     right, wrong = zip(*canvases)
     assert verifier.pair_loss(model, right, wrong).item() == pytest.approx(expected.item(), rel=1e-4)
 
@@ -204,6 +222,19 @@ def test_an_unknown_key_or_task_in_a_recipe_is_an_error(tmp_path):
     (tmp_path / "a.yaml").write_text(text + "epochs: 3\n")
     with pytest.raises(UserError, match=r"unknown key in .* 'epochs'"):
         verifier.VerifierRecipe.read(tmp_path / "a.yaml")
+    for wrong in (
+        "learning_rate: 1e-3",
+        "steps: many",
+        "blocks: 50",
+        "blocks: 0",
+        "policies: {ar: 0}",
+        "examples: {}",
+    ):
+        name = wrong.split(":")[0]
+        kept = {key: value for key, value in yaml.safe_load(text).items() if key != name}
+        (tmp_path / "c.yaml").write_text(f"{yaml.safe_dump(kept)}{wrong}\n")
+        with pytest.raises(UserError, match=r"recipe verifier: .* must"):
+            verifier.VerifierRecipe.read(tmp_path / "c.yaml")
     (tmp_path / "b.yaml").write_text(text.replace("countdown-3", "countdown-5"))
     with pytest.raises(UserError, match="did you mean"):
         verifier.VerifierRecipe.read(tmp_path / "b.yaml")

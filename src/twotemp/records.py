@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from numbers import Real
+from numbers import Integral, Real
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from twotemp.errors import UserError, unknown
@@ -36,21 +36,26 @@ class Parameter:
     values: tuple[str, ...] = ()
     structural: bool = False  # rows of one batch share it; the other fields may differ from row to row
 
-    def check(self, name: str, value: Any) -> None:
+    def checked(self, name: str, value: Any) -> Any:
+        """The value, a number as Python's own: NumPy's cannot be stored."""
         if self.kind is str:
             if value not in self.values:
                 raise unknown(f"value of {name}", str(value), self.values)
-        elif self.kind is bool:
+            return value
+        if self.kind is bool:
             if not isinstance(value, bool):
                 raise UserError(f"{name} must be true or false, not {value!r}")
-        elif self.kind is int:
+            return value
+        if self.kind is int:
             least = int(self.interval.strip("[)").split(",")[0])
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
                 raise UserError(f"{name} must be an integer >= {least}, not {value!r}")
-            if value > MOST:
+            if int(value) > MOST:
                 raise UserError(f"{name} must be at most {MOST}")
-        elif isinstance(value, bool) or not isinstance(value, Real) or not self._holds(float(value)):
+            return int(value)
+        if isinstance(value, bool) or not isinstance(value, Real) or not self._holds(float(value)):
             raise UserError(f"{name} must be in {self.interval}, not {value!r}")
+        return value if isinstance(value, int) else float(value)
 
     def _holds(self, value: float) -> bool:
         low, high = map(float, self.interval[1:-1].split(","))
@@ -112,7 +117,7 @@ class Policy:
         if not isinstance(self.name, str):
             raise UserError(f"a policy's name must be a text, not {self.name!r}")
         for name, parameter in PARAMETERS.items():
-            parameter.check(name, getattr(self, name))
+            object.__setattr__(self, name, parameter.checked(name, getattr(self, name)))
 
     @cached_property
     def structure(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from twotemp.cli.options import (
     Questions,
     TaskOptions,
     Traced,
+    per_task,
     task_files,
 )
 from twotemp.cli.report import show_table, summary, write_report
@@ -89,7 +90,12 @@ def evaluate(
 
 def regrade(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
-    grader: Annotated[str | None, typer.Option(help="Another grader than the task's own, e.g. d1.")] = None,
+    grader: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another grader than the task's own, e.g. d1; TASK=NAME: only that task is graded."
+        ),
+    ] = None,
     data: DataFiles = None,
     altered: Altered = False,
     again: Annotated[bool, typer.Option("--again", help="Judge also what this grader has judged.")] = False,
@@ -97,8 +103,12 @@ def regrade(
     """Grade stored samples without drawing any: after a grader changed, failed, or with another one."""
     from twotemp.cli.console import progress, say, then
     from twotemp.evaluation import regrade as judge
+    from twotemp.store import Store
 
-    files = task_files(data)
+    cells = Store.open(run).cells()
+    tasks = list(dict.fromkeys(cell.config.task for cell in cells))
+    files, chosen = task_files(data, tasks), per_task("--grader", grader, tasks)
+    names = [cell.name for cell in cells if not chosen or cell.config.task in chosen]
     counts: dict[str, int] = {}
     with progress("grading") as bar:
 
@@ -106,7 +116,9 @@ def regrade(
             counts[cell] = judged
             bar.update(sum(counts.values()), note=cell)
 
-        judged = judge(run, grader=grader, data=files, allow_altered=altered, again=again, watch=watch)
+        judged = judge(
+            run, grader=chosen, cells=names, data=files, allow_altered=altered, again=again, watch=watch
+        )
     say(f"{sum(judged.values())} samples graded in {len(judged)} cells; see them with: {then('report', run)}")
 
 

@@ -60,7 +60,8 @@ def forks(
 
     show_log()
     settings = Settings(quantile, alternatives, t_token, decoding.block, decoding.seed)
-    plan = asked.plan(decoding, [settings.completion], n=n, questions=questions, trace=True)
+    drawn = {"n": n, "questions": questions, "trace": True, "compile": loading.compile}
+    plan = asked.plan(decoding, [settings.completion], **drawn)
     plan = replace(plan, tasks=tuple(replace(task, shuffled=decoding.seed) for task in plan.tasks))
     with Evaluation(plan, out) as evaluation:
         job = Job(model, loading, evaluation.samples, decoding.batch_size, unit=CHUNK)

@@ -37,8 +37,9 @@ def import_results(
 
     if harness not in READERS:
         raise unknown("harness", harness, READERS)
-    for cell, count in bring(READERS[harness](results, metric, grader is None), out).items():
+    brought = bring(READERS[harness](results, metric, grader is None), out)
+    for cell, count in brought.items():
         say(f"{cell}: {count} samples")
     if grader is not None:
-        regrade(out, grader=grader)
+        regrade(out, grader=grader, cells=brought)
     say(f"next: twotemp report {out}")

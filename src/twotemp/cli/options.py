@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twotemp.errors import UserError
+from twotemp.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from twotemp.evaluation import Plan, TaskChoice
@@ -134,10 +134,10 @@ class TaskOptions:
         names = [name.strip() for name in named if name.strip()]
         if not names:
             raise UserError("no task given; name some, e.g. --tasks countdown-3 (`twotemp tasks` lists them)")
-        files = _per_task("--data", self.data, names, shared=False)
-        prompts = _per_task("--prompt", self.prompt, names)
-        subsets = _per_task("--subset", self.subset, names)
-        graders = _per_task("--grader", self.grader, names)
+        files = per_task("--data", self.data, names, shared=False)
+        prompts = per_task("--prompt", self.prompt, names)
+        subsets = per_task("--subset", self.subset, names)
+        graders = per_task("--grader", self.grader, names)
         return tuple(
             TaskChoice(
                 name=name,
@@ -151,18 +151,20 @@ class TaskOptions:
         )
 
 
-def task_files(data: Sequence[str] | None) -> dict[str, Path]:
-    """`TASK=FILE` ... -> the file of each task."""
+def task_files(data: Sequence[str] | None, tasks: Sequence[str]) -> dict[str, Path]:
+    """`TASK=FILE` ... -> the file of each task; these are the tasks of the run, of which it must be one."""
     files = {}
     for item in data or ():
         task, equals, file = item.partition("=")
         if not equals:
             raise UserError(f"--data {item}: say which task's file it is: --data TASK={item}")
+        if task not in tasks:
+            raise unknown("task of this run", task, tasks)
         files[task] = Path(file)
     return files
 
 
-def _per_task(
+def per_task(
     option: str, values: Sequence[str] | None, tasks: Sequence[str], shared: bool = True
 ) -> Mapping[str, str]:
     """`NAME` is for all tasks (a file only for a single one), `TASK=NAME` for one of them."""

@@ -74,6 +74,8 @@ def sample(
       cat prompts.txt | twotemp sample --json - > samples.jsonl
     """
     texts = _prompts(prompts)
+    if infill and (length is not None or chat):
+        raise UserError("--infill fills the mask tokens of plain text: leave --length and --chat out")
     from twotemp.cli.console import progress, say, show_log
     from twotemp.engine import Ledger
     from twotemp.policies import parse
@@ -121,6 +123,8 @@ def sample(
 def _prompts(given: list[str] | None) -> list[str]:
     if not given:
         raise UserError('no prompt given; write it as an argument, e.g. twotemp sample "3 7 12 -> 33"')
+    if "-" in given and len(given) > 1:
+        raise UserError("`-` reads the prompts from stdin, which then are all: leave it or the others out")
     texts = [line.rstrip("\n") for line in sys.stdin] if given == ["-"] else given
     for text in texts:
         if not text.strip():

@@ -10,6 +10,7 @@ import typer
 
 from twotemp.cli.options import Altered, DataFiles, task_files
 from twotemp.cli.report import INCOMPLETE, show_blocks, show_gaps, show_page
+from twotemp.errors import UserError
 from twotemp.plain import json_text
 
 
@@ -22,11 +23,11 @@ def select(
         ),
     ] = "majority,orm,weighted,oracle",
     rm: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Reward model: `verifier`, `verifier:FOLDER`, a folder, a hub id, `likelihood:` and a denoiser."
+            help="Reward model: verifier (default), verifier:FOLDER, a folder, a hub id, likelihood: and a denoiser."
         ),
-    ] = "verifier",
+    ] = None,
     rm_system: Annotated[
         str | None,
         typer.Option(help="Text the reward model expects before the question (AceMath's is known)."),
@@ -55,29 +56,35 @@ def select(
     from twotemp.analysis import SELECTORS, every_choice, k_grid, named, survey
     from twotemp.cli.console import progress
     from twotemp.selection import count
+    from twotemp.store import Store
 
     selectors = named([name.strip() for name in by.split(",") if name.strip()])
     needs = {SELECTORS[name].needs for name in selectors}
+    if "rewards" not in needs and (rm or rm_system):
+        raise UserError(
+            f"--by {by} asks no reward model: add orm or weighted, or leave --rm and --rm-system out"
+        )
+    rm = rm or "verifier"
     surveyed = survey([run], grader)
-    model = likelihoods = None
+    store = Store.open(run)
+    stored = [cell.config.task for cell in store.cells(without=store.damage())]
+    files = task_files(data, stored)
+    model = itself = None
     if needs & {"rewards", "likelihoods"}:
         from twotemp import rewards
 
         if "rewards" in needs:
             model = rewards.load(rm, system=rm_system, device=device, batch_size=batch_size)
         if "likelihoods" in needs:  # of the model that drew the samples
-            drew = dict.fromkeys(one.model for one in surveyed.cells)
-            likelihoods = {
-                name: rewards.load(rewards.PLL + name, device=device, batch_size=batch_size) for name in drew
-            }
+            itself = rewards.itself(device=device, batch_size=batch_size)
     with progress("rewards") as bar:
         cells = count(
             surveyed.cells,
-            data=task_files(data),
+            data=files,
             allow_altered=altered,
             reward_model=model,
             confidence="traces" in needs,
-            likelihoods=likelihoods,
+            itself=itself,
             watch=lambda cell, done, total: bar.update(done, total, cell),
         )
     from twotemp.report import best_tables, write_selection

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,8 +27,23 @@ if TYPE_CHECKING:
     from twotemp.evaluation import Progress
     from twotemp.tuning import Tuned
 
+# What the race was asked, in place of which `eval` has its own; then() adds the plug-ins.
+OF_THE_RACE = {
+    "at",
+    "policies",
+    "budget",
+    "questions",
+    "subset",
+    "data",
+    "altered",
+    "out",
+    "as_json",
+    "plugin",
+}
+
 
 def tune(
+    context: typer.Context,
     out: Out,
     asked: TaskOptions,
     loading: LoadingOptions,
@@ -62,7 +79,7 @@ def tune(
       twotemp eval --task countdown-3 --policies ar,@runs/tune/tuned.yaml -n 16 --out runs/tuned
     """
     from twotemp import tasks
-    from twotemp.cli.console import progress, say, show_log
+    from twotemp.cli.console import progress, say, show_log, then
     from twotemp.folders import write_text
     from twotemp.report import NO_FIGURES
     from twotemp.report.figures import available
@@ -100,11 +117,31 @@ def tune(
         draw_frontier(tuned.standings, str(goal), f"{tuned.model}, {tuned.task.name}", out / "frontier")
     else:
         say(NO_FIGURES)
+    words = [*_settings(context), "--policies", f"@{out / 'tuned.yaml'}"]
+    if (
+        tuned.task.data is not None
+    ):  # which problems to tune on; where those for a test are, only the user knows
+        words += ["--data", "TEST_FILE"]
     say(
         f"{tuned.spent:,.0f} NFE spent; on test problems{'' if tuned.held_out else ', these among them'}: "
-        f"twotemp eval --model {model} --task {tuned.task.name} "
-        f"--policies @{out / 'tuned.yaml'} --out RUN; the frontier: {out / 'frontier.md'}"
+        f"{then(f'eval {shlex.join(words)} --out', Path('RUN'))}; the frontier: {out / 'frontier.md'}"
     )
+
+
+def _settings(context: typer.Context) -> list[str]:
+    """The options that were typed, but those of the race: the numbers are good for these."""
+    words: list[str] = []
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name in OF_THE_RACE or source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[option.name]
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(one, bool):
+                words += option.opts[:1] if one else option.secondary_opts[:1]
+            else:
+                words += [option.opts[0], str(one)]
+    return words
 
 
 def _show(tuned: Tuned) -> None:

@@ -95,6 +95,10 @@ class WorkerOptions:
         """Not in this process, if that is asked for or better."""
         if job.profile and self.chosen:
             raise UserError("--profile is for one process: leave --workers, --ray and --sglang out")
+        if job.loading.device_map:
+            if self.chosen:
+                raise UserError("--device-map spreads one model over all GPUs: leave --workers and --ray out")
+            return None
         if self.ray:
             return self._on_ray(self.ray, job)
         if self.workers or not job.profile:

@@ -12,9 +12,8 @@ from typing import TypeVar
 
 from twotemp import tasks
 from twotemp.asking import Ask, answer
-from twotemp.errors import UserError
 from twotemp.evaluation.plan import TaskChoice
-from twotemp.graders.base import Grader
+from twotemp.graders.base import Grader, grades
 from twotemp.policies import spell
 from twotemp.records import Grade, Problem, Sample
 from twotemp.store import Cell, Writer
@@ -83,23 +82,10 @@ class CellWork:
         """Judge and store, part by part, and tell each part's grades; once stopped, the rest is left for later."""
         problems, grader = self.loaded.problems, self.loaded.grader
         items = [(problems[s.request], answer(problems[s.request], s.text)) for s in samples]
-        judged = takewhile(lambda _: not stopped(), zip(samples, _grades(grader, items)))
+        judged = takewhile(lambda _: not stopped(), zip(samples, grades(grader, items)))
         for part in parts(judged, WRITE_GRADES):
             self.writer.grades(grader.name, [(sample.key, grade) for sample, grade in part])
             told([grade for _, grade in part])
-
-
-def _grades(grader: Grader, items: Sequence[tuple[Problem, str]]) -> Iterator[Grade]:
-    """A grader of another kind of task, or a plug-in's, may raise anything."""
-    try:
-        yield from grader.grade(items)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"the grader {grader.name!r} cannot judge answers of {items[0][0].task} "
-            f"({type(error).__name__}: {error}); choose another one with --grader, or mend it and start again"
-        ) from error
 
 
 def chunks(works: Sequence[CellWork]) -> Iterator[tuple[LoadedTask, list[Ask]]]:

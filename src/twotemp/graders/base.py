@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
+from twotemp.errors import UserError
 from twotemp.records import Grade, Problem
 
 
@@ -24,3 +25,17 @@ class Grader(Protocol):
 
     def close(self) -> None:
         """End worker processes, where there are any."""
+
+
+def grades(grader: Grader, items: Sequence[tuple[Problem, str]]) -> Iterator[Grade]:
+    """What it says of these. A grader of another kind of task, or a plug-in's, may raise anything."""
+    try:
+        yield from grader.grade(items)
+    except UserError:
+        raise
+    except Exception as error:
+        asked = items[0][0].task if items else "no question"
+        raise UserError(
+            f"the grader {grader.name!r} cannot judge answers of {asked} ({type(error).__name__}: {error}); "
+            "choose another one for them with --grader, or mend it and start again"
+        ) from error

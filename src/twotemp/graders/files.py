@@ -11,7 +11,7 @@ from typing import IO, Any, cast
 
 from twotemp.errors import UserError
 from twotemp.folders import replacing
-from twotemp.graders.base import Grader
+from twotemp.graders.base import Grader, grades
 from twotemp.plain import json_text
 from twotemp.records import Outcome, Problem
 
@@ -27,7 +27,7 @@ def grade_file(problems: Sequence[Problem], generations: Path, out: Path, grader
     items = [(_problem(row, problems, by_id, f"{generations}:{at}"), row["generation"]) for at, row in rows]
     counts: Counter[Outcome] = Counter()
     with replacing(out) as partial, _open(partial, "wt", zipped=out.suffix == ".gz") as file:
-        for (_, row), grade in zip(rows, grader.grade(items)):
+        for (_, row), grade in zip(rows, grades(grader, items)):
             counts[grade.outcome] += 1
             verdict: dict[str, Any] = {key: row[key] for key in ("id", "index") if key in row}
             verdict |= {"verdict": grade.outcome, "answer": grade.answer, "rule": grade.rule}

@@ -15,7 +15,7 @@ from twotemp.graders.extraction import final_answer
 from twotemp.graders.workers import Child, ChildDied, Verdict, WorkerPool, in_order, usable_cpus
 from twotemp.records import Grade, Problem
 
-VERSION = "2"
+VERSION = "3"
 KINDS = ("number", "latex")
 LONGEST = 300  # characters of an answer worth parsing; a longer one is a bomb or no answer
 SECONDS = 10.0  # to parse and compare one pair; the slowest real one seen takes 0.4 s on an idle machine
@@ -107,7 +107,7 @@ def _for_math_verify(text: str, found: quantities.Quantity | None) -> str:
     """With exact numbers, in words it can read; it does not know \varnothing."""
     if found is not None and not found.measure:
         return quantities.latex(found.value)
-    return quantities.exact(text.replace(r"\varnothing", r"\emptyset"))
+    return quantities.exact(quantities.shown(text.replace(r"\varnothing", r"\emptyset")))
 
 
 def _math_verify_version() -> str | None:

@@ -1,4 +1,4 @@
-r"""Answers that are one number, with or without a unit: "$1,200", "minus 10", "18 thousand", "1 3/4", "5 km".
+r"""Answers that are one number, with or without a unit: "$1,200", "minus 10", "18 thousand", "two thirds", "5 km".
 
 A quantity is an exact rational number and what it is measured in. Nothing is rounded: 0.333 is 333/1000.
 """
@@ -56,7 +56,7 @@ _SYMBOLS = {
     r"\\?%": "percent",
     r"(?:\{\})?\^\s*\{?\s*\\circ\s*\}?|°|\\degree": "degree",
 }
-_POWERS = {"square": 2, "sq": 2, "cubic": 3}
+_POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
 
 _ONES = "one two three four five six seven eight nine".split()
 _TEENS = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
@@ -64,6 +64,9 @@ _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 _WORDS = {word: n for n, word in enumerate(["zero", *_ONES, *_TEENS])}
 _WORDS |= {word: 10 * n for n, word in enumerate(_TENS, start=2)}
 _SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_NTHS = "third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split()
+_PARTS = {"half": 2, "halve": 2, "quarter": 4} | {word: n for n, word in enumerate(_NTHS, start=3)}
+_PARTS |= {word.replace("y", "ie") + "th": n for word, n in (_WORDS | _SCALES).items() if n > 12}
 
 
 def _any(words: list[str]) -> str:
@@ -75,7 +78,10 @@ _BELOW_1000 = rf"{_BELOW_100}(?:\s+hundred(?:\s+(?:and\s+)?{_BELOW_100})?)?"
 _SCALED = rf"{_BELOW_1000}(?:\s+{_any(list(_SCALES)[1:])}(?:\s+(?:and\s+)?{_BELOW_1000})?)*"
 _IN_WORDS = re.compile(rf"\b{_SCALED}\b", re.I)
 _DECIMAL = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
-_SCALED_DIGITS = re.compile(rf"(?<![0-9./])({_DECIMAL})\s*\b({_any(list(_SCALES))})\b", re.I)
+_SCALED_DIGITS = re.compile(rf"(?<![0-9./])({_DECIMAL})\s*\b({_any(list(_SCALES))})s?\b", re.I)
+_PART = _any(list(_PARTS))
+_AND_A_PART = re.compile(rf"\band\s+(?:an?\s+(?={_PART}\b)|(?=(?:half|quarter)\b))", re.I)
+_SOME_PARTS = re.compile(rf"(?<![0-9./])(?:([0-9]+)\s+and\s+)?([0-9]+)[\s-]+({_PART})(s?)\b", re.I)
 
 _WRAPPED = re.compile(r"\\(?:text(?:bf|rm|it|normal)?|mbox|mathrm|mathbf)\s*\{([^{}]*)\}")
 _SPACING = re.compile(r"\\[,;:() ]|\$|~")
@@ -93,7 +99,14 @@ _ONE_NUMBER = re.compile(
 _SHORT_SCALE = re.compile(r"(?<=[0-9])\s?[kKM]\b")
 _HALF_DAY = re.compile(r"\b([ap])\.m\b\.?", re.I)
 _NEGATIVE = re.compile(r"(?:^|(?<=\s))(?:minus|negative)\s+$", re.I)
-_MATHS = {"pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "mod", "factorial", "infinity", *_SCALES}
+# Words that make a number another one: anywhere beside it, right after it, right before it.
+_MATHS = {"pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "mod", "factorial", "infinity"}
+_MATHS |= {word + s for word in _SCALES for s in ("", "s")}
+_AFTER = {"squared", "cubed"} | {word + s for word in _PARTS for s in ("", "s")}
+_AFTER.remove("quarters")  # up to three are a fraction by now; more are coins
+_BEFORE = rf"(?:twice|double|triple|(?:root|square|cube|{_PART}s?)\s+(?:of|past|to))"
+_CHANGED = re.compile(rf"\b{_BEFORE}\s+$", re.I)
+_COUNTS = re.compile(rf"[0-9]|\b(?:{_BEFORE}|{_any([*_WORDS, *_MATHS, *_AFTER])})\b", re.I)
 _NOT_WHOLE = re.compile(rf"(?<![0-9.])(?:{_REPEATING}|[0-9]*\.[0-9]+)(?![0-9.])")
 
 
@@ -107,8 +120,8 @@ def read(text: str, *, prose: bool) -> Quantity | None:
     """The one number in a text; None where it is not that simple, which is no verdict.
 
     Names of things may follow it ("45 fairies"), but no lone letter, which is a variable ("18x"), and
-    nothing that means something in mathematics ("7 pi"). prose: words may also precede it ("it is 45"), a
-    unit may touch it ("5m"), and k and M are thousand and million; otherwise all these are formulas.
+    nothing that means something in mathematics ("7 pi", "5 squared"). prose: words may also precede it ("it
+    is 45"), a unit may touch it ("5m"), and k and M are thousand and million; otherwise these are formulas.
     """
     units = []
     for pattern, name in _SYMBOLS.items():
@@ -154,6 +167,13 @@ def exact(text: str) -> str:
     return _NOT_WHOLE.sub(lambda match: latex(_decimal(match[0])), text)
 
 
+def shown(text: str) -> str:
+    r"""For math-verify, which drops \text{}: without it where its words change the number, 3\text{ halves}."""
+    if read(text, prose=True) is not None or read(_WRAPPED.sub(" ", text), prose=True) is None:
+        return text
+    return _WRAPPED.sub(lambda match: f" {match[1]} " if _COUNTS.search(match[1]) else match[0], text)
+
+
 def _plain(text: str) -> str:
     """Without LaTeX's wrappers: \\frac{1}{2} is 1/2, \\text{cm} is cm, 1{,}200 is 1200, 2:00 p.m. is 2 pm."""
     text = _WRAPPED.sub(r" \1 ", text.replace(r"\!", ""))
@@ -163,8 +183,9 @@ def _plain(text: str) -> str:
 
 
 def _digits(text: str) -> str:
-    """Number words as digits: "one hundred and five" is 105, "1.5 million" 1500000."""
+    """Number words as digits: "one hundred and five" is 105, "1.5 million" 1500000, "two and a half" 2 1/2."""
     text = _IN_WORDS.sub(lambda match: str(_in_digits(match[0].lower())), text)
+    text = _SOME_PARTS.sub(_fraction, _AND_A_PART.sub("and 1 ", text))
     return _SCALED_DIGITS.sub(lambda match: str(Fraction(match[1]) * _SCALES[match[2].lower()]), text)
 
 
@@ -174,10 +195,17 @@ def _in_digits(words: str) -> int:
         if word == "hundred":
             part *= 100
         elif word in _SCALES:
-            total, part = total + part * _SCALES[word], 0
+            total, part = (total + part * _SCALES[word] if part else total * _SCALES[word]), 0
         else:
             part += _WORDS.get(word, 0)  # "and" adds nothing
     return total + part
+
+
+def _fraction(match: re.Match[str]) -> str:
+    """Parts in digits, 2/3; left as they are where it may be something else: 20 third, 102 thirds (100 2/3?)."""
+    whole, above, below = match[1] or "", int(match[2]), _PARTS[match[3].lower()]
+    proper = above < below and (above == 1) == (not match[4])
+    return f"{whole} {above}/{below}" if proper else match[0]
 
 
 def _rational(text: str) -> Fraction | None:
@@ -205,20 +233,38 @@ def _is_quantity(match: re.Match[str], prose: bool) -> bool:
     words = re.findall(r"[a-z']+", f"{lead} {tail}".lower())
     if not _MATHS.isdisjoint(words) or not (prose or not lead or _NEGATIVE.fullmatch(lead)):
         return False
+    if _CHANGED.search(lead):
+        return False
     if not tail:
         return not match["power"]
-    first = re.split(r"[\s./-]", tail)[0]
+    first, second, *_ = [*re.split(r"[\s./-]+", tail), ""]
+    if first.lower() in _AFTER and not _is_adjective(first.lower(), second.lower()):
+        return False
     if match["gap"]:
         return len(first) > 1 or _known(first) is not None
     return prose and (_known(first) is not None or first in ("st", "nd", "rd", "th"))
 
 
+def _is_adjective(word: str, following: str) -> bool:
+    """12 fourth graders and 5 squared meters; but not two third of it, nor 5 squared."""
+    if word in _PARTS:
+        return following not in ("", "of")
+    return word in _POWERS and _known(following) is not None
+
+
 def _unit(tail: list[str], power: str | None) -> tuple[str, Fraction] | None:
-    """The unit that the text after a number begins with; a rate ("miles per hour", "m/s") is not compared."""
+    """The unit that the text after a number begins with; a rate ("miles per hour", "m/s") is not compared.
+
+    "20 in total" are not 20 inches.
+    """
     exponent = int(power.strip("^{}")) if power else 1
     if len(tail) > 1 and tail[0].lower() in _POWERS:
         exponent, tail = _POWERS[tail[0].lower()], tail[1:]
+    elif len(tail) > 1 and tail[1].lower() in ("squared", "cubed"):
+        exponent, tail = _POWERS[tail[1].lower()], [tail[0], *tail[2:]]
     if not tail or (len(tail) > 1 and tail[1].lower() in ("/", "per", "a", "an", "each")):
+        return None
+    if len(tail) > 1 and tail[0].lower() == "in":
         return None
     found = _known(tail[0].rstrip("."))
     return found and (f"{found[0]}^{exponent}" if exponent > 1 else found[0], found[1] ** exponent)

@@ -174,8 +174,8 @@ def text(studies: Sequence[Study], facts: str) -> str:
         f"{100 * PAPER_SHARE[0]:.0f} % (GSM8K) to {100 * PAPER_SHARE[1]:.0f} % (MATH) |",
         "",
         "*with anchors*: forks that LC did not commit at once, for which a slope exists. *R²* needs three points and "
-        "an entropy that moves. *Outcomes*: well-formed and different by the task's grader (for programs: by their "
-        "text, so at most that many differ in meaning). Ungraded alternatives "
+        "an entropy that moves. *Outcomes*: well-formed and different by the task's grader (for programs: by "
+        "which of their tests pass). Ungraded alternatives "
         f"(our own failures): {sum(f.ungraded for s in studies for f in s.forks)}.",
         "",
     ]

@@ -1,10 +1,28 @@
 """Outcome reward models: how good is this answer to this question? A sequence classifier, or a denoiser."""
 
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING
+
 from twotemp.errors import UserError
 from twotemp.rewards.base import RewardModel
-from twotemp.rewards.scoring import scores
+from twotemp.rewards.scoring import Watch, likelihoods, scores
+from twotemp.store import Config
 
-__all__ = ["LIKELIHOOD", "PLL", "VERIFIER", "RewardModel", "load", "scores"]
+if TYPE_CHECKING:
+    from twotemp.rewards.likelihood import Likelihood
+
+__all__ = [
+    "LIKELIHOOD",
+    "PLL",
+    "VERIFIER",
+    "RewardModel",
+    "Watch",
+    "itself",
+    "likelihoods",
+    "load",
+    "scores",
+]
 
 VERIFIER = "verifier"  # the embedded one: a denoiser that was trained to judge; `verifier:FOLDER` is your own
 LIKELIHOOD, PLL = "likelihood:", "pll:"  # pll:tiny is the pseudo-log-likelihood of the denoiser `tiny`
@@ -42,3 +60,23 @@ def load(
         likelihood_and_checks(denoiser) if own else each_alone if source.startswith(PLL) else all_and_thirds
     )
     return Likelihood(denoiser, views, source, batch_size, embedded_tasks_only=own)
+
+
+def itself(*, device: str | None = None, batch_size: int = 32) -> Callable[[Config], "Likelihood"]:
+    """Who judges a cell by its configuration: the model that drew its samples (pseudo-log-likelihood)."""
+    from twotemp.models.load import load as load_denoiser
+    from twotemp.rewards.likelihood import Likelihood, each_alone
+
+    loaded = cache(lambda name: load_denoiser(name, device=device))
+
+    def judge(config: Config) -> Likelihood:
+        model = loaded(config.model)
+        if model.fingerprint != config.fingerprint:
+            raise UserError(
+                f"{config.model} is no longer what drew these samples: its fingerprint is {model.fingerprint[:8]}, "
+                f"theirs {config.fingerprint[:8]}. Put the weights back, or judge with another model: "
+                f"--by orm --rm {PLL}{config.model}"
+            )
+        return Likelihood(model, each_alone, PLL + config.model, batch_size)
+
+    return judge

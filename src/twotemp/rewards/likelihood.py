@@ -12,7 +12,7 @@ from torch import Tensor
 from twotemp import tasks
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel
-from twotemp.records import Problem
+from twotemp.records import Problem, Sample
 
 
 class Canvas(NamedTuple):
@@ -95,31 +95,35 @@ class Likelihood:
         self._embedded_tasks_only = embedded_tasks_only
 
     def score(self, items: Sequence[tuple[Problem, str]]) -> list[float]:
-        distinct = list(dict.fromkeys((problem.task, problem.prompt, text) for problem, text in items))
-        foreign = {task for task, _, _ in distinct} - tasks.SOURCES.keys()
+        foreign = {problem.task for problem, _ in items} - tasks.SOURCES.keys()
         if self._embedded_tasks_only and foreign:
             raise UserError(
                 f"the embedded verifier knows only the embedded tasks, not {', '.join(sorted(foreign))}; "
                 "give a reward model with --rm, e.g. --rm nvidia/AceMath-7B-RM"
             )
-        total = dict.fromkeys(distinct, 0.0)
-        by_length: dict[int, list[tuple[tuple[str, str, str], list[int], View]]] = {}
-        for item in distinct:
-            canvas = canvas_of(self.model, *item)
-            terms = ((item, canvas.ids, view) for view in self.views(canvas))
+        return self.of([canvas_of(self.model, problem, text) for problem, text in items])
+
+    def of(self, canvases: Sequence[Canvas]) -> list[float]:
+        """s of each; those that are equal are computed once."""
+        keys = [(one.task, one.first, one.end, tuple(one.ids)) for one in canvases]
+        by_length: dict[int, list[tuple[Any, list[int], View]]] = {}
+        for key, canvas in dict(zip(keys, canvases)).items():
+            terms = ((key, canvas.ids, view) for view in self.views(canvas))
             by_length.setdefault(len(canvas.ids), []).extend(terms)
+        total = dict.fromkeys(keys, 0.0)
         for here in by_length.values():
             for start in range(0, len(here), self.batch_size):
                 part = here[start : start + self.batch_size]
-                for (item, _, view), term in zip(part, self._terms(part)):
-                    total[item] += view.weight * term
-        for (_, prompt, text), score in total.items():
-            if not math.isfinite(score):
+                for (key, _, view), term in zip(part, self._terms(part)):
+                    total[key] += view.weight * term
+        for key, one in zip(keys, canvases):
+            if not math.isfinite(total[key]):
+                said = self.model.decode(one.ids[one.first : one.end])
                 raise UserError(
-                    f"{self.name!r} gives {score} to {text[:60]!r}, an answer to {prompt[:60]!r}; is there a token "
-                    "in it that the model never writes? If not, load the model with more precision (float32)"
+                    f"{self.name!r} gives {total[key]} to {said[:60]!r}; is there a token in it that the model never "
+                    "writes? If not, load the model with more precision (float32)"
                 )
-        return [total[problem.task, problem.prompt, text] for problem, text in items]
+        return [total[key] for key in keys]
 
     @torch.no_grad()
     def _terms(self, part: Sequence[tuple[object, list[int], View]]) -> list[float]:
@@ -128,10 +132,24 @@ class Likelihood:
         return found
 
 
-def canvas_of(model: LanguageModel, task: str, prompt: str, text: str) -> Canvas:
-    first = len(model.encode(prompt))
-    written = model.encode(prompt, prefill=text)
-    ids = written + [model.eos_ids[0]] * (first + tasks.get(task).length - len(written))
+def canvas_of(model: LanguageModel, problem: Problem, text: str) -> Canvas:
+    """The row of an answer by whomever, as this model would be asked. text: the assistant's whole turn
+    (`asking.answer`); what it was given of that is part of the prompt."""
+    first = len(model.encode(problem.prompt, prefill=problem.prefill))
+    written = model.encode(problem.prompt, prefill=text)
+    return _filled(model, problem.task, written, first, first + tasks.get(problem.task).length)
+
+
+def row_of(model: LanguageModel, task: str, sample: Sample) -> Canvas:
+    """The row of a sample that this model drew, token by token."""
+    ended = (k for k, token in enumerate(sample.tokens) if token in model.eos_ids)
+    said = sample.tokens[: next(ended, len(sample.tokens))]
+    first = len(sample.prompt)
+    return _filled(model, task, [*sample.prompt, *said], first, first + len(sample.tokens))
+
+
+def _filled(model: LanguageModel, task: str, written: list[int], first: int, stop: int) -> Canvas:
+    ids = written + [model.eos_ids[0]] * (stop - len(written))
     return Canvas(task, ids, first, min(len(written) + 1, len(ids)))
 
 

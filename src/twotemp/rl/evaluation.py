@@ -135,7 +135,7 @@ def read(folder: Path) -> list[Checkup]:
 
 
 def _point(data: dict[str, Any]) -> Point:
-    ends = {name: from_json(data[name]) for name in ("low", "high")}
+    ends = {name: from_json(data[name]) for name in ("accuracy", "low", "high")}
     passed, nfes = tuple(map(from_json, data["passed"])), tuple(data["nfes"])
     return Point(**{**data, **ends, "passed": passed, "nfes": nfes})
 

@@ -193,7 +193,7 @@ def deferral(rows: Completions, mask_id: int, draw: int = 0, draws: int = 1) -> 
     kappa = c(x): no density. Every generated position counts, those after EOS too: they were decisions as well.
     """
     for policy in rows.policies:
-        _check_thresholded(policy)
+        check_policy("deferral", policy)
     row, step = _steps(rows, rows.generated)
     when, masked = rows.steps[row], _later(rows, row, step)
     now = when == step[:, None]
@@ -218,6 +218,22 @@ def deferral(rows: Completions, mask_id: int, draw: int = 0, draws: int = 1) -> 
         t_token=numbers("t_token").float(),
         t_pos=t_pos.float(),
     )
+
+
+def check_policy(name: str, policy: Policy) -> None:
+    """Can this estimator judge samples of that policy?"""
+    if name in ("trajectory", "fork", "deferral"):
+        _check_unedited(policy)
+    if name == "deferral":
+        _check_thresholded(policy)
+
+
+def _check_unedited(policy: Policy) -> None:
+    if policy.edit != "never":
+        raise UserError(
+            f"policy {policy.name!r} rewrites tokens, so that a sample's last writes are not the way it came "
+            "about; use a likelihood that asks about the finished text: --likelihood d1, ar, elbo or stratified"
+        )
 
 
 def _check_thresholded(policy: Policy) -> None:
@@ -321,11 +337,7 @@ def idle(mask_id: int, device: torch.device | str) -> Questions:
 def _steps(rows: Completions, which: Tensor) -> tuple[Tensor, Tensor]:
     """Row and number of every decoding step that wrote some of these positions."""
     for policy in rows.policies:
-        if policy.edit != "never":
-            raise UserError(
-                f"policy {policy.name!r} rewrites tokens, so that a sample's last writes are not the way it came "
-                "about; use a likelihood that asks about the finished text: --likelihood d1, ar, elbo or stratified"
-            )
+        _check_unedited(policy)
     if bool((rows.scored & (rows.steps < 0)).any()):
         raise UserError("this likelihood needs each token's step; sample with trace=True")
     row, column = (which & (rows.steps >= 0)).nonzero(as_tuple=True)

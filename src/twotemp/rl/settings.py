@@ -57,9 +57,10 @@ class GrpoSettings(RolloutSettings, LearningSettings):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        from twotemp.rl.likelihood import estimator
+        from twotemp.rl.likelihood import check_policy, estimator
 
         estimator(self.likelihood)
+        check_policy(self.likelihood, self.policy)
         if self.policy.repel:
             raise UserError(
                 f"policy {self.policy.name} has repel={self.policy.repel:g}: its samples are not drawn from the "

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,11 @@ from twotemp.graders.base import Grader
 from twotemp.metrics import NO_ANSWER
 from twotemp.metrics.passk import Floats
 from twotemp.records import Problem
-from twotemp.rewards import RewardModel, scores
-from twotemp.store import Cell, Key, Store
+from twotemp.rewards import PLL, RewardModel, Watch, likelihoods, scores
+from twotemp.store import Cell, Config, Key, Store
 
-Watch = Callable[[str, int, int], None]  # cell, samples scored, samples to score
+if TYPE_CHECKING:
+    from twotemp.rewards.likelihood import Likelihood
 
 
 def count(
@@ -33,19 +35,20 @@ def count(
     hub: bool = True,
     reward_model: RewardModel | str | None = None,
     confidence: bool = False,
-    likelihoods: Mapping[str, RewardModel] | None = None,
+    itself: Callable[[Config], Likelihood] | None = None,
     watch: Watch | None = None,
 ) -> list[Graded]:
     """The same cells with their `ballots`. Answers have the same numbers in all policies of a task.
 
     data, allow_altered, hub: where the questions come from, as for `analysis.problems_of`. reward_model: scores what
     the store has no scores of; a name instead of a model: the store has them all (`scored_by`). confidence: read the
-    traces, too. likelihoods: by model, the judge of its samples whose scores are kept apart: itself (`pll:`).
+    traces, too. itself: the model that drew a cell, whose likelihoods are kept apart (`rewards.itself`).
     """
     stored = {one: Store.open(one.path.parent)[one.path.name] for one in cells}
     together: dict[tuple[str, str, str, str], list[Graded]] = defaultdict(list)
     for one in cells:
         together[one.model, one.task, one.config.data, one.grader].append(one)
+    drawers = {} if itself is None else {one: itself(one.config) for one in cells}
     found: dict[Graded, Graded] = {}
     for some in together.values():
         problems = {p.id: p for p in problems_of(stored[some[0]], data, allow_altered, hub=hub).problems}
@@ -58,8 +61,8 @@ def count(
                 rewards = _column(one, scores(stored[one], problems, reward_model, watch))
             if confidence:
                 sure = _column(one, _confidence(stored[one]))
-            if likelihoods is not None:
-                likely = _column(one, scores(stored[one], problems, likelihoods[one.model], watch))
+            if one in drawers:
+                likely = _column(one, likelihoods(stored[one], drawers[one], watch))
             name = reward_model if isinstance(reward_model, str | None) else reward_model.name
             found[one] = replace(
                 one, ballots=_ballots(one, numbers, rewards, sure, likely), reward_model=name
@@ -77,7 +80,7 @@ def scored_by(cells: Sequence[Graded]) -> str | None:
     complete = [
         name
         for name in sorted(common)
-        if not name.startswith("pll ") and all({*cell.scores(name)} >= {*_keys(one)} for one, cell in stored)
+        if not name.startswith(PLL) and all({*cell.scores(name)} >= {*_keys(one)} for one, cell in stored)
     ]
     return complete[0] if len(complete) == 1 else None
 

@@ -43,20 +43,12 @@ class Recipe:
     compile: bool = False  # torch.compile: 1.7 times as fast on a CPU; needs a C++ compiler
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, kind = getattr(self, field.name), field.type
-            if kind == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise UserError(f"recipe {self.name}: {field.name} must be an integer >= 0, not {value!r}")
-            if kind == "float" and (
-                isinstance(value, bool) or not isinstance(value, int | float) or value < 0
-            ):
-                raise UserError(f"recipe {self.name}: {field.name} must be a number >= 0, not {value!r}")
+        check_numbers(self)
         if not isinstance(self.compile, bool):
             raise UserError(f"recipe {self.name}: compile must be true or false, not {self.compile!r}")
         least = ("d_model", "n_layers", "n_heads", "mlp_hidden_size", "batch_tokens", "steps")
         for name in (*least, "decay", "warmup", "checkpoint_every", "log_every"):
-            if getattr(self, name) < 1:
-                raise UserError(f"recipe {self.name}: {name} must be at least 1")
+            check_count(self.name, name, getattr(self, name))
         if self.d_model % self.n_heads or self.d_model // self.n_heads % 2:
             raise UserError(f"recipe {self.name}: d_model must be an even multiple of n_heads")
         if self.warmup + self.decay > self.steps or self.next_token_steps > self.steps:
@@ -68,15 +60,7 @@ class Recipe:
             raise UserError(
                 f"recipe {self.name}: {', '.join(shape)} must be those of {self.after.name}, its `after`"
             )
-        if not self.examples:
-            raise UserError(f"recipe {self.name}: examples must name at least one task")
-        for task, count in self.examples.items():
-            if task not in SOURCES:
-                raise unknown(f"task in recipe {self.name}", task, SOURCES)
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise UserError(
-                    f"recipe {self.name}: examples of {task} must be a number >= 1, not {count!r}"
-                )
+        check_tasks(self.name, "examples", self.examples)
 
     def rate(self, step: int) -> float:
         """The learning rate of a step (from 0)."""
@@ -105,3 +89,27 @@ class Recipe:
             except RecursionError:
                 raise UserError(f"{path}: its `after` leads back to itself") from None
         return record(cls, said, str(path))
+
+
+def check_numbers(recipe: Any) -> None:
+    """Every field of a recipe that is a number: YAML takes 1e-3 for a text."""
+    kinds: dict[object, tuple[str, Any]] = {"int": ("an integer", int), "float": ("a number", int | float)}
+    for field in fields(recipe):
+        value, (said, kind) = getattr(recipe, field.name), kinds.get(field.type, ("", None))
+        if kind and (isinstance(value, bool) or not isinstance(value, kind) or value < 0):
+            raise UserError(f"recipe {recipe.name}: {field.name} must be {said} >= 0, not {value!r}")
+
+
+def check_count(recipe: str, what: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"recipe {recipe}: {what} must be an integer >= 1, not {value!r}")
+
+
+def check_tasks(recipe: str, what: str, tasks: Mapping[str, Any]) -> None:
+    """So many of each task."""
+    if not tasks:
+        raise UserError(f"recipe {recipe}: {what} must name at least one task")
+    for task, count in tasks.items():
+        if task not in SOURCES:
+            raise unknown(f"task in recipe {recipe}", task, SOURCES)
+        check_count(recipe, f"{what} of {task}", count)

@@ -23,7 +23,7 @@ from torch.nn.functional import logsigmoid
 
 from twotemp import graders, rewards
 from twotemp.asking import Ask, answer, requests
-from twotemp.errors import UserError, unknown
+from twotemp.errors import UserError
 from twotemp.folders import continued, only_writer, replacing, write_json, write_run
 from twotemp.graders.base import Grader
 from twotemp.metrics import auc
@@ -47,12 +47,20 @@ from twotemp.tasks.generated import Split
 from twotemp.training import checkpoints
 from twotemp.training.corpus import Batch, Corpus, generate
 from twotemp.training.muon import Muon
+from twotemp.training.recipe import check_count, check_numbers, check_tasks
 
 T = TypeVar("T")
 REPORT, MODEL = "report.json", "model"
 LOG_EVERY, CHECKPOINT_EVERY = 50, 100
 CHECKED = 0.8  # of the right answers of a step
-SAMPLES = ("model", "sampled", "policies", "blocks", "validation", "seed")  # what of a recipe decides the samples
+SAMPLES = (
+    "model",
+    "sampled",
+    "policies",
+    "blocks",
+    "validation",
+    "seed",
+)  # what of a recipe decides the samples
 
 
 @dataclass(frozen=True)
@@ -77,14 +85,16 @@ class VerifierRecipe:
     seed: int
 
     def __post_init__(self) -> None:
-        for task in (*self.sampled, *self.examples):
-            if task not in SOURCES:
-                raise unknown(f"task in recipe {self.name}", task, SOURCES)
-        for spec in self.policies:
+        check_numbers(self)
+        for name in ("sampled", "examples"):
+            check_tasks(self.name, name, getattr(self, name))
+        for spec, samples in self.policies.items():
             parse(spec)
+            check_count(self.name, f"samples of {spec}", samples)
         for name in ("blocks", "validation", "batch_tokens", "batch_pairs", "steps", "warmup"):
-            if getattr(self, name) < 1:
-                raise UserError(f"recipe {self.name}: {name} must be at least 1")
+            check_count(self.name, name, getattr(self, name))
+        if self.blocks > (least := min(SOURCES[task].length for task in self.sampled)):
+            raise UserError(f"recipe {self.name}: blocks must be at most {least}, the tokens of an answer")
 
     def rate(self, step: int) -> float:
         """Linear warm-up, then linear to 0."""
@@ -122,20 +132,23 @@ def train(recipe: VerifierRecipe, out: Path) -> Path:
 
 
 def _train(recipe: VerifierRecipe, out: Path) -> Path:
-    if (out / MODEL).exists():
+    trained = (out / MODEL).exists()
+    if trained and (out / REPORT).exists():
         raise UserError(
             f"{out} has a verifier; remove {out / MODEL} to train again on the samples kept there"
         )
     model: Any = load(recipe.model, device="cpu")
     identity = {"recipe": recipe.to_dict(), "weights": model.fingerprint}
-    # The rest of a recipe may change while there are samples only; a checkpoint says for itself what may.
+    # While there is nothing but samples, the rest of a recipe may change.
+    begun = trained or (out / checkpoints.FILE).exists()
     free = [f"recipe.{name}" for name in recipe.to_dict() if name not in SAMPLES]
-    write_run(out, continued(out, "training", identity, free=free))
+    write_run(out, continued(out, "training", identity, free=[] if begun else free))
     rows = _kept(out / "train.jsonl", lambda: sampled(recipe, "train"))
     held_out = _kept(out / "validation.jsonl", lambda: sampled(recipe, "validation"))
-    fit(model, rows, recipe, out)
-    save(model, out / MODEL)
-    (out / checkpoints.FILE).unlink()
+    if not trained:
+        fit(model, rows, recipe, out)
+        save(model, out / MODEL)
+    (out / checkpoints.FILE).unlink(missing_ok=True)
     judges = {
         "verifier": f"{rewards.VERIFIER}:{out / MODEL}",
         "untrained": f"{rewards.LIKELIHOOD}{recipe.model}",
@@ -199,7 +212,7 @@ def shelves(model: Any, rows: Sequence[Judged]) -> list[Shelf]:
     """What batches are drawn from."""
     found: dict[tuple[str, int, int], dict[str, Question]] = {}
     for row in dict.fromkeys(rows):
-        canvas = canvas_of(model, row.task, row.prompt, row.answer)
+        canvas = canvas_of(model, Problem(row.problem, row.task, row.prompt), row.answer)
         here = found.setdefault((row.task, canvas.first, len(canvas.ids)), {})
         question = here.setdefault(row.problem, Question([], []))
         (question.right if row.passed else question.wrong).append(canvas)

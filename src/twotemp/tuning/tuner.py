@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from twotemp import metrics, tasks
-from twotemp.analysis import grader_of
 from twotemp.errors import UserError
 from twotemp.evaluation import Drawer, Evaluation, Plan, Progress, TaskChoice
 from twotemp.policies import spell
 from twotemp.records import Policy
-from twotemp.store import Store
+from twotemp.store import Cell
 from twotemp.tuning.goal import Goal
 from twotemp.tuning.neighbours import apart
 from twotemp.tuning.race import Outcome, Round, Standing, race, standings
@@ -98,8 +97,9 @@ def _measure(
         for n, some in groups.items():
             with Evaluation(replace(plan, policies=tuple(some), n=n), out) as evaluation:
                 store = evaluation.run_with(drawer, watch=watch)
+                task, judge = plan.tasks[0].name, evaluation.judges[plan.tasks[0].name]
             for policy in some:
-                outcome, needed = _read(store, plan.tasks[0], policy, ids, n, goal)
+                outcome, needed = _read(store[f"{task}@{spell(policy)}"], judge, ids, n, goal)
                 if needed > n:
                     wanted[policy] = needed
                 else:
@@ -108,16 +108,11 @@ def _measure(
     return [found[policy] for policy in policies]
 
 
-def _read(
-    store: Store, choice: TaskChoice, policy: Policy, ids: Sequence[str], n: int, goal: Goal
-) -> tuple[Outcome, int]:
+def _read(cell: Cell, judge: str, ids: Sequence[str], n: int, goal: Goal) -> tuple[Outcome, int]:
     """A cell's first n samples of these questions, whatever else it holds; and how many the goal takes."""
-    cell = store[f"{choice.name}@{spell(policy)}"]
-    judge = grader_of(cell, choice.grader)
-    if judge is None:
-        raise UserError(
-            f"{cell.path} has no grades; run `twotemp regrade {store.path}`, then the same command"
-        )
+    if judge not in cell.graders():
+        run = cell.path.parent
+        raise UserError(f"{cell.path} has no grades; run `twotemp regrade {run}`, then the same command")
     table = cell.table(judge)
     place = {question: row for row, question in enumerate(table.questions)}
     passed, costs = [], []
