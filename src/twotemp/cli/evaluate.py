@@ -73,6 +73,7 @@ def evaluate(
     """
     from twotemp.analysis import read
     from twotemp.cli.console import say, then
+    from twotemp.tasks import SOURCES
 
     chosen = split_policies(",".join(policies))
     plan = asked.plan(decoding, chosen, n=n, questions=questions, cache=cache, trace=trace)
@@ -85,6 +86,8 @@ def evaluate(
     else:
         show_table(series)
     tables, choice = then("report", out), then("select", out)
+    if not {task.name for task in plan.tasks} <= {*SOURCES}:
+        choice += " --by majority,oracle"  # the embedded verifier knows only the embedded tasks
     say(f"samples and grades: {out}; tables and figures: {tables}; one answer: {choice}")
 
 

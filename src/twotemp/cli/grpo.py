@@ -32,6 +32,11 @@ UNIT = 64  # samples of an evaluation that a worker draws together; there are so
 class CheckingOptions(WorkerOptions):
     """Who draws the evaluations (rollouts are drawn where the training is)."""
 
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that draw the evaluations (default: none, the training does)."),
+    ] = None
+
 
 def grpo(
     out: Annotated[Path, typer.Option(help="The run's folder; an unfinished run there is continued.")],

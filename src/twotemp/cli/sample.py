@@ -67,7 +67,7 @@ def sample(
 
     [bold]Examples[/bold]
 
-      twotemp sample --policy tlc --t-pos 1 -n 8 "3 7 12 -> 33"
+      twotemp sample --policy tlc --t-pos 1 -n 8 --length 12 "20 10 15 -> 45"
 
       twotemp sample --model GSAI-ML/LLaDA-8B-Instruct --device cuda --length 256 -n 8 "What is 7 * 8?"
 

@@ -37,8 +37,8 @@ def serve(
 
       twotemp serve --model tiny
 
-      curl localhost:8000/v1/completions -H 'content-type: application/json' \\
-        -d '{"prompt": "20 10 15 -> 45", "n": 4, "max_tokens": 12, "policy": "tlc", "t_pos": 1}'
+      curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
+        -d '{"messages": [{"role": "user", "content": "20 10 15 -> 45"}], "n": 4, "max_tokens": 12, "policy": "tlc"}'
     """
     _serve(loading, model, host, port, api_key, slots, waiting, seconds, cache, workers)
 

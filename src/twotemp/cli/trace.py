@@ -40,9 +40,9 @@ def trace(
 
     [bold]Examples[/bold]
 
-      twotemp sample --policy lc --trace --json "3 7 12 -> 33" > lc.jsonl
+      twotemp sample --policy lc --length 12 --trace --json "20 10 15 -> 45" > lc.jsonl
 
-      twotemp sample --policy tlc --trace --json "3 7 12 -> 33" > tlc.jsonl
+      twotemp sample --policy tlc --length 12 --trace --json "20 10 15 -> 45" > tlc.jsonl
 
       twotemp trace lc.jsonl tlc.jsonl --model tiny --each 1
     """

@@ -18,7 +18,9 @@ def train(
 
     [bold]Example[/bold]
 
-      twotemp train recipes/tiny.yaml --out runs/tiny && twotemp sample --model runs/tiny/model -n 8 "3 7 12 -> 33"
+      twotemp train recipes/tiny.yaml --out runs/tiny
+
+      twotemp sample --model runs/tiny/model -n 8 --length 12 "20 10 15 -> 45"
     """
     from twotemp.training import follow
 
