@@ -34,7 +34,7 @@ Views = Callable[[Canvas], list[View]]
 
 # Log-odds for a nat of likelihood. Masked together, tokens that hang together are counted several times, and in
 # `all_and_thirds` each of them twice: as it is, the likelihood is far too sure. The verifier was trained with it.
-LOG_ODDS = 0.3
+LOG_ODDS = 0.15
 
 
 def each_alone(canvas: Canvas) -> list[View]:

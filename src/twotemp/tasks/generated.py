@@ -109,13 +109,6 @@ def made(source: Source, subset: str) -> ProblemSet:
     return ProblemSet(problems, hashlib.sha256(identity.encode()).hexdigest(), "generated")
 
 
-def recomputed(words: Sequence[str], first: int, start: int) -> list[Check]:
-    """Every number after "=", from `start` on, out of what the answer said before it. The problem is covered: a
-    number that also stands there would be copied."""
-    places = [k for k in range(start + 1, len(words)) if words[k - 1] == "="]
-    return [Check([*range(first), *range(k, len(words))], [k]) for k in places]
-
-
 def split_of(key: str) -> Split:
     """The split of a problem: two in twenty are for tests, one in twenty for validation."""
     bucket = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) % 20
