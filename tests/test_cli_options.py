@@ -131,10 +131,10 @@ def recommended(*options: object) -> list[str]:
 def test_tune_recommends_the_settings_that_it_tuned(micro_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("twotemp.report.figures.available", lambda: False)
     monkeypatch.setattr(plugins, "NAMED", [])
-    (tmp_path / "mine.py").write_text("")
+    (tmp_path / "of_a_race.py").write_text("")
     settings = ["--tasks", "countdown-3", "--length", "8", "--block", "4", "--cache", "dual", "--no-chat"]
     settings += ["--model", str(micro_folder), "--eos-id", "3", "--eos-id", "4"]
-    plugin = ["--plugin", str(tmp_path / "mine.py")]
+    plugin = ["--plugin", str(tmp_path / "of_a_race.py")]
     words = recommended(*settings, *plugin, "--out", tmp_path / "a b")
     begin, end = ["twotemp", "eval"], ["--policies", f"@{tmp_path / 'a b' / 'tuned.yaml'}", "--out", "RUN"]
     assert words[:2] == begin

@@ -37,6 +37,11 @@ class Ask:
     id: str | None = None  # of the request, which addresses its noise; None: the problem's own
 
 
+def encode(model: Encoder, problem: Problem, chat: bool | None = None) -> list[int]:
+    """The prompt of a problem: its question, and what of the answer is given."""
+    return model.encode(problem.prompt, prefill=problem.prefill, chat=chat)
+
+
 def requests(
     model: Encoder,
     asks: Iterable[Ask],
@@ -53,7 +58,7 @@ def requests(
     for ask in asks:
         if ask.problem is not last:
             last = ask.problem
-            prompt = tuple(model.encode(last.prompt, prefill=last.prefill, chat=chat))
+            prompt = tuple(encode(model, last, chat))
         yield Request(
             id=ask.problem.id if ask.id is None else ask.id,
             prompt=prompt,
