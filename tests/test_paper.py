@@ -127,7 +127,9 @@ def test_an_experiment_stops_where_its_command_was_stopped(monkeypatch, tmp_path
 
 def test_commands_run_side_by_side_each_on_one_core(tmp_path, capfd):
     """And nothing is started any more once one of them has failed."""
-    say = "import os; print(len(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
+    # In one write: two processes say it at once.
+    said = "f'{len(os.sched_getaffinity(0))} {os.environ[\"OMP_NUM_THREADS\"]}\\n'"
+    say = f"import os; os.write(1, {said}.encode())"
     plugin = tmp_path / "plugin.py"
     plugin.write_text(say)
     listing = ["tasks", "--plugin", str(plugin)]
