@@ -60,8 +60,8 @@ def forks(
 
     show_log()
     settings = Settings(quantile, alternatives, t_token, decoding.block, decoding.seed)
-    drawn = {"n": n, "questions": questions, "trace": True, "compile": loading.compile}
-    plan = asked.plan(decoding, [settings.completion], **drawn)
+    only, compiled = [settings.completion], loading.compile
+    plan = asked.plan(decoding, only, n=n, questions=questions, trace=True, compile=compiled)
     plan = replace(plan, tasks=tuple(replace(task, shuffled=decoding.seed) for task in plan.tasks))
     with Evaluation(plan, out) as evaluation:
         job = Job(model, loading, evaluation.samples, decoding.batch_size, unit=CHUNK)

@@ -56,7 +56,6 @@ def select(
     from twotemp.analysis import SELECTORS, every_choice, k_grid, named, survey
     from twotemp.cli.console import progress
     from twotemp.selection import count
-    from twotemp.store import Store
 
     selectors = named([name.strip() for name in by.split(",") if name.strip()])
     needs = {SELECTORS[name].needs for name in selectors}
@@ -64,17 +63,16 @@ def select(
         raise UserError(
             f"--by {by} asks no reward model: add orm or weighted, or leave --rm and --rm-system out"
         )
-    rm = rm or "verifier"
     surveyed = survey([run], grader)
-    store = Store.open(run)
-    stored = [cell.config.task for cell in store.cells(without=store.damage())]
-    files = task_files(data, stored)
+    files = task_files(data, [one.task for one in surveyed.cells])
     model = itself = None
     if needs & {"rewards", "likelihoods"}:
         from twotemp import rewards
 
         if "rewards" in needs:
-            model = rewards.load(rm, system=rm_system, device=device, batch_size=batch_size)
+            model = rewards.load(
+                rm or rewards.VERIFIER, system=rm_system, device=device, batch_size=batch_size
+            )
         if "likelihoods" in needs:  # of the model that drew the samples
             itself = rewards.itself(device=device, batch_size=batch_size)
     with progress("rewards") as bar:

@@ -24,4 +24,4 @@ def train(
     """
     from twotemp.training import follow
 
-    typer.echo(f"saved {follow(recipe, out)}; its log and loss curve are in {out}")
+    typer.echo(f"saved {follow(recipe, out)}; how it went is in {out}")

@@ -118,9 +118,7 @@ def tune(
     else:
         say(NO_FIGURES)
     words = [*_settings(context), "--policies", f"@{out / 'tuned.yaml'}"]
-    if (
-        tuned.task.data is not None
-    ):  # which problems to tune on; where those for a test are, only the user knows
+    if tuned.task.data is not None:  # these were to tune on; where those for a test are, only the user knows
         words += ["--data", "TEST_FILE"]
     say(
         f"{tuned.spent:,.0f} NFE spent; on test problems{'' if tuned.held_out else ', these among them'}: "
