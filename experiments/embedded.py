@@ -21,41 +21,24 @@ from experiments.blocks import listed, spelled, table, where
 from experiments.command import MANY_ROWS, twotemp
 from twotemp import metrics
 from twotemp.analysis import Graded, read, shared, unique
+from twotemp.evaluation.comparison import BLOCKS_PER_ANSWER, T_POS, block, policies
 from twotemp.metrics import Estimate
 from twotemp.models.load import locate
 from twotemp.policies import parse
-from twotemp.tasks import SOURCES
 
 MODEL = "tiny"
-TASKS = ("countdown-4", "words-3", "programs-2")
+TASKS = tuple(T_POS)
 # Of these, 64 samples solve nearly all: they say how good one answer is, not who is more diverse.
 EASIER, EASIER_SAMPLES = ("countdown-3", "words-2", "programs-1"), 8
-# Semi-autoregressive, as in the paper, whose long answers have eight blocks.
-BLOCKS_PER_ANSWER = 2
-# Chosen for TCT, and CT has the same; T_pos of TLC and of TCT on each task. How: docs/LOG.md.
-THRESHOLD = 0.9
-T_POS = {"countdown-4": (0.5, 0.15), "words-3": (1, 0.3), "programs-2": (5, 0.15)}
 LABELS = {"ar": "AR", "lc": "LC", "tlc": "**TLC**", "ct": "CT", "tct": "**TCT**"}
 SHOWN = (1, 4, 16, 64)
 # The paper's statements about k samples of one against k of another; k = 0: all of them.
 AT_K = (("lc", "tlc", 1), ("tlc", "lc", 0), ("tct", "ct", 0), ("tlc", "ar", 0))
 
 
-def policies(task: str) -> dict[str, str]:
-    """By name, each as the command line spells it."""
-    of_tlc, of_tct = T_POS[task]
-    return {
-        "ar": "ar",
-        "lc": "lc",
-        "tlc": f"tlc:t_pos={of_tlc}",
-        "ct": f"ct:threshold={THRESHOLD}",
-        "tct": f"tct:t_pos={of_tct},threshold={THRESHOLD}",
-    }
-
-
 def asking(task: str) -> list[str]:
     """How every policy is asked on a task."""
-    return ["--tasks", task, "--block", str(SOURCES[task].length // BLOCKS_PER_ANSWER), *MANY_ROWS]
+    return ["--tasks", task, "--block", str(block(task)), *MANY_ROWS]
 
 
 def draw(

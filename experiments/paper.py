@@ -40,6 +40,7 @@ from experiments import (
 from experiments.command import twotemp
 from twotemp import __version__
 from twotemp.analysis import read
+from twotemp.evaluation.comparison import policies
 from twotemp.models.load import locate
 from twotemp.report import write
 
@@ -97,7 +98,7 @@ def judges(asked: Asked) -> dict[str, Any]:
     out = asked.runs / "verifier"
     size = ["--questions", str(asked.questions), "-n", str(asked.samples), "--trace"]
     for task in embedded.TASKS:
-        specs = ";".join(embedded.policies(task)[name] for name in CHOOSERS)
+        specs = ";".join(policies(task)[name] for name in CHOOSERS)
         twotemp("eval", *embedded.asking(task), "--policies", specs, *size, "--out", str(out))
     return verifier.summary(out, verifier.ALL, CHOOSERS, asked.samples)
 

@@ -189,15 +189,18 @@ def test_two_policies_are_compared_on_the_questions_both_have():
 
 def test_a_comparison_on_one_task_of_several_says_so():
     lc, tlc, other = graded("lc", [0] * 12), graded("tlc", [8] * 12), graded("lc", [0] * 12, task="words-2")
-    (found,) = findings([lc, tlc, other])
-    assert found.sentence.startswith("On countdown-3, with 8 samples per question, TLC")
+    one, all_ = findings([lc, tlc, other])
+    assert one.sentence.startswith("On countdown-3, with one sample per question, Low confidence")
+    assert all_.sentence.startswith("On countdown-3, with 8 samples per question, TLC")
 
 
 def test_in_a_sweep_the_preset_speaks_for_its_family_in_sentences_and_figures():
     sweep = [graded(f"tlc:t_pos={t}", [right] * 12) for t, right in ((0.25, 1), (1, 5), (4, 2))]
     cells = [graded("lc", [0] * 12), *sweep]
-    (found,) = findings(cells)
-    assert found.first == "TLC (t_pos=1)"
+    assert [(found.first, found.second) for found in findings(cells)] == [
+        ("Low confidence", "TLC (t_pos=1)"),
+        ("TLC (t_pos=1)", "Low confidence"),
+    ]
     with figures.look():
         figure, _ = figures.pass_at_k(cells)
     np.testing.assert_allclose(figure.axes[0].lines[1].get_ydata(), 100 * sweep[1].curve.mean)
@@ -220,7 +223,7 @@ def test_a_policy_tuned_for_each_task_is_shown_on_all_and_named_without_what_var
         for cell in (graded("lc", [0] * 12, task=task), graded(f"tlc:t_pos={t_pos}", [8] * 12, task=task))
     ]
     assert representatives(cells) == cells
-    (found,) = findings(cells)
+    _, found = findings(cells)
     assert (found.first, [task for task, _ in found.tasks]) == (
         "TLC (t_pos varies)",
         ["countdown-3", "words-2"],
@@ -240,7 +243,7 @@ def test_ties_on_all_questions_are_no_certainty():
 
 
 def test_too_few_questions_are_said_instead_of_an_interval():
-    (found,) = findings([graded("lc", [0] * 4), graded("tlc", [8] * 4)])
+    _, found = findings([graded("lc", [0] * 4), graded("tlc", [8] * 4)])
     assert "differ by +100.0 points (4 questions: too few for an interval)" in found.sentence
 
 
@@ -321,19 +324,24 @@ def under(one: Graded, other: Graded) -> Graded:
 
 def test_a_clear_difference_is_said_with_its_sign():
     better, worse = graded("tlc", [8] * 20), graded("lc", [0] * 10 + [8] * 10)
-    (found,) = findings([worse, better])
+    one, found = findings([worse, better])
+    assert (one.mean, one.high < 0) == (-50.0, True)
     assert (found.mean, found.low > 0) == (50.0, True)
     assert "TLC (t_pos=1) solves 50.0 points more than Low confidence" in found.sentence
-    (found,) = findings([under(worse, better), under(better, worse)])
+    _, found = findings([under(worse, better), under(better, worse)])
     assert "TLC (t_pos=1) solves 50.0 points fewer than Low confidence" in found.sentence
 
 
 def test_no_difference_is_claimed_that_could_be_chance():
     rng = np.random.default_rng(0)
     noise = [graded(spec, rng.integers(0, 2, 40) * 8) for spec in ("lc", "tlc")]
-    (found,) = findings(noise)
-    assert found.low < 0 < found.high
-    assert "cannot be told apart" in found.sentence
+    for found in findings(noise):
+        assert found.low < 0 < found.high
+        assert "cannot be told apart" in found.sentence
+    # One sample each: one sentence says it.
+    assert [found.first for found in findings([graded(spec, [1] * 12, n=1) for spec in ("lc", "tlc")])] == [
+        "TLC (t_pos=1)"
+    ]
 
 
 def test_differences_are_paired():
@@ -342,7 +350,7 @@ def test_differences_are_paired():
     gain = base.copy()
     gain[0:16:2] = 8
     first, second = graded("tlc", gain), graded("lc", base)
-    (found,) = findings([second, first])
+    _, found = findings([second, first])
     assert found.low > 0
     assert first.curve.low[-1] < second.curve.high[-1], "the unpaired intervals overlap"
 
@@ -367,7 +375,7 @@ def test_tasks_are_pooled_by_question_and_listed_apart():
         graded("lc", [0] * 30, task="words-2"),
         graded("tlc", [0] * 30, task="words-2"),
     ]
-    (found,) = findings(data)
+    _, found = findings(data)
     assert found.mean == 25.0
     assert found.tasks == (("countdown-3", 100.0), ("words-2", 0.0))
 

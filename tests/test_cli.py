@@ -342,22 +342,24 @@ def test_a_mistake_in_an_experiment_file_is_found_when_it_is_read(tmp_path, text
 def test_the_demo_is_an_evaluation_and_a_report(tmp_path, monkeypatch):
     from twotemp.cli import demo
 
-    monkeypatch.setattr(demo, "TASKS", {"countdown-3": 2})
+    monkeypatch.setattr(demo, "QUESTIONS", {"countdown-4": 2, "programs-2": 1})
     monkeypatch.setattr(demo, "SAMPLES", 4)
     text = " ".join(call("demo", "--out", tmp_path / "demo").split())
     for name in (
         "Autoregressive",
         "Low confidence",
-        "Random",
-        "TLC (t_pos=1)",
-        "Fast-dLLM (CT)",
-        "TCT (t_pos=0.1)",
+        "TLC (t_pos=0.5)",
+        "TLC (t_pos=5)",
+        "Fast-dLLM (CT) (threshold=0.9)",
+        "TCT (threshold=0.9, t_pos=0.15)",
     ):
         assert name in text
-    assert "With 4 samples per question, TLC (t_pos=1)" in text
+    assert "With one sample per question, Low confidence and TLC (t_pos varies)" in text
+    assert "With 4 samples per question, TLC (t_pos varies)" in text
     assert "For the NFE of one Autoregressive sample" in text
     made = {path.name for path in (tmp_path / "demo").iterdir()}
     assert {"run", "report.md", "pass_at_k.png", "pass_at_nfe.png"} <= made
+    assert "2 questions, length 18, block 9" in (tmp_path / "demo" / "report.md").read_text()
     assert call("demo", "--out", tmp_path / "demo"), "started again it shows the same results"
 
 

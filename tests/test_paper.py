@@ -10,6 +10,7 @@ import pytest
 
 from experiments import blocks, command, embedded, frontier, paper, verifier
 from tests.graded_cells import graded
+from twotemp.evaluation import comparison
 
 PAIR = {"mean": 4.04, "low": -2.0, "high": 10.0}
 
@@ -20,7 +21,7 @@ def cells(**rates: float) -> list[dict]:
         {
             "task": "countdown-4",
             "name": name,
-            "policy": embedded.policies("countdown-4")[name],
+            "policy": comparison.policies("countdown-4")[name],
             "nfe": 12.0,
             "questions": 500,
             "grader": "countdown 1",
@@ -91,8 +92,8 @@ def test_a_document_differs_when_the_result_or_the_weights_change(one_result, tm
     assert not paper.differing()
     assert "| LC | 12.0 | **55.7** ± 2.0 | **56.7** ± 2.0 |" in page.read_text()
     assert "0.8 M parameters" in page.read_text()
-    tlc, tct = embedded.T_POS["countdown-4"]
-    assert f"2 blocks per answer, T_token = 0.8, K = 1, λ = {embedded.THRESHOLD}; T_pos" in page.read_text()
+    tlc, tct = comparison.T_POS["countdown-4"]
+    assert f"2 blocks per answer, T_token = 0.8, K = 1, λ = {comparison.THRESHOLD}; T_pos" in page.read_text()
     assert f"{tlc} and {tct} (countdown-4)" in page.read_text()
     assert "other weights" not in page.read_text()
     assert paper.current("claims", 500, 64)

@@ -114,6 +114,21 @@ def test_diffusion_loss_never_masks_the_prompt_and_asks_only_for_masked_position
     assert want[:, 3:].any(0).all()
 
 
+def test_the_recipe_says_how_many_threads_whatever_the_process_has(tmp_path, monkeypatch):
+    """With another number, sums are added up in another order, and the weights are others."""
+    seen = []
+
+    def counted(*arguments, **options):
+        seen.append(torch.get_num_threads())
+        return diffusion_loss(*arguments, **options)
+
+    monkeypatch.setattr(loop, "diffusion_loss", counted)
+    for count in (1, 2):
+        train(replace(MICRO, threads=count), tmp_path / str(count), progress=False)
+    assert seen == [1] * MICRO.steps + [2] * MICRO.steps
+    assert torch.get_num_threads() == 1, "as it was before"
+
+
 def test_muon_is_torchs_muon_in_more_digits_and_adamw_elsewhere() -> None:
     torch.manual_seed(0)
     network, twin = (loop.llada.new(loop.config(MICRO, WORDS), WORDS, seed=3).module for _ in range(2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 
@@ -16,8 +17,9 @@ from twotemp.metrics.passk import Floats
 from twotemp.policies import PRESETS
 from twotemp.records import Policy
 
-# The paper's questions, as pairs of policies: does tempering the position bring back what confidence takes away?
-AT_EQUAL_SAMPLES = (("tlc", "lc"), ("tlc", "ar"), ("tct", "ct"))
+# The paper's questions, as pairs of policies: what is confidence good for, and does tempering the position bring back
+# what it takes away? With so many samples per question; None: all that both have.
+AT_EQUAL_SAMPLES = (("lc", "tlc", 1), ("tlc", "lc", None), ("tlc", "ar", None), ("tct", "ct", None))
 AT_EQUAL_COST = (("tct", "ar"),)
 
 Pair = tuple[Graded, Graded]
@@ -59,8 +61,8 @@ def findings(cells: Sequence[Graded]) -> list[Finding]:
     """The paper's comparisons that the run has data for, model by model."""
     found: list[Finding] = []
     for here, suffix in by_model(cells):
-        for first, second in AT_EQUAL_SAMPLES:
-            found += _finding(here, first, second, suffix, _equal_samples)
+        for first, second, k in AT_EQUAL_SAMPLES:
+            found += _finding(here, first, second, suffix, partial(_equal_samples, k))
         for first, second in AT_EQUAL_COST:
             found += _finding(here, first, second, suffix, _one_sample)
             found += _finding(here, first, second, suffix, _equal_cost)
@@ -156,10 +158,13 @@ def _finding(
     return conclude(values, where + suffix, cells)
 
 
-def _equal_samples(pairs: Sequence[Pair]) -> tuple[str, Compared]:
-    k = min(one.samples for pair in pairs for one in pair)
-    values = [((a, b), (a.passes[:, k - 1], b.passes[:, k - 1])) for a, b in pairs]
-    return f"with {k} samples per question", values
+def _equal_samples(asked: int | None, pairs: Sequence[Pair]) -> tuple[str, Compared]:
+    most = min(one.samples for pair in pairs for one in pair)
+    k = asked or most
+    # A number asked for is said where there are more: with all of them another sentence compares the two.
+    compared = pairs if asked is None or asked < most else ()
+    values = [((a, b), (a.passes[:, k - 1], b.passes[:, k - 1])) for a, b in compared]
+    return f"with {k} samples per question" if k > 1 else "with one sample per question", values
 
 
 def _one_sample(pairs: Sequence[Pair]) -> tuple[str, Compared]:

@@ -19,7 +19,7 @@ from twotemp.training import checkpoints, tokenizer
 from twotemp.training.corpus import Corpus, generate
 from twotemp.training.muon import Muon
 from twotemp.training.objective import Logits, diffusion_loss, next_token_loss
-from twotemp.training.recipe import Recipe
+from twotemp.training.recipe import Recipe, threads
 
 LOG = "log.jsonl"
 MODEL = "model"  # the folder of the finished checkpoint, in `out`
@@ -33,7 +33,7 @@ def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
     of the run: after an interruption the same call continues where the last checkpoint was, to the same weights.
     A recipe that comes after another has that one trained first, in a folder inside `out`.
     """
-    with only_writer(out):
+    with only_writer(out), threads(recipe.threads):
         return _train(recipe, out, progress)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from twotemp.errors import UserError, unknown
 from twotemp.plain import read_yaml, record
@@ -41,13 +44,14 @@ class Recipe:
     log_every: int = 20
     after: Recipe | None = None
     compile: bool = False  # torch.compile: 1.7 times as fast on a CPU; needs a C++ compiler
+    threads: int = 1  # of the processor: sums are added up in another order with another number
 
     def __post_init__(self) -> None:
         check_numbers(self)
         if not isinstance(self.compile, bool):
             raise UserError(f"recipe {self.name}: compile must be true or false, not {self.compile!r}")
         least = ("d_model", "n_layers", "n_heads", "mlp_hidden_size", "batch_tokens", "steps")
-        for name in (*least, "decay", "warmup", "checkpoint_every", "log_every"):
+        for name in (*least, "decay", "warmup", "checkpoint_every", "log_every", "threads"):
             check_count(self.name, name, getattr(self, name))
         if self.d_model % self.n_heads or self.d_model // self.n_heads % 2:
             raise UserError(f"recipe {self.name}: d_model must be an even multiple of n_heads")
@@ -89,6 +93,17 @@ class Recipe:
             except RecursionError:
                 raise UserError(f"{path}: its `after` leads back to itself") from None
         return record(cls, said, str(path))
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads for every operation inside: part of what decides the weights to the last bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def check_numbers(recipe: Any) -> None:

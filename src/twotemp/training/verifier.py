@@ -47,7 +47,7 @@ from twotemp.tasks.generated import Split
 from twotemp.training import checkpoints
 from twotemp.training.corpus import Batch, Corpus, generate
 from twotemp.training.muon import Muon
-from twotemp.training.recipe import check_count, check_numbers, check_tasks
+from twotemp.training.recipe import check_count, check_numbers, check_tasks, threads
 
 T = TypeVar("T")
 REPORT, MODEL = "report.json", "model"
@@ -83,6 +83,7 @@ class VerifierRecipe:
     weight_decay: float
     anchor: float  # weight of the likelihood of right answers, which the checks alone would let fall
     seed: int
+    threads: int = 1  # as in `Recipe`
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -91,7 +92,7 @@ class VerifierRecipe:
         for spec, samples in self.policies.items():
             parse(spec)
             check_count(self.name, f"samples of {spec}", samples)
-        for name in ("blocks", "validation", "batch_tokens", "batch_pairs", "steps", "warmup"):
+        for name in ("blocks", "validation", "batch_tokens", "batch_pairs", "steps", "warmup", "threads"):
             check_count(self.name, name, getattr(self, name))
         if self.blocks > (least := min(SOURCES[task].length for task in self.sampled)):
             raise UserError(f"recipe {self.name}: blocks must be at most {least}, the tokens of an answer")
@@ -127,7 +128,7 @@ class Judged:
 def train(recipe: VerifierRecipe, out: Path) -> Path:
     """Draw and grade (once: `out` keeps the samples), train, measure; returns the folder of the checkpoint. The same
     call continues a training that was stopped, to the same weights."""
-    with only_writer(out):
+    with only_writer(out), threads(recipe.threads):
         return _train(recipe, out)
 
 
