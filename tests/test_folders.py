@@ -369,7 +369,7 @@ def test_a_training_log_goes_on_where_the_run_does(tmp_path: Path, monkeypatch, 
     from twotemp.training import checkpoints, loop
 
     recipe = replace(MICRO, checkpoint_every=3, log_every=2)
-    loop.train(recipe, tmp_path / "whole", progress=False)
+    loop.train(recipe, tmp_path / "whole")
     real, kill = checkpoints.write, iter([False, True])
 
     def write(*given) -> None:
@@ -380,12 +380,12 @@ def test_a_training_log_goes_on_where_the_run_does(tmp_path: Path, monkeypatch, 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "write", write)
         with pytest.raises(KeyboardInterrupt):
-            loop.train(recipe, tmp_path / "parts", progress=False)
+            loop.train(recipe, tmp_path / "parts")
     if torn:
         with (tmp_path / "parts" / "log.jsonl").open("a") as file:
             file.write('{"step": 7, "obj')
     (tmp_path / "parts" / "run.json").unlink()  # as version 0.1.0 left it
-    loop.train(recipe, tmp_path / "parts", progress=False)
+    loop.train(recipe, tmp_path / "parts")
     whole, parts = (read_log(tmp_path / name / "log.jsonl") for name in ("whole", "parts"))
     assert [{**row, "seconds": 0} for row in parts] == [{**row, "seconds": 0} for row in whole]
     assert kind_of(tmp_path / "parts") == "training"

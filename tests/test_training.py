@@ -124,7 +124,7 @@ def test_the_recipe_says_how_many_threads_whatever_the_process_has(tmp_path, mon
 
     monkeypatch.setattr(loop, "diffusion_loss", counted)
     for count in (1, 2):
-        train(replace(MICRO, threads=count), tmp_path / str(count), progress=False)
+        train(replace(MICRO, threads=count), tmp_path / str(count))
     assert seen == [1] * MICRO.steps + [2] * MICRO.steps
     assert torch.get_num_threads() == 1, "as it was before"
 
@@ -220,7 +220,7 @@ def test_a_corpus_is_a_function_of_its_seed() -> None:
 @pytest.mark.parametrize("next_token_steps", [0, 5])
 def test_a_resumed_run_ends_at_the_same_weights(tmp_path: Path, next_token_steps: int, monkeypatch) -> None:
     recipe = replace(MICRO, next_token_steps=next_token_steps)
-    whole = load(train(recipe, tmp_path / "whole", progress=False))
+    whole = load(train(recipe, tmp_path / "whole"))
 
     class Killed(Exception):
         pass
@@ -233,9 +233,9 @@ def test_a_resumed_run_ends_at_the_same_weights(tmp_path: Path, next_token_steps
     write = loop.LossLog.write
     monkeypatch.setattr(loop.LossLog, "write", killed_at_step_6)
     with pytest.raises(Killed):
-        train(recipe, tmp_path / "parts", progress=False)
+        train(recipe, tmp_path / "parts")
     monkeypatch.setattr(loop.LossLog, "write", write)
-    parts = load(train(recipe, tmp_path / "parts", progress=False))
+    parts = load(train(recipe, tmp_path / "parts"))
     for key, tensor in whole.module.state_dict().items():
         assert torch.equal(tensor, parts.module.state_dict()[key]), key
     logs = [
@@ -272,7 +272,7 @@ def test_training_learns(tmp_path: Path) -> None:
     recipe = replace(
         MICRO, steps=60, warmup=5, decay=10, learning_rate=0.01, log_every=10, checkpoint_every=60
     )
-    out = train(recipe, tmp_path, progress=False)
+    out = train(recipe, tmp_path)
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert log[-1]["loss"]["programs-1"] < 0.7 * log[0]["loss"]["programs-1"]
     model = load(out)
@@ -317,8 +317,8 @@ def test_bad_recipes_are_refused(tmp_path: Path, change: str, message: str) -> N
 def test_a_second_phase_begins_with_the_weights_of_the_first(tmp_path: Path) -> None:
     """At a rate of 0 it also ends with them; with another seed, a network of its own would begin elsewhere."""
     still = replace(MICRO, name="still", after=MICRO, learning_rate=0.0, seed=3)
-    train(still, tmp_path / "still", progress=False)
-    train(MICRO, tmp_path / "alone", progress=False)
+    train(still, tmp_path / "still")
+    train(MICRO, tmp_path / "alone")
     first = load_file(tmp_path / "alone" / "model" / "model.safetensors")
     second = load_file(tmp_path / "still" / "model" / "model.safetensors")
     assert first.keys() == second.keys()
@@ -344,8 +344,8 @@ def test_a_recipe_without_its_data_is_refused(tmp_path: Path) -> None:
 
 def test_a_recipe_says_itself_whether_it_makes_a_denoiser_or_a_verifier(tmp_path: Path, monkeypatch) -> None:
     made = []
-    monkeypatch.setattr(training, "train", lambda recipe, out: made.append(recipe) or out)
-    monkeypatch.setattr(verifier, "train", lambda recipe, out: made.append(recipe) or out)
+    monkeypatch.setattr(training, "train", lambda recipe, out, watch: made.append(recipe) or out)
+    monkeypatch.setattr(verifier, "train", lambda recipe, out, watch: made.append(recipe) or out)
     for name in ("tiny", "verifier"):
         assert training.follow(RECIPES / f"{name}.yaml", tmp_path) == tmp_path
     assert [type(recipe) for recipe in made] == [Recipe, verifier.VerifierRecipe]

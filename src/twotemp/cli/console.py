@@ -70,7 +70,10 @@ class Bar:
 
     def update(self, done: int, total: int | None = None, note: str = "") -> None:
         now = monotonic()
-        if self._start is None:
+        if (
+            self._start is None or done < self._start[1]
+        ):  # counted from the beginning: the next part of the work
+            self._progress.reset(self._task)
             self._start = now, done
         self._progress.update(self._task, completed=done, total=total, note=note)
         if not people.is_terminal and now - self._said >= QUIET_SECONDS:

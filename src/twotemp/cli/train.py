@@ -22,6 +22,9 @@ def train(
 
       twotemp sample --model runs/tiny/model -n 8 --length 12 "20 10 15 -> 45"
     """
+    from twotemp.cli.console import progress
     from twotemp.training import follow
 
-    typer.echo(f"saved {follow(recipe, out)}; how it went is in {out}")
+    with progress(recipe.stem) as bar:
+        made = follow(recipe, out, bar.update)
+    typer.echo(f"saved {made}; how it went is in {out}")

@@ -3,16 +3,17 @@
 from pathlib import Path
 
 from twotemp.plain import read_yaml
+from twotemp.training.log import Watch, unwatched
 from twotemp.training.loop import train
 from twotemp.training.recipe import Recipe
 
 __all__ = ["Recipe", "follow", "train"]
 
 
-def follow(recipe: Path, out: Path) -> Path:
+def follow(recipe: Path, out: Path, watch: Watch = unwatched) -> Path:
     """Train what a recipe's file describes, a denoiser or (if it draws samples) a verifier; the finished folder."""
     if "sampled" not in read_yaml(recipe, "recipe"):
-        return train(Recipe.read(recipe), out)
+        return train(Recipe.read(recipe), out, watch)
     from twotemp.training import verifier
 
-    return verifier.train(verifier.VerifierRecipe.read(recipe), out)
+    return verifier.train(verifier.VerifierRecipe.read(recipe), out, watch)

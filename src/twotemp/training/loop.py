@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from twotemp.folders import Log, claim, only_writer
+from twotemp.folders import claim, only_writer
 from twotemp.models import llada
 from twotemp.models.checkpoint import save
 from twotemp.models.load import load
 from twotemp.training import checkpoints, tokenizer
 from twotemp.training.corpus import Corpus, generate
+from twotemp.training.log import LossLog, Watch, unwatched
 from twotemp.training.muon import Muon
 from twotemp.training.objective import Logits, diffusion_loss, next_token_loss
 from twotemp.training.recipe import Recipe, threads
 
-LOG = "log.jsonl"
 MODEL = "model"  # the folder of the finished checkpoint, in `out`
 FIRST = "first"  # the folder of the run that came before, in `out`
 
 
-def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
+def train(recipe: Recipe, out: Path, watch: Watch = unwatched) -> Path:
     """Train as the recipe says and return the folder of the LLaDA checkpoint.
 
     `out` also gets the log (a line every `log_every` steps and with every checkpoint), the loss curve, and the state
@@ -34,10 +31,10 @@ def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
     A recipe that comes after another has that one trained first, in a folder inside `out`.
     """
     with only_writer(out), threads(recipe.threads):
-        return _train(recipe, out, progress)
+        return _train(recipe, out, watch)
 
 
-def _train(recipe: Recipe, out: Path, progress: bool) -> Path:
+def _train(recipe: Recipe, out: Path, watch: Watch) -> Path:
     words = tokenizer.build()
     model = llada.new(config(recipe, words), words, seed=recipe.seed, name=recipe.name)
     network = model.module.train()
@@ -46,41 +43,40 @@ def _train(recipe: Recipe, out: Path, progress: bool) -> Path:
     # The checkpoint knows its step, so it has said what may change.
     claim(out, "training", {"recipe": recipe.to_dict()}, step=None)
     if recipe.after and not done:
-        first = load(train(recipe.after, out / FIRST, progress), device="cpu").module
+        first = load(train(recipe.after, out / FIRST, watch), device="cpu").module
         assert first is not None
         network.load_state_dict(first.state_dict())
-    log = LossLog(out / LOG, done)
+    log = LossLog(out, done)
     if done < recipe.steps:
         corpus = Corpus(generate(recipe.examples, recipe.seed, words.get_vocab()), recipe.batch_tokens)
-        with _bar(progress, recipe, done) as advance:
-            for step in range(done, recipe.steps):
-                next_token = step < recipe.next_token_steps
-                if step in (done, recipe.next_token_steps):
-                    logits = forward(network, causal=next_token, compiled=recipe.compile)
-                generator = torch.Generator().manual_seed((recipe.seed << 32) + step)
-                batch = corpus.batch(generator)
-                if next_token:
-                    loss = next_token_loss(logits, batch.ids, batch.prompt)
-                else:
-                    loss = diffusion_loss(
-                        logits,
-                        batch.ids,
-                        batch.prompt,
-                        model.mask_id,
-                        generator,
-                        least_time=recipe.least_time,
-                        largest_weight=recipe.largest_weight,
-                    )
-                optimizer.descend(loss, recipe.rate(step))
-                log.add(batch.task, loss.item(), batch.ids.numel())
-                checkpoint = (step + 1) % recipe.checkpoint_every == 0 or step + 1 == recipe.steps
-                # With every checkpoint, too: then the last line says how far a run that is continued had come.
-                if (step + 1) % recipe.log_every == 0 or checkpoint:
-                    log.write(step + 1, "next token" if next_token else "diffusion", recipe.rate(step))
-                if checkpoint:
-                    checkpoints.write(out, step + 1, recipe, network, optimizer)
-                advance(loss.item())
-    log.plot(out / "loss.png")
+        for step in range(done, recipe.steps):
+            next_token = step < recipe.next_token_steps
+            if step in (done, recipe.next_token_steps):
+                logits = forward(network, causal=next_token, compiled=recipe.compile)
+            generator = torch.Generator().manual_seed((recipe.seed << 32) + step)
+            batch = corpus.batch(generator)
+            if next_token:
+                loss = next_token_loss(logits, batch.ids, batch.prompt)
+            else:
+                loss = diffusion_loss(
+                    logits,
+                    batch.ids,
+                    batch.prompt,
+                    model.mask_id,
+                    generator,
+                    least_time=recipe.least_time,
+                    largest_weight=recipe.largest_weight,
+                )
+            optimizer.descend(loss, recipe.rate(step))
+            log.add(batch.task, loss.item(), batch.ids.numel())
+            checkpoint = (step + 1) % recipe.checkpoint_every == 0 or step + 1 == recipe.steps
+            # With every checkpoint, too: then the last line says how far a run that is continued had come.
+            if (step + 1) % recipe.log_every == 0 or checkpoint:
+                log.write(step + 1, "next token" if next_token else "diffusion", recipe.rate(step))
+            if checkpoint:
+                checkpoints.write(out, step + 1, recipe, network, optimizer)
+            watch(step + 1, recipe.steps, f"{recipe.name}, loss {loss.item():.3f}")
+    log.plot("loss (nats per answer token)")
     network.eval()
     return out / MODEL if (out / MODEL).exists() else save(model, out / MODEL)
 
@@ -133,68 +129,3 @@ def forward(network: Any, causal: bool, compiled: bool) -> Logits:
         torch._dynamo.reset()  # the attention kind is baked into what was compiled before
         hidden = torch.compile(hidden, dynamic=True)  # one kernel for all lengths
     return lambda ids, want: network.lm_head(hidden(ids)[want])
-
-
-class LossLog:
-    """Mean losses by task since the last line, one JSON object per line."""
-
-    def __init__(self, path: Path, done: int) -> None:
-        """Lines after the checkpoint that is continued are dropped: they will be written again."""
-        self._log = Log(path, keep=lambda row: row["step"] <= done)
-        self.rows = self._log.rows
-        self._losses: dict[str, list[float]] = {}
-        self._tokens = self.rows[-1]["tokens"] if self.rows else 0
-        self._seconds = self.rows[-1]["seconds"] if self.rows else 0.0
-        self._since = time.monotonic()
-
-    def add(self, task: str, loss: float, tokens: int) -> None:
-        self._losses.setdefault(task, []).append(loss)
-        self._tokens += tokens
-
-    def write(self, step: int, objective: str, rate: float) -> None:
-        losses = {task: round(sum(all_) / len(all_), 4) for task, all_ in sorted(self._losses.items())}
-        now = time.monotonic()
-        self._seconds, self._since = self._seconds + now - self._since, now
-        self._log.add(
-            {
-                "step": step,
-                "objective": objective,
-                "learning_rate": rate,
-                "tokens": self._tokens,
-                "seconds": round(self._seconds, 1),
-                "loss": losses,
-            }
-        )
-        self._losses = {}
-
-    def plot(self, path: Path) -> None:
-        """The loss curve of each task, where matplotlib is installed."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            return
-        figure = Figure(figsize=(7, 4), layout="constrained")
-        axes = figure.subplots()
-        for task in sorted({task for row in self.rows for task in row["loss"]}):
-            points = [(row["step"], row["loss"][task]) for row in self.rows if task in row["loss"]]
-            axes.plot(*zip(*points), label=task, linewidth=1)
-        axes.set(xlabel="step", ylabel="loss (nats per answer token)", yscale="log")
-        axes.legend()
-        figure.savefig(path, dpi=120)
-
-
-@contextmanager
-def _bar(shown: bool, recipe: Recipe, done: int) -> Iterator[Callable[[float], None]]:
-    """A progress bar, as a context that yields `advance(loss)`."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, disable=not shown) as bar:
-        task = bar.add_task(recipe.name, total=recipe.steps, completed=done, loss=float("nan"))
-        yield lambda loss: bar.update(task, advance=1, loss=loss)

@@ -46,12 +46,13 @@ from twotemp.tasks import SOURCES
 from twotemp.tasks.generated import Split
 from twotemp.training import checkpoints
 from twotemp.training.corpus import Batch, Corpus, generate
+from twotemp.training.log import LossLog, Watch, unwatched
 from twotemp.training.muon import Muon
 from twotemp.training.recipe import check_count, check_numbers, check_tasks, threads
 
 T = TypeVar("T")
 REPORT, MODEL = "report.json", "model"
-LOG_EVERY, CHECKPOINT_EVERY = 50, 100
+CHECKPOINT_EVERY = 100  # steps, and a line of the log with each
 CHECKED = 0.8  # of the right answers of a step
 SAMPLES = (
     "model",
@@ -125,14 +126,14 @@ class Judged:
     passed: bool
 
 
-def train(recipe: VerifierRecipe, out: Path) -> Path:
+def train(recipe: VerifierRecipe, out: Path, watch: Watch = unwatched) -> Path:
     """Draw and grade (once: `out` keeps the samples), train, measure; returns the folder of the checkpoint. The same
     call continues a training that was stopped, to the same weights."""
     with only_writer(out), threads(recipe.threads):
-        return _train(recipe, out)
+        return _train(recipe, out, watch)
 
 
-def _train(recipe: VerifierRecipe, out: Path) -> Path:
+def _train(recipe: VerifierRecipe, out: Path, watch: Watch) -> Path:
     trained = (out / MODEL).exists()
     if trained and (out / REPORT).exists():
         raise UserError(
@@ -144,10 +145,10 @@ def _train(recipe: VerifierRecipe, out: Path) -> Path:
     begun = trained or (out / checkpoints.FILE).exists()
     free = [f"recipe.{name}" for name in recipe.to_dict() if name not in SAMPLES]
     write_run(out, continued(out, "training", identity, free=[] if begun else free))
-    rows = _kept(out / "train.jsonl", lambda: sampled(recipe, "train"))
-    held_out = _kept(out / "validation.jsonl", lambda: sampled(recipe, "validation"))
+    rows = _kept(out / "train.jsonl", lambda: sampled(recipe, "train", watch))
+    held_out = _kept(out / "validation.jsonl", lambda: sampled(recipe, "validation", watch))
     if not trained:
-        fit(model, rows, recipe, out)
+        fit(model, rows, recipe, out, watch)
         save(model, out / MODEL)
     (out / checkpoints.FILE).unlink(missing_ok=True)
     judges = {
@@ -160,10 +161,11 @@ def _train(recipe: VerifierRecipe, out: Path) -> Path:
     return out / MODEL
 
 
-def sampled(recipe: VerifierRecipe, split: Split) -> Iterator[Judged]:
+def sampled(recipe: VerifierRecipe, split: Split, watch: Watch) -> Iterator[Judged]:
     """Samples of each problem by each policy, as a run would draw them."""
     model = load(recipe.model)
     counts = recipe.sampled if split == "train" else dict.fromkeys(recipe.sampled, recipe.validation)
+    total, drawn = sum(counts.values()) * sum(recipe.policies.values()), 0
     for task, count in counts.items():
         source = SOURCES[task]
         here = enumerate(source.distinct(recipe.seed, split, count))
@@ -174,7 +176,11 @@ def sampled(recipe: VerifierRecipe, split: Split) -> Iterator[Judged]:
                 asks = (Ask(problem, parse(spec), index) for problem in problems for index in indices)
                 block = source.length // recipe.blocks
                 wanted = list(requests(model, asks, length=source.length, block=block, seed=recipe.seed))
-                texts = {one.key: one.text for one in draw(model, wanted)}
+                texts = {}
+                for one in draw(model, wanted):
+                    texts[one.key] = one.text
+                    drawn += 1
+                    watch(drawn, total, f"samples of {split} problems, {task}")
                 asked = [problem for problem in problems for _ in indices]
                 items = [(p, answer(p, texts[request.key])) for p, request in zip(asked, wanted)]
                 yield from graded(grader, items)
@@ -221,7 +227,9 @@ def shelves(model: Any, rows: Sequence[Judged]) -> list[Shelf]:
     return [Shelf(questions) for questions in both if questions]
 
 
-def fit(model: Any, rows: Sequence[Judged], recipe: VerifierRecipe, out: Path) -> None:
+def fit(
+    model: Any, rows: Sequence[Judged], recipe: VerifierRecipe, out: Path, watch: Watch = unwatched
+) -> None:
     """Batches of right answers, and of pairs, a right and a wrong answer to the same problem: how hard a problem is
     must not help. `out` keeps how far it came."""
     found = shelves(model, rows)
@@ -231,19 +239,22 @@ def fit(model: Any, rows: Sequence[Judged], recipe: VerifierRecipe, out: Path) -
     vocabulary = model.tokenizer.get_vocab()
     fresh = Corpus(generate(recipe.examples, recipe.seed, vocabulary), recipe.batch_tokens)
     optimizer = Muon(model.module, recipe.weight_decay)
-    losses: list[float] = []
-    for step in range(checkpoints.read(out, recipe, model.module, optimizer), recipe.steps):
+    done = checkpoints.read(out, recipe, model.module, optimizer)
+    log = LossLog(out, done)
+    for step in range(done, recipe.steps):
         generator = torch.Generator().manual_seed((recipe.seed << 32) + step)
-        loss = right_loss(model, fresh.batch(generator), recipe.anchor, generator)
-        if step >= recipe.pairs_from:
+        batch = fresh.batch(generator)
+        loss = right_loss(model, batch, recipe.anchor, generator)
+        if pairs := step >= recipe.pairs_from:
             shelf = found[int(torch.multinomial(sizes, 1, generator=generator))]
             loss = loss + pair_loss(model, *shelf.pairs(recipe.batch_pairs, generator))
         optimizer.descend(loss, recipe.rate(step))
-        losses.append(loss.item())
-        if (step + 1) % LOG_EVERY == 0:
-            print(f"step {step + 1}: loss {np.mean(losses[-LOG_EVERY:]):.4f}", flush=True)
+        log.add(batch.task, loss.item(), batch.ids.numel())
         if (step + 1) % CHECKPOINT_EVERY == 0 or step + 1 == recipe.steps:
+            log.write(step + 1, "checks and pairs" if pairs else "checks", recipe.rate(step))
             checkpoints.write(out, step + 1, recipe, model.module, optimizer)
+        watch(step + 1, recipe.steps, f"{recipe.name}, loss {loss.item():.3f}")
+    log.plot("loss")
 
 
 def right_loss(model: Any, batch: Batch, anchor: float, generator: torch.Generator) -> Tensor:
