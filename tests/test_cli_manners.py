@@ -76,14 +76,21 @@ def test_one_answer_alone_has_zero_bits_not_minus_zero(micro_folder):
 def test_a_log_gets_lines_with_the_time_left(monkeypatch, capsys):
     """Where stderr is no terminal there is no bar, and silence for hours would look like a hang."""
     said: list[str] = []
-    times = iter([0.0, 10.0, 20.0])
+    times = iter([0.0, 10.0, 20.0, 30.0, 40.0])
     monkeypatch.setattr(console, "say", said.append)
     monkeypatch.setattr(console, "QUIET_SECONDS", 5.0)
     monkeypatch.setattr(console, "monotonic", lambda: next(times))
     with console.progress("work") as bar:
         bar.update(100, 300)
         bar.update(200, 300, "note")
-    assert said == ["work: 100 of 300", "work: 200 of 300, 0:00:10 left; note"]
+        bar.update(1, 5)  # the next part of the work: the time of the first says nothing about it
+        bar.update(2, 5)
+    assert said == [
+        "work: 100 of 300",
+        "work: 200 of 300, 0:00:10 left; note",
+        "work: 1 of 5",
+        "work: 2 of 5, 0:00:30 left",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,15 @@ def test_the_recipe_says_how_many_threads_whatever_the_process_has(tmp_path, mon
     assert torch.get_num_threads() == 1, "as it was before"
 
 
+def test_a_loss_that_is_not_finite_ends_the_training_before_it_spoils_the_weights() -> None:
+    network = loop.llada.new(loop.config(MICRO, WORDS), WORDS, seed=3).module
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    loss = next(network.parameters()).sum() * float("nan")
+    with pytest.raises(UserError, match=r"the loss is nan; start again with a smaller learning_rate"):
+        Muon(network, weight_decay=0.1).descend(loss, 0.01)
+    assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+
+
 def test_muon_is_torchs_muon_in_more_digits_and_adamw_elsewhere() -> None:
     torch.manual_seed(0)
     network, twin = (loop.llada.new(loop.config(MICRO, WORDS), WORDS, seed=3).module for _ in range(2))

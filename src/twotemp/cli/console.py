@@ -64,17 +64,17 @@ class Bar:
     def __init__(self, progress: Progress, title: str) -> None:
         self._progress, self._title = progress, title
         self._task = progress.add_task(title, total=None, note="")
-        # The first call's time and count: what was done before it.
+        # The time and the count of the first call for this part of the work: what was done before it.
         self._start: tuple[float, int] | None = None
+        self._done = 0
         self._said = monotonic()
 
     def update(self, done: int, total: int | None = None, note: str = "") -> None:
         now = monotonic()
-        if (
-            self._start is None or done < self._start[1]
-        ):  # counted from the beginning: the next part of the work
+        if self._start is None or done < self._done:  # counted anew: the next part of the work
             self._progress.reset(self._task)
             self._start = now, done
+        self._done = done
         self._progress.update(self._task, completed=done, total=total, note=note)
         if not people.is_terminal and now - self._said >= QUIET_SECONDS:
             self._said = now

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from twotemp.errors import UserError
+
 MOMENTUM = 0.95
 BETAS = (0.9, 0.98)
 EPSILON = 1e-8
@@ -45,6 +47,10 @@ class Muon(torch.optim.Optimizer):
 
     def descend(self, loss: Tensor, rate: float) -> None:
         """One step down the gradient of a loss, clipped, at this learning rate."""
+        if not torch.isfinite(loss):
+            raise UserError(
+                f"the loss is {loss.item()}; start again with a smaller learning_rate (the last checkpoint is kept)"
+            )
         self.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._module.parameters(), CLIP)

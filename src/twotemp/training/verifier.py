@@ -148,6 +148,7 @@ def _train(recipe: VerifierRecipe, out: Path, watch: Watch) -> Path:
     rows = _kept(out / "train.jsonl", lambda: sampled(recipe, "train", watch))
     held_out = _kept(out / "validation.jsonl", lambda: sampled(recipe, "validation", watch))
     if not trained:
+        (out / REPORT).unlink(missing_ok=True)  # of a verifier that was here before
         fit(model, rows, recipe, out, watch)
         save(model, out / MODEL)
     (out / checkpoints.FILE).unlink(missing_ok=True)
@@ -163,7 +164,7 @@ def _train(recipe: VerifierRecipe, out: Path, watch: Watch) -> Path:
 
 def sampled(recipe: VerifierRecipe, split: Split, watch: Watch) -> Iterator[Judged]:
     """Samples of each problem by each policy, as a run would draw them."""
-    model = load(recipe.model)
+    model = load(recipe.model, device="cpu")
     counts = recipe.sampled if split == "train" else dict.fromkeys(recipe.sampled, recipe.validation)
     total, drawn = sum(counts.values()) * sum(recipe.policies.values()), 0
     for task, count in counts.items():
@@ -245,11 +246,13 @@ def fit(
         generator = torch.Generator().manual_seed((recipe.seed << 32) + step)
         batch = fresh.batch(generator)
         loss = right_loss(model, batch, recipe.anchor, generator)
+        log.add(batch.task, loss.item(), batch.ids.numel())
         if pairs := step >= recipe.pairs_from:
             shelf = found[int(torch.multinomial(sizes, 1, generator=generator))]
-            loss = loss + pair_loss(model, *shelf.pairs(recipe.batch_pairs, generator))
+            of_pairs = pair_loss(model, *shelf.pairs(recipe.batch_pairs, generator))
+            log.add("pairs", of_pairs.item(), 0)
+            loss = loss + of_pairs
         optimizer.descend(loss, recipe.rate(step))
-        log.add(batch.task, loss.item(), batch.ids.numel())
         if (step + 1) % CHECKPOINT_EVERY == 0 or step + 1 == recipe.steps:
             log.write(step + 1, "checks and pairs" if pairs else "checks", recipe.rate(step))
             checkpoints.write(out, step + 1, recipe, model.module, optimizer)
