@@ -51,7 +51,7 @@ def test_problem_sets_are_fixed_distinct_and_say_what_they_are(name: str) -> Non
 
 
 def test_the_first_test_problems_are_those_the_shipped_weights_were_measured_on() -> None:
-    """A change of a generator must raise its version; these lines are how it is noticed."""
+    """The digest is of all of them, so a change of a generator is noticed by every stored run, and here."""
     first = {name: tasks.get(name).problems().problems[0].prompt for name in NAMES}
     assert first == {
         "countdown-3": "22 26 31 -> 79",
@@ -62,6 +62,14 @@ def test_the_first_test_problems_are_those_the_shipped_weights_were_measured_on(
         "Ann buys 2 for 32 . 2 of her cheapest and 3 of her dearest cost ?",
         "words-3": "box 19 hat 13 pen 11 map 4 cup 8 key 9 . "
         "Eve buys 3 for 21 . 2 of her cheapest and 3 of her dearest cost ?",
+    }
+    assert {name: tasks.get(name).problems().digest[:12] for name in NAMES} == {
+        "countdown-3": "3781aa5664ec",
+        "countdown-4": "bd55df703c65",
+        "programs-1": "b5084cbefa6d",
+        "programs-2": "0089e07171a8",
+        "words-2": "8832f328fd9e",
+        "words-3": "4937ca0ef1b5",
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from twotemp import training
 from twotemp.errors import UserError
 from twotemp.folders import only_writer
 from twotemp.models.load import load
+from twotemp.tasks import SOURCES
 from twotemp.training import Recipe, checkpoints, loop, tokenizer, train, verifier
 from twotemp.training.corpus import Corpus, Shelf, generate
 from twotemp.training.muon import Muon, orthogonal
@@ -127,6 +128,23 @@ def test_the_recipe_says_how_many_threads_whatever_the_process_has(tmp_path, mon
         train(replace(MICRO, threads=count), tmp_path / str(count))
     assert seen == [1] * MICRO.steps + [2] * MICRO.steps
     assert torch.get_num_threads() == 1, "as it was before"
+
+
+@pytest.mark.parametrize("task", sorted(SOURCES))
+def test_what_is_trained_on_is_of_the_train_split(task: str) -> None:
+    """By the ids that a batch is drawn from. Held-out problems of the same seed would be in the stream, too."""
+    words = {number: word for word, number in WORDS.get_vocab().items()}
+    seen = {
+        " ".join(words[number] for number in row[1 : shelf.prompt - 1])
+        for shelf in generate({task: 300}, 5, WORDS.get_vocab())
+        for row in shelf.ids.tolist()
+    }
+    splits = {
+        split: {one.prompt for one in islice(SOURCES[task].examples(5, split), 300)}
+        for split in ("train", "validation", "test")
+    }
+    assert seen == splits["train"]
+    assert not seen & (splits["validation"] | splits["test"])
 
 
 def test_a_loss_that_is_not_finite_ends_the_training_before_it_spoils_the_weights() -> None:
@@ -379,7 +397,7 @@ def test_the_shipped_weights_are_what_their_recipe_and_log_say(name: str) -> Non
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(verifier, "_kept", None)  # where it gets so far, it fails at once
+    monkeypatch.setattr(verifier, "sampled", None)  # where it gets so far, it fails at once
     recipe = verifier.VerifierRecipe.read(RECIPES / "verifier.yaml")
     with only_writer(tmp_path):
         for call in (lambda: train(MICRO, tmp_path), lambda: verifier.train(recipe, tmp_path)):

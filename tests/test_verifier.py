@@ -59,9 +59,6 @@ def test_training_problems_are_never_test_or_validation_problems():
             assert {split_of(f"{task} {example.key}") for example in found} == {split}
             held_out = {problem.prompt for problem in tasks.get(task).problems().problems}
             assert not held_out & {example.prompt for example in found}
-    assert (
-        verifier.VerifierRecipe.read(Path(__file__).parents[1] / "recipes" / "verifier.yaml").model == "tiny"
-    )
 
 
 def test_training_gives_a_folder_that_judges(tmp_path):
@@ -74,8 +71,32 @@ def test_training_gives_a_folder_that_judges(tmp_path):
     report = json.loads((tmp_path / "out" / "report.json").read_text())["validation"]
     assert report["countdown-3"]["samples"] == 3 * 4
     assert {"verifier", "untrained", "pll"} < set(report["words-2"])
-    rows = [json.loads(line) for line in (tmp_path / "out" / "train.jsonl").read_text().splitlines()]
-    assert len(rows) == 14 * 4
+    for split, samples in (("train", 14 * 4), ("validation", 6 * 4)):
+        kept = [path.read_text().splitlines() for path in (tmp_path / "out").glob(f"{split}-*.jsonl")]
+        rows = [json.loads(line) for lines in kept for line in lines]
+        assert (len(kept), len(rows)) == (2 * 2, samples)
+        for task in RECIPE.sampled:
+            here = {row["prompt"] for row in rows if row["task"] == task}
+            problems = SOURCES[task].distinct(RECIPE.seed, split, len(here))
+            assert here == {problem.prompt for problem in problems}, "of the right split"
+
+
+def test_stopped_while_samples_are_drawn_it_keeps_those_of_the_policies_that_were_done(tmp_path, monkeypatch):
+    drawn, calls = verifier.drawn, []
+
+    def counted(*arguments):
+        calls.append(arguments[2:])
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return drawn(*arguments)
+
+    monkeypatch.setattr(verifier, "drawn", counted)
+    with pytest.raises(KeyboardInterrupt):
+        verifier.train(RECIPE, tmp_path / "out")
+    verifier.train(RECIPE, tmp_path / "out")
+    asked = [(task, n, *policy) for task, n in RECIPE.sampled.items() for policy in RECIPE.policies.items()]
+    assert calls[:3] == asked[:3]
+    assert calls[3:5] == asked[2:], "the two that were done are not drawn again"
 
 
 def test_training_again_uses_the_samples_it_kept_and_gives_the_same_weights(tmp_path, monkeypatch):
@@ -84,7 +105,7 @@ def test_training_again_uses_the_samples_it_kept_and_gives_the_same_weights(tmp_
     def drawn_again(*_: object) -> None:
         raise AssertionError("drawn again")
 
-    monkeypatch.setattr(verifier, "sampled", drawn_again)
+    monkeypatch.setattr(verifier, "drawn", drawn_again)
     with pytest.raises(UserError, match="has a verifier; remove"):
         verifier.train(RECIPE, tmp_path / "out")
     shutil.rmtree(tmp_path / "out" / "model")

@@ -17,6 +17,7 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 from twotemp.errors import UserError, unknown
+from twotemp.plain import json_text
 from twotemp.records import Problem
 from twotemp.tasks.base import ProblemSet, Task
 
@@ -105,8 +106,8 @@ def made(source: Source, subset: str) -> ProblemSet:
     split, seed = source.held_out(subset)
     found = enumerate(source.distinct(seed, split, PROBLEMS))
     problems = tuple(source.problem(example, subset, number) for number, example in found)
-    identity = f"{source.name} version {source.version} seed {seed} {split} {PROBLEMS}"
-    return ProblemSet(problems, hashlib.sha256(identity.encode()).hexdigest(), "generated")
+    content = json_text([(one.id, one.prompt, one.reference) for one in problems])
+    return ProblemSet(problems, hashlib.sha256(content.encode()).hexdigest(), "generated")
 
 
 def split_of(key: str) -> Split:

@@ -10,7 +10,7 @@ train split only, by their own hash; it is measured on samples of held-out probl
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -140,13 +140,13 @@ def _train(recipe: VerifierRecipe, out: Path, watch: Watch) -> Path:
             f"{out} has a verifier; remove {out / MODEL} to train again on the samples kept there"
         )
     model: Any = load(recipe.model, device="cpu")
-    identity = {"recipe": recipe.to_dict(), "weights": model.fingerprint}
+    versions = {task: SOURCES[task].version for task in {**recipe.sampled, **recipe.examples}}
+    identity = {"recipe": recipe.to_dict(), "weights": model.fingerprint, "tasks": versions}
     # While there is nothing but samples, the rest of a recipe may change.
     begun = trained or (out / checkpoints.FILE).exists()
     free = [f"recipe.{name}" for name in recipe.to_dict() if name not in SAMPLES]
     write_run(out, continued(out, "training", identity, free=[] if begun else free))
-    rows = _kept(out / "train.jsonl", lambda: sampled(recipe, "train", watch))
-    held_out = _kept(out / "validation.jsonl", lambda: sampled(recipe, "validation", watch))
+    rows, held_out = (sampled(recipe, split, out, watch) for split in ("train", "validation"))
     if not trained:
         (out / REPORT).unlink(missing_ok=True)  # of a verifier that was here before
         fit(model, rows, recipe, out, watch)
@@ -162,29 +162,38 @@ def _train(recipe: VerifierRecipe, out: Path, watch: Watch) -> Path:
     return out / MODEL
 
 
-def sampled(recipe: VerifierRecipe, split: Split, watch: Watch) -> Iterator[Judged]:
-    """Samples of each problem by each policy, as a run would draw them."""
-    model = load(recipe.model, device="cpu")
+def sampled(recipe: VerifierRecipe, split: Split, out: Path, watch: Watch) -> list[Judged]:
+    """Samples of each problem by each policy. `out` keeps those of one policy on one task in a file."""
     counts = recipe.sampled if split == "train" else dict.fromkeys(recipe.sampled, recipe.validation)
-    total, drawn = sum(counts.values()) * sum(recipe.policies.values()), 0
+    total = sum(counts.values()) * sum(recipe.policies.values())
+    rows: list[Judged] = []
     for task, count in counts.items():
-        source = SOURCES[task]
-        here = enumerate(source.distinct(recipe.seed, split, count))
-        problems = [source.problem(example, split, number) for number, example in here]
-        with closing(graders.get(source.grader)) as grader:
-            for spec, samples in recipe.policies.items():
-                indices = range(samples)
-                asks = (Ask(problem, parse(spec), index) for problem in problems for index in indices)
-                block = source.length // recipe.blocks
-                wanted = list(requests(model, asks, length=source.length, block=block, seed=recipe.seed))
-                texts = {}
-                for one in draw(model, wanted):
-                    texts[one.key] = one.text
-                    drawn += 1
-                    watch(drawn, total, f"samples of {split} problems, {task}")
-                asked = [problem for problem in problems for _ in indices]
-                items = [(p, answer(p, texts[request.key])) for p, request in zip(asked, wanted)]
-                yield from graded(grader, items)
+        for number, (spec, samples) in enumerate(recipe.policies.items()):
+            path = out / f"{split}-{task}-{number}.jsonl"
+            if not path.exists():
+                found = drawn(recipe, split, task, count, spec, samples)
+                with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
+                    file.writelines(json.dumps(asdict(row)) + "\n" for row in found)
+            rows += [Judged(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
+            watch(len(rows), total, f"samples of {split} problems, {task}")
+    return rows
+
+
+def drawn(
+    recipe: VerifierRecipe, split: Split, task: str, count: int, spec: str, samples: int
+) -> Iterator[Judged]:
+    """So many samples of each of so many problems, as a run would draw them."""
+    model, source = load(recipe.model, device="cpu"), SOURCES[task]
+    here = enumerate(source.distinct(recipe.seed, split, count))
+    problems = [source.problem(example, split, number) for number, example in here]
+    asked = [(problem, index) for problem in problems for index in range(samples)]
+    asks = (Ask(problem, parse(spec), index) for problem, index in asked)
+    block = source.length // recipe.blocks
+    wanted = list(requests(model, asks, length=source.length, block=block, seed=recipe.seed))
+    texts = {one.key: one.text for one in draw(model, wanted)}
+    items = [(problem, answer(problem, texts[one.key])) for (problem, _), one in zip(asked, wanted)]
+    with closing(graders.get(source.grader)) as grader:
+        yield from graded(grader, items)
 
 
 def graded(grader: Grader, items: Sequence[tuple[Problem, str]]) -> Iterator[Judged]:
@@ -320,11 +329,3 @@ def within_question_auc(rows: Sequence[Judged], scores: Sequence[float]) -> floa
         given.append(score)
     values = [auc(passed, given) for passed, given in by_question.values() if len(set(passed)) == 2]
     return float(np.mean(values)) if values else None
-
-
-def _kept(path: Path, make: Callable[[], Iterable[Judged]]) -> list[Judged]:
-    """What `make` yields, from the file where an earlier call left it."""
-    if not path.exists():
-        with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(row)) + "\n" for row in make())
-    return [Judged(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
