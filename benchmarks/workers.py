@@ -1,7 +1,7 @@
 """What one driver and one store can take from a model that costs nothing, and what a second worker gives.
 
 python -m benchmarks --only driver      samples/s through the driver, with and without workers
-python -m benchmarks --only workers     the same; and the demo's mix in this process, with 1 and 2 workers, beside a
+python -m benchmarks --only workers     the same; and a mix of tasks in this process, with 1 and 2 workers, beside a
                                         busy loop and, where Ray is installed, with one actor
 """
 
@@ -19,7 +19,6 @@ from typing import Any
 
 from benchmarks.measure import table
 from twotemp import graders, tasks
-from twotemp.cli.demo import POLICIES, TASKS
 from twotemp.evaluation import Drawer, Evaluation, InProcess, Plan, TaskChoice
 from twotemp.executors import Loading, Processes, Supervisor
 from twotemp.executors.ray_actors import LOCAL, RayActors
@@ -30,6 +29,8 @@ from twotemp.tasks import ProblemSet, Task
 
 LENGTH, PROMPT = 64, 64  # tokens
 QUESTIONS, N = 60, 64
+POLICIES = ("ar", "lc", "random", "tlc", "ct", "tct")
+MIX = {"countdown-4": 3, "words-2": 1, "programs-1": 2}  # questions of each task
 
 
 class Free:
@@ -98,7 +99,7 @@ def driver() -> None:
 
 def workers() -> None:
     plan = Plan(
-        tuple(TaskChoice(name, questions=questions // 10) for name, questions in TASKS.items()),
+        tuple(TaskChoice(name, questions=questions) for name, questions in MIX.items()),
         tuple(map(parse, POLICIES)),
         n=N,
     )
@@ -122,7 +123,7 @@ def workers() -> None:
                 print(f"{name}: {found[name][-1]:.1f} samples/s", file=sys.stderr, flush=True)
     best = {name: max(rates) for name, rates in found.items()}
     rows = [[name, f"{best[name]:.0f}", f"{min(rates):.0f}"] for name, rates in found.items()]
-    print("\nThe demo's mix, one thread each; the best and the worst of 3 rounds\n")
+    print("\nSix policies on three tasks, one thread each; the best and the worst of 3 rounds\n")
     print(table(["", "samples/s", "worst"], rows))
     ratios = [
         ["2 workers to 1 (at least 1.8)", best[idle] / best["1 worker"]],

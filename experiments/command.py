@@ -7,20 +7,64 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 from queue import SimpleQueue
 
+from twotemp import graders, tasks
+from twotemp.analysis import Graded, read
 from twotemp.cli import app
+from twotemp.evaluation.comparison import ROWS
 from twotemp.graders.workers import usable_cpus
+from twotemp.policies import parse, spell
 
-# Rows in the same state are computed once, and candidates that are asked the same question share most of their
-# states: one batch of all their rows takes half the time of batches of 64.
-MANY_ROWS = ("--batch-size", "512")
+MANY_ROWS = ("--batch-size", str(ROWS))
 
 
 def twotemp(*arguments: str) -> None:
     """In this process. Ctrl-C is an exit code to it, and what was half drawn must not be taken for a result."""
     if code := app(list(arguments), standalone_mode=False):
         sys.exit(code)
+
+
+def evaluated(
+    out: Path,
+    task: str,
+    specs: Sequence[str],
+    *options: str,
+    n: int,
+    questions: int,
+    subset: str = "test",
+    model: str = "tiny",
+    seed: int = 0,
+) -> list[Graded]:
+    """`twotemp eval`, and what was asked for of what `out` then holds."""
+    size = ["-n", str(n), "--questions", str(questions), "--subset", subset, "--seed", str(seed)]
+    asked = ["--model", model, "--tasks", task, "--policies", ";".join(specs)]
+    twotemp("eval", *asked, *size, *MANY_ROWS, *options, "--out", str(out))
+    return only((one for one in read([out], current_graders([task])) if one.task == task), specs, questions)
+
+
+def only(cells: Iterable[Graded], specs: Sequence[str], questions: int) -> list[Graded]:
+    """Cells of these policies, with the first so many questions: an earlier run in the same folder may have asked for
+    others, and for more."""
+    asked = {spell(parse(spec)) for spec in specs}
+    found = []
+    for one in cells:
+        if spell(one.policy) in asked:
+            problems = tasks.get(one.task).problems(subset=one.config.subset).problems[:questions]
+            place = {question: row for row, question in enumerate(one.questions)}
+            found.append(one.only([place[problem.id] for problem in problems if problem.id in place]))
+    return found
+
+
+def current_graders(names: Iterable[str]) -> dict[str, str]:
+    """Of each task: grades of older versions may lie beside those that were just given."""
+    found = {}
+    for name in names:
+        with closing(graders.get(tasks.get(name).grader)) as grader:
+            found[name] = grader.name
+    return found
 
 
 def side_by_side(commands: Iterable[Sequence[str]]) -> None:

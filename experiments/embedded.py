@@ -18,9 +18,10 @@ from typing import Any
 from safetensors import safe_open
 
 from experiments.blocks import listed, spelled, table, where
-from experiments.command import MANY_ROWS, twotemp
+from experiments.command import evaluated
 from twotemp import metrics
-from twotemp.analysis import Graded, read, shared, unique
+from twotemp.analysis import Graded, shared, unique
+from twotemp.analysis.compare import AT_EQUAL_SAMPLES
 from twotemp.evaluation.comparison import BLOCKS_PER_ANSWER, T_POS, block, policies
 from twotemp.metrics import Estimate
 from twotemp.models.load import locate
@@ -32,13 +33,6 @@ TASKS = tuple(T_POS)
 EASIER, EASIER_SAMPLES = ("countdown-3", "words-2", "programs-1"), 8
 LABELS = {"ar": "AR", "lc": "LC", "tlc": "**TLC**", "ct": "CT", "tct": "**TCT**"}
 SHOWN = (1, 4, 16, 64)
-# The paper's statements about k samples of one against k of another; k = 0: all of them.
-AT_K = (("lc", "tlc", 1), ("tlc", "lc", 0), ("tct", "ct", 0), ("tlc", "ar", 0))
-
-
-def asking(task: str) -> list[str]:
-    """How every policy is asked on a task."""
-    return ["--tasks", task, "--block", str(block(task)), *MANY_ROWS]
 
 
 def draw(
@@ -49,30 +43,32 @@ def draw(
     subset: str = "test",
     tasks: Sequence[str] = TASKS,
     model: str = MODEL,
-) -> None:
+) -> list[Graded]:
     """Samples of all policies; of TCT, whose samples are cheap, as many as half of AR's function evaluations buy."""
 
-    def evaluate(task: str, n: int, specs: Sequence[str]) -> None:
-        asked = [*asking(task), "--model", model, "--subset", subset, "--questions", str(questions)]
-        twotemp("eval", *asked, "-n", str(n), "--policies", ";".join(specs), "--out", str(out))
+    def evaluate(task: str, n: int, specs: Sequence[str]) -> list[Graded]:
+        asked = {"questions": questions, "subset": subset, "model": model}
+        return evaluated(out, task, specs, "--block", str(block(task)), n=n, **asked)
 
-    for task in EASIER:
-        evaluate(task, min(samples, EASIER_SAMPLES), ["lc"])
+    found = [one for task in EASIER for one in evaluate(task, min(samples, EASIER_SAMPLES), ["lc"])]
     for task in tasks:
-        evaluate(task, samples, list(policies(task).values()))
-        cost = {one.policy.name: one.cost() for one in read([out]) if one.task == task}
-        many = math.ceil(samples / 2 * cost["ar"] / cost["tct"])
-        if many > samples:
-            evaluate(task, many, [policies(task)["tct"]])
+        cells = {one.policy.name: one for one in evaluate(task, samples, list(policies(task).values()))}
+        many = samples
+        # Again, because what a sample costs on average is another number with more of them.
+        while (enough := math.ceil(samples / 2 * cells["ar"].cost() / cells["tct"].cost())) > many:
+            many = enough
+            (cells["tct"],) = evaluate(task, many, [policies(task)["tct"]])
+        found += cells.values()
+    return found
 
 
-def summary(out: Path, samples: int) -> dict[str, Any]:
+def summary(drawn: Sequence[Graded], samples: int) -> dict[str, Any]:
     """pass@k of every cell, and the paper's statements as paired differences, in points."""
-    cells = {(one.task, one.policy.name): one for one in read([out])}
+    cells = {(one.task, one.policy.name): one for one in drawn}
     tasks = [task for task in unique(task for task, _ in cells) if task not in EASIER]
     differences = []
     for task in tasks:
-        for first, second, k in AT_K:
+        for first, second, k in AT_EQUAL_SAMPLES:
             at = (k or samples) - 1
             a, b = pair(cells[task, first], cells[task, second])
             found = metrics.paired_bootstrap(a.passes[:, at], b.passes[:, at])
@@ -235,7 +231,7 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path("runs/embedded"))
     given = parser.parse_args()
     folder = given.out / given.subset.replace(":", "-")
-    draw(
+    drawn = draw(
         folder,
         questions=given.questions,
         samples=given.n,
@@ -243,5 +239,5 @@ if __name__ == "__main__":
         tasks=given.tasks.split(","),
         model=given.model,
     )
-    result = summary(folder, given.n)
+    result = summary(drawn, given.n)
     print(f"\n{passes(result, SHOWN)}\n\n{claims(result)}")

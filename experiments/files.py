@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.blocks import table
-from experiments.command import twotemp
+from experiments.command import current_graders, only, twotemp
 from experiments.embedded import SHOWN, cell
 from twotemp.analysis import read, unique
 from twotemp.analysis.names import model_name
@@ -20,8 +20,9 @@ def run(name: str, out: Path, questions: int, samples: int) -> dict[str, Any]:
     path = HERE / f"{name}.yaml"
     size = ["-n", str(samples), "--questions", str(questions)]
     twotemp("run", str(path), *size, "--out", str(out))
-    runs = [out / model_name(model) for model in experiments.read(path).models]
-    return {"cells": [cell(one) for one in read(runs)]}
+    asked = experiments.read(path)
+    cells = read([out / model_name(model) for model in asked.models], current_graders(asked.tasks))
+    return {"cells": [cell(one) for one in only(cells, asked.policies, questions)]}
 
 
 def shown(found: dict[str, Any]) -> str:

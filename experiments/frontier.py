@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from experiments.blocks import signed, spelled, table
-from experiments.command import MANY_ROWS, twotemp
+from experiments.command import evaluated
 from experiments.embedded import SHOWN, points
-from twotemp import metrics, tasks
-from twotemp.analysis import Graded, read, unique
+from twotemp import metrics
+from twotemp.analysis import Graded, unique
 from twotemp.policies import spell
 from twotemp.tuning import Outcome, apart, expand, promises
 
@@ -84,17 +84,15 @@ def tuned(out: Path, task: str) -> dict[str, str]:
     neighbours. They are kept with the grid of `experiments.tuning`, which has many of them."""
     grid, questions = out.parent / "tuning" / f"{task}-grid", TASKS[task][1]
     candidates = {name: expand([spec]) for name, spec in METHODS.items()}
-    asked = ["--task", task, "--subset", "validation", "--questions", str(questions), "-n", str(GOAL)]
     specs = unique(spell(one) for some in candidates.values() for one in some)
-    twotemp("eval", *asked, *MANY_ROWS, "--policies", ";".join(specs), "--out", str(grid))
-    cells = {spell(one.policy): one for one in read([grid])}
-    ids = [problem.id for problem in tasks.get(task).problems(subset="validation").problems[:questions]]
+    found_on_grid = evaluated(grid, task, specs, n=GOAL, questions=questions, subset="validation")
+    cells = {spell(one.policy): one for one in found_on_grid}
     found = {}
     for name, some in candidates.items():
         outcomes = {}
         for one in some:
             cell = cells[spell(one)]
-            passes = cell.passes[[list(cell.questions).index(question) for question in ids]]
+            passes = cell.passes
             outcomes[one] = Outcome(passes[:, GOAL - 1], GOAL * cell.cost(), 0.0, passes[:, GOAL // 2 - 1])
         hopes = promises(outcomes, apart)
         found[name] = spell(max(some, key=lambda one: hopes[one]))
@@ -128,10 +126,8 @@ def draw(
     cells: list[Graded] = []
     for seed in range(seeds):
         folder = out / subset.replace(":", "-") / f"{task}-{seed}"
-        asked = ["--task", task, "--subset", subset, "--questions", str(questions), "--seed", str(seed)]
-        size = ["-n", str(samples), "--out", str(folder)]
-        twotemp("eval", *asked, *MANY_ROWS, "--policies", ";".join(unique(specs.values())), *size)
-        cells += read([folder])
+        size = {"n": samples, "questions": questions, "subset": subset, "seed": seed}
+        cells += evaluated(folder, task, unique(specs.values()), **size)
     return {
         name: Measured([one for one in cells if spell(one.policy) == spec]) for name, spec in specs.items()
     }
@@ -270,6 +266,8 @@ def statements(found: dict[str, Any]) -> str:
 
 
 def difference(one: dict[str, Any]) -> str:
+    if one["mean"] is None:  # a budget that buys more samples than were drawn
+        return "–"
     if one["low"] is None:
         return signed(one["mean"])
     return f"**{spelled(one)}**" if one["low"] > 0 or one["high"] < 0 else spelled(one)

@@ -8,8 +8,8 @@
 
 Nothing is trained but the GRPO runs that are themselves an experiment. A part draws what is missing under runs/paper
 (stopped, it continues), keeps what was found in experiments/results/PART.json, and its blocks in the documents are
-written from there. A result knows the weights it was measured with, and its blocks say so when they are not the
-shipped ones any more.
+written from there. A result knows the weights and the settings it was measured with, and its blocks say so when
+they are not the present ones any more.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from experiments import (
     blocks,
@@ -37,10 +39,12 @@ from experiments import (
     tuning,
     verifier,
 )
-from experiments.command import twotemp
+from experiments.command import evaluated
 from twotemp import __version__
-from twotemp.analysis import read
-from twotemp.evaluation.comparison import policies
+from twotemp.analysis import Graded
+from twotemp.errors import UserError
+from twotemp.evaluation.comparison import BLOCKS_PER_ANSWER, block, policies
+from twotemp.folders import write_text
 from twotemp.models.load import locate
 from twotemp.report import write
 
@@ -51,16 +55,15 @@ DOCUMENTS = (
     "recipes/README.md",
     *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")),
 )
-CHOOSERS = ("ar", "ct", "tct")
 
 
 @dataclass(frozen=True)
 class Asked:
     """Where a part draws, and how much."""
 
-    runs: Path  # of these weights, for all parts: some read what others drew
+    runs: Path
     questions: int
-    samples: int
+    samples: int  # per question; of a part without such a number, 0
 
 
 @dataclass(frozen=True)
@@ -69,38 +72,41 @@ class Part:
     minutes: int  # on two idle cores, roughly
     run: Callable[[Asked], dict[str, Any]]
     blocks: Mapping[str, Callable[[dict[str, Any]], str]]
+    settings: Any = None  # JSON: what else decides the result and may change
     questions: int = 500
-    samples: int = 64
+    samples: int | None = 64  # per question; None: the part has numbers of its own
     models: Sequence[str] = ("tiny",)
     figures: Mapping[str, str] = field(default_factory=dict)  # file under runs -> file in docs/figures
-    needs: Sequence[str] = ()  # parts whose samples it reads
+
+
+def drawn(asked: Asked, part: str = "claims", subset: str = "test") -> list[Graded]:
+    """The samples of the claims. Who reads them later asks in the same way: what is missing is drawn."""
+    size = {"questions": asked.questions, "samples": asked.samples}
+    return embedded.draw(asked.runs / part, subset=subset, **size)
 
 
 def claims(asked: Asked) -> dict[str, Any]:
-    out = asked.runs / "claims"
-    embedded.draw(out, questions=asked.questions, samples=asked.samples)
-    found = embedded.summary(out, asked.samples)
-    write([one for one in read([out]) if one.task in embedded.TASKS], out / "report")
-    return found
+    cells = drawn(asked)
+    write([one for one in cells if one.task in embedded.TASKS], asked.runs / "claims" / "report")
+    return embedded.summary(cells, asked.samples)
 
 
 def again(asked: Asked) -> dict[str, Any]:
-    out = asked.runs / "again"
-    embedded.draw(out, questions=asked.questions, samples=asked.samples, subset="test:7")
-    return embedded.summary(out, asked.samples)
+    return embedded.summary(drawn(asked, "again", "test:7"), asked.samples)
 
 
 def selection(asked: Asked) -> dict[str, Any]:
-    return verifier.summary(asked.runs / "claims", verifier.TRAINED, CHOOSERS, asked.samples)
+    report = asked.runs / "claims" / "selection"
+    return verifier.summary(drawn(asked), verifier.TRAINED, asked.samples, report)
 
 
 def judges(asked: Asked) -> dict[str, Any]:
-    out = asked.runs / "verifier"
-    size = ["--questions", str(asked.questions), "-n", str(asked.samples), "--trace"]
+    out, cells = asked.runs / "verifier", []
+    size = {"n": asked.samples, "questions": asked.questions}
     for task in embedded.TASKS:
-        specs = ";".join(policies(task)[name] for name in CHOOSERS)
-        twotemp("eval", *embedded.asking(task), "--policies", specs, *size, "--out", str(out))
-    return verifier.summary(out, verifier.ALL, CHOOSERS, asked.samples)
+        specs = [policies(task)[name] for name in verifier.CHOOSERS]
+        cells += evaluated(out, task, specs, "--block", str(block(task)), "--trace", **size)
+    return verifier.summary(cells, verifier.ALL, asked.samples, out / "selection")
 
 
 def of_file(
@@ -111,17 +117,25 @@ def of_file(
         minutes,
         lambda asked: files.run(name, asked.runs / name, asked.questions, asked.samples),
         {name: files.shown},
+        yaml.safe_load((files.HERE / f"{name}.yaml").read_text("utf-8")),
         questions=questions,
         models=models,
     )
 
 
+CLAIMS = {
+    "policies": {task: policies(task) for task in embedded.TASKS},
+    "blocks": BLOCKS_PER_ANSWER,
+    "easier": [embedded.EASIER, embedded.EASIER_SAMPLES],
+}
+GRPO = grpo.Size(seconds=180, nfe=250_000, seeds=3, held_out=500)
 PARTS: dict[str, Part] = {
     "training": Part(
         "what made the shipped weights, from their logs",
         0,
         lambda asked: training.summary(ROOT / "recipes"),
         {"training": training.shown},
+        samples=None,
         models=("tiny", "tiny-ar"),
     ),
     "theory": Part(
@@ -129,6 +143,7 @@ PARTS: dict[str, Part] = {
         1,
         lambda asked: theory.measure(),
         {"planted": theory.of_the_fork, "sweep": theory.sweep, "monotonicity": theory.monotonicity},
+        samples=None,
         models=(),
     ),
     "likelihoods": Part(
@@ -139,6 +154,7 @@ PARTS: dict[str, Part] = {
             "likelihoods": likelihood_estimators.of_strings,
             "trajectories": likelihood_estimators.of_trajectories,
         },
+        samples=None,
         models=(),
     ),
     "claims": Part(
@@ -146,6 +162,7 @@ PARTS: dict[str, Part] = {
         100,
         claims,
         {"measured": embedded.measured, "claims": embedded.claims},
+        CLAIMS,
         figures={f"claims/report/{name}.png": f"{name}.png" for name in ("pass_at_k", "pass_at_nfe")},
     ),
     "again": Part(
@@ -153,24 +170,26 @@ PARTS: dict[str, Part] = {
         100,
         again,
         {"measured-again": embedded.measured, "again": embedded.claims},
+        CLAIMS,
     ),
     "selection": Part(
         "one answer from many, on the samples of `claims`",
         25,
         selection,
         {"selection": verifier.chosen, "selection-findings": verifier.findings},
+        {**CLAIMS, "selectors": verifier.TRAINED},
         models=("tiny", "verifier"),
         figures={
             "claims/selection/best-words-3.png": "selection-best.png",
             "claims/selection/entropy.png": "selection-entropy.png",
         },
-        needs=("claims",),
     ),
     "verifier": Part(
         "the verifier against what needs no training",
         10,
         judges,
         {"verifier": verifier.told_apart, "verifier-best": verifier.chosen},
+        {**CLAIMS, "selectors": verifier.ALL},
         questions=100,
         models=("tiny", "verifier"),
     ),
@@ -180,6 +199,7 @@ PARTS: dict[str, Part] = {
         lambda asked: study.run(asked.runs / "forks", asked.questions),
         {"forks": study.shown},
         questions=100,
+        samples=None,
     ),
     "models": of_file("models", 8, "tiny and tiny-ar: amounts of diffusion training", ("tiny", "tiny-ar")),
     "t_pos": of_file("t_pos", 12, "position temperatures"),
@@ -193,6 +213,7 @@ PARTS: dict[str, Part] = {
             "frontier-statements": frontier.statements,
             "frontier-ahead": frontier.ahead,
         },
+        [frontier.TASKS, frontier.METHODS, frontier.GOAL],
         questions=frontier.QUESTIONS,
     ),
     "tuning": Part(
@@ -200,14 +221,26 @@ PARTS: dict[str, Part] = {
         40,
         lambda asked: tuning.run(asked.runs / "tuning", tuning.TASKS, 3, 100, asked.questions),
         {"tuning": tuning.shown},
+        [
+            tuning.TASKS,
+            tuning.POLICIES,
+            tuning.K,
+            tuning.SHARE,
+            tuning.RIVALS,
+            tuning.TESTED,
+            tuning.TEST_SEED,
+        ],
         questions=300,
-        samples=tuning.K,
+        samples=None,
     ),
     "grpo": Part(
         "GRPO on equal terms; its time is the experiment: run it on an idle machine",
         60,
-        lambda asked: grpo.run(asked.runs / "grpo", grpo.Size(180, 250_000, 3, asked.questions)),
+        lambda asked: grpo.run(asked.runs / "grpo", replace(GRPO, held_out=asked.questions)),
         {"grpo": grpo.shown, "grpo-short": grpo.short},
+        [grpo.TASK, grpo.ROLLOUTS, grpo.LIKELIHOODS, asdict(GRPO)],
+        questions=GRPO.held_out,
+        samples=None,
         figures={"grpo/report/grpo.png": "grpo.png"},
     ),
 }
@@ -217,13 +250,14 @@ BLOCKS = {name: (part, make) for part, one in PARTS.items() for name, make in on
 # --- stored results -------------------------------------------------------------------------------------------
 
 
-def weights(part: Part) -> dict[str, str]:
-    """Of every model of a part, a digest of its weights."""
-    found = {}
-    for name in part.models:
-        file = locate(name, embedded=(name,)) / "model.safetensors"
-        found[name] = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
-    return found
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def inputs(part: Part) -> dict[str, Any]:
+    """What a result depends on beside its size: the weights of its models, and its settings."""
+    models = {name: digest(locate(name, embedded=(name,)) / "model.safetensors") for name in part.models}
+    return {"weights": models, "settings": json.loads(json.dumps(part.settings))}
 
 
 def stored(name: str) -> dict[str, Any] | None:
@@ -232,18 +266,15 @@ def stored(name: str) -> dict[str, Any] | None:
 
 
 def current(name: str, questions: int, samples: int) -> bool:
-    """Was it measured in this size, with the weights that are shipped?"""
+    """Was it measured in this size, with the weights that are shipped and the settings that are written here?"""
     result = stored(name)
-    same = {"questions": questions, "samples": samples, "weights": weights(PARTS[name])}
+    same = {"questions": questions, "samples": samples, **inputs(PARTS[name])}
     return result is not None and all(result[key] == value for key, value in same.items())
 
 
 def perform(name: str, asked: Asked) -> None:
     """Run a part and keep what it found."""
     part = PARTS[name]
-    for needed in part.needs:
-        if not current(needed, asked.questions, asked.samples):
-            sys.exit(f"{name} reads the samples of {needed}; run that first, in the same size")
     found = part.run(asked)
     drawn = {}
     for source, target in part.figures.items():
@@ -252,18 +283,14 @@ def perform(name: str, asked: Asked) -> None:
         drawn[target] = digest(path)
     result = {
         "version": __version__,
-        "weights": weights(part),
+        **inputs(part),
         "questions": asked.questions,
         "samples": asked.samples,
         "figures": drawn,
         "found": found,
     }
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    write_text(RESULTS / f"{name}.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 
 
 # --- documents ------------------------------------------------------------------------------------------------
@@ -278,8 +305,9 @@ def text_of(block: str) -> str:
     if result is None:
         return f'*Not measured with these models yet: `make paper PARTS="{part}"`.*'
     text = make(result["found"])
-    if result["weights"] != weights(PARTS[part]):
-        text += "\n\n*Measured with other weights than the ones that are shipped now.*"
+    for what, now in inputs(PARTS[part]).items():
+        if result[what] != now:
+            text += f"\n\n*Measured with other {what} than the present ones.*"
     return text
 
 
@@ -313,8 +341,8 @@ def main() -> None:
     if unknown := set(chosen) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     sizes = {
-        name: (given.questions or PARTS[name].questions, given.samples or PARTS[name].samples)
-        for name in chosen
+        name: (given.questions or part.questions, (given.samples or part.samples) if part.samples else 0)
+        for name, part in ((name, PARTS[name]) for name in chosen)
     }
     if given.list:
         for name in chosen:
@@ -330,7 +358,12 @@ def main() -> None:
     for name in chosen if not given.blocks else ():
         if not current(name, *sizes[name]):
             print(f"--- {name}: {PARTS[name].about}", flush=True)
-            perform(name, Asked(given.runs / weights(PARTS["claims"])["tiny"], *sizes[name]))
+            # By the weights, for all parts together: some read what others drew.
+            folder = given.runs / inputs(PARTS["claims"])["weights"]["tiny"]
+            try:
+                perform(name, Asked(folder, *sizes[name]))
+            except UserError as error:
+                sys.exit(f"{name}: {error}")
             write_documents()
     write_documents()
 

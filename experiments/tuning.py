@@ -17,10 +17,10 @@ from typing import Any
 import yaml
 
 from experiments.blocks import listed, signed, spelled, table
-from experiments.command import MANY_ROWS, twotemp
+from experiments.command import MANY_ROWS, evaluated, twotemp
 from experiments.embedded import pair, points
 from twotemp import metrics
-from twotemp.analysis import Graded, read, unique
+from twotemp.analysis import unique
 from twotemp.policies import spell
 from twotemp.tuning import expand
 
@@ -36,13 +36,6 @@ TEST_SEED = 100  # none that a race or the grid was run with
 def study(out: Path, task: str, seeds: int, validation: int, test: int) -> list[dict[str, Any]]:
     """Races against one grid, and what became of all of them on test problems."""
 
-    def evaluate(
-        folder: Path, specs: Sequence[str], questions: int, subset: str, n: int, seed: int
-    ) -> list[Graded]:
-        asked = ["--task", task, "--subset", subset, "--questions", str(questions), "--seed", str(seed)]
-        twotemp("eval", *asked, *MANY_ROWS, "--policies", ";".join(specs), "-n", str(n), "--out", str(folder))
-        return read([folder])
-
     def race(folder: Path, seed: int) -> dict[str, Any]:
         asked = ["--task", task, "--policies", ",".join(POLICIES), "--at", f"pass@{K}", "--seed", str(seed)]
         limits = ["--budget", str(SHARE * everything), "--questions", str(validation)]
@@ -51,14 +44,18 @@ def study(out: Path, task: str, seeds: int, validation: int, test: int) -> list[
         return found
 
     grid = out / f"{task}-grid"
-    cells = evaluate(grid, [spell(one) for one in expand(POLICIES)], validation, "validation", K, seed=0)
+    candidates = [spell(one) for one in expand(POLICIES)]
+    cells = evaluated(grid, task, candidates, n=K, questions=validation, subset="validation")
     everything = sum(one.cost() * K * len(one.questions) for one in cells)
     # With seed 0 the grid has drawn what the race asks for.
     races = [race(grid if seed == 0 else out / f"{task}-{seed}", seed) for seed in range(seeds)]
     winners = [one["policies"][0] for one in races]
     ranked = sorted(cells, key=lambda one: -one.passes[:, K - 1].mean())
     rivals = [spell(one.policy) for one in ranked[:RIVALS]]
-    tested = evaluate(out / f"{task}-test", sorted({*winners, *rivals}), test, "test", TESTED, TEST_SEED)
+    met_on_test = out / f"{task}-test"
+    tested = evaluated(
+        met_on_test, task, sorted({*winners, *rivals}), n=TESTED, questions=test, seed=TEST_SEED
+    )
     met = {spell(one.policy): one for one in tested}
     best = max(rivals, key=lambda spec: met[spec].passes[:, K - 1].mean())
     found = []

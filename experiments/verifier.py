@@ -22,6 +22,7 @@ from twotemp.analysis import Ballot, Choice, Graded, read, selection_findings, u
 from twotemp.report import write_selection
 from twotemp.selection import count
 
+CHOOSERS = ("ar", "ct", "tct")
 TRAINED = ("majority", "orm", "weighted", "oracle")  # what needs the verifier alone
 ALL = ("majority", "orm", "weighted", "confidence", "pll", "oracle")
 JUDGES: dict[str, Callable[[Ballot], np.ndarray]] = {
@@ -37,10 +38,8 @@ FIGURES = (
 NAMES = {"pll": "pseudo-log-likelihood", "majority": "agreement"}
 
 
-def scored(run: Path, policies: Sequence[str], *, traced: bool) -> list[Graded]:
-    """The cells of these policies on the tasks of the claims, with rewards; where they were traced, with confidences
-    and likelihoods."""
-    cells = [one for one in read([run]) if one.policy.name in policies and one.task in TASKS]
+def scored(cells: Sequence[Graded], *, traced: bool) -> list[Graded]:
+    """The same with rewards; where they were traced, with confidences and likelihoods."""
     return count(
         cells,
         reward_model=rewards.load("verifier", batch_size=256),
@@ -75,11 +74,13 @@ def best(cells: Sequence[Graded], selectors: Sequence[str], k: int) -> list[dict
     return found
 
 
-def summary(run: Path, selectors: Sequence[str], policies: Sequence[str], samples: int) -> dict[str, Any]:
-    cells = scored(run, policies, traced="pll" in selectors)
+def summary(drawn: Sequence[Graded], selectors: Sequence[str], samples: int, report: Path) -> dict[str, Any]:
+    """Of the policies that are compared here; the pages go to `report`."""
+    cells = [one for one in drawn if one.policy.name in CHOOSERS and one.task in TASKS]
+    cells = scored(cells, traced="pll" in selectors)
     grid = tuple(1 << power for power in range(samples.bit_length()))
     choices = [Choice(one, name, grid) for one in cells for name in selectors]
-    write_selection(choices, run / "selection")
+    write_selection(choices, report)
     return {
         "questions": min(len(one.questions) for one in cells),
         "samples": samples,
@@ -135,10 +136,8 @@ def chosen(found: dict[str, Any]) -> str:
             ]
             lines.append([task if selector == rows[0]["selector"] else "", selector, *cells])
     heads = ["task", "chosen by", *(LABELS[name] for name in names)]
-    return (
-        f"{found['questions']} test questions per task, {found['samples']} samples each: Best@{k} in %, in brackets "
-        f"the difference to the majority.\n\n{table(heads, lines, len(names))}"
-    )
+    size = f"{found['questions']} test questions per task: Best@{k} in %, in brackets the difference to the majority."
+    return f"{size}\n\n{table(heads, lines, len(names))}"
 
 
 def findings(found: dict[str, Any]) -> str:
@@ -149,5 +148,6 @@ def findings(found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    result = summary(Path(sys.argv[1]), ALL, ("ar", "ct", "tct"), 64)
+    run = Path(sys.argv[1])
+    result = summary(read([run]), ALL, 64, run / "selection")
     print(f"{told_apart(result)}\n\n{chosen(result)}\n\n{findings(result)}")

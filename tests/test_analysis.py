@@ -27,6 +27,7 @@ from twotemp.analysis.names import model_name, signed
 from twotemp.cli import app
 from twotemp.errors import UserError
 from twotemp.policies import parse
+from twotemp.records import Grade
 from twotemp.report import figures
 from twotemp.store import Store
 
@@ -169,6 +170,25 @@ def test_the_report_of_a_damaged_run_names_the_damage_and_the_exit_code_says_it(
     assert "incomplete:" in done.stderr
     page = (run / "report" / "report.md").read_text()
     assert page.index("countdown-3@tlc has no samples") < page.index("## pass@k")
+
+
+def test_grades_of_two_versions_are_chosen_task_by_task(tmp_path, monkeypatch):
+    """After an update of a grader: a name that fits one task must not be asked of the others."""
+    monkeypatch.setattr(figures, "available", lambda: False)
+    run = a_run(tmp_path / "run")
+    cell = store_cell(Store.open(run), "lc", ALL, task="words-2")
+    with cell.writer() as writer:
+        writer.grades("countdown 2", [(key, Grade("failed")) for key in cell.grades("countdown 1")])
+    for command in (["report", str(run)], ["select", str(run), "--by", "oracle"]):
+        asked = CliRunner().invoke(app, command)
+        assert isinstance(asked.exception, UserError)
+        assert "--grader words-2=NAME" in str(asked.exception)
+    named = CliRunner().invoke(app, ["report", str(run), "--grader", "words-2=countdown 2", "-k", "1"])
+    assert named.exit_code == 0, named.output
+    assert (
+        "words-2: 2 questions, length 12, block default, grader countdown 2."
+        in (run / "report" / "report.md").read_text()
+    )
 
 
 # --- what is compared -----------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from benchmarks.scheduling import static
 from twotemp.engine import run
 from twotemp.policies import policy
 
+ROOT = Path(__file__).resolve().parents[1]
 SMALL = Proxy("small", width=64, layers=1, vocabulary=96)
 
 
@@ -27,6 +30,15 @@ def model():
 @pytest.fixture(scope="module")
 def wanted(model):
     return requests(prompts(model, 2, 5), POLICIES["LC, K = 1"], 6, 3)
+
+
+def test_the_command_knows_its_parts():
+    """Every module of a part can be imported."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--only", "none"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 2
+    assert "no part none; there are bare, peers, caches" in done.stderr
 
 
 class Noted:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
+from typing import Any
 
 import numpy as np
 import pytest
 
 from experiments import blocks, command, embedded, frontier, paper, verifier
 from tests.graded_cells import graded
+from twotemp import tasks
 from twotemp.evaluation import comparison
+from twotemp.policies import parse
 
 PAIR = {"mean": 4.04, "low": -2.0, "high": 10.0}
 
@@ -68,22 +71,22 @@ def one_result(monkeypatch, tmp_path):
     monkeypatch.setattr(paper, "RESULTS", tmp_path)
     monkeypatch.setattr(paper, "DOCUMENTS", ("page.md",))
 
-    def write(weights: dict[str, str], **rates: float) -> None:
+    def write(inputs: dict[str, Any], **rates: float) -> None:
         differences = [
             {"task": "countdown-4", "first": first, "second": second, "k": k or 64, **PAIR}
-            for first, second, k in embedded.AT_K
+            for first, second, k in embedded.AT_EQUAL_SAMPLES
         ]
         easier = {"countdown-3": {"mean": 80.0, "low": 78.0, "high": 82.0}}
         found = {"cells": cells(**rates), "easier": easier, "differences": differences}
         found |= {"parameters": 835_968, "blocks": 2}
-        result = {"weights": weights, "questions": 500, "samples": 64, "figures": {}, "found": found}
+        result = {**inputs, "questions": 500, "samples": 64, "figures": {}, "found": found}
         (tmp_path / "claims.json").write_text(json.dumps(result))
 
     return write
 
 
 def test_a_document_differs_when_the_result_or_the_weights_change(one_result, tmp_path):
-    page, shipped = tmp_path / "page.md", paper.weights(paper.PARTS["claims"])
+    page, shipped = tmp_path / "page.md", paper.inputs(paper.PARTS["claims"])
     paper.write_documents()
     assert 'Not measured with these models yet: `make paper PARTS="claims"`' in page.read_text()
     one_result(shipped, ar=40.0, lc=55.7, tlc=47.4, ct=44.7, tct=37.8)
@@ -95,15 +98,16 @@ def test_a_document_differs_when_the_result_or_the_weights_change(one_result, tm
     tlc, tct = comparison.T_POS["countdown-4"]
     assert f"2 blocks per answer, T_token = 0.8, K = 1, λ = {comparison.THRESHOLD}; T_pos" in page.read_text()
     assert f"{tlc} and {tct} (countdown-4)" in page.read_text()
-    assert "other weights" not in page.read_text()
+    assert "Measured with other" not in page.read_text()
     assert paper.current("claims", 500, 64)
     assert not paper.current("claims", 100, 64)
     one_result(shipped, ar=40.0, lc=55.8, tlc=47.4, ct=44.7, tct=37.8)
     assert paper.differing()
-    one_result({"tiny": "others"}, ar=40.0, lc=55.7, tlc=47.4, ct=44.7, tct=37.8)
-    paper.write_documents()
-    assert "other weights" in page.read_text()
-    assert not paper.current("claims", 500, 64)
+    for what in ("weights", "settings"):
+        one_result({**shipped, what: "others"}, ar=40.0, lc=55.7, tlc=47.4, ct=44.7, tct=37.8)
+        paper.write_documents()
+        assert f"Measured with other {what} than the present ones" in page.read_text()
+        assert not paper.current("claims", 500, 64)
 
 
 def test_numbers_and_verdicts_are_spelled_from_the_intervals():
@@ -145,12 +149,38 @@ def test_the_claims_are_drawn_summed_up_and_reported(monkeypatch, tmp_path):
     """What is drawn of the easier levels is for one sentence, not for the figures."""
     written = []
     hard, easy = (graded("lc", [1], task=task) for task in (embedded.TASKS[0], embedded.EASIER[0]))
-    monkeypatch.setattr(embedded, "draw", lambda out, **size: None)
-    monkeypatch.setattr(embedded, "summary", lambda out, samples: {"samples": samples})
-    monkeypatch.setattr(paper, "read", lambda runs: [easy, hard] if runs == [tmp_path / "claims"] else [])
+    monkeypatch.setattr(embedded, "draw", lambda out, **size: [easy, hard])
+    monkeypatch.setattr(embedded, "summary", lambda cells, samples: {"cells": cells, "samples": samples})
     monkeypatch.setattr(paper, "write", lambda cells, folder: written.append((cells, folder)))
-    assert paper.claims(paper.Asked(tmp_path, 1, 1)) == {"samples": 1}
+    assert paper.claims(paper.Asked(tmp_path, 1, 1)) == {"cells": [easy, hard], "samples": 1}
     assert written == [([hard], tmp_path / "claims" / "report")]
+
+
+def test_of_a_folder_only_what_was_asked_for_is_read():
+    """It may hold the cells of earlier settings, and more questions."""
+    ids = [problem.id for problem in tasks.get("countdown-3").problems().problems[:5]]
+    before, now = (
+        graded(f"tct:t_pos={t_pos}", [8, 8, 8, 0, 0], questions=ids[::-1]) for t_pos in (0.15, 0.3)
+    )
+    (found,) = command.only([before, now], ["tct:t_pos=0.3"], 2)
+    assert (found.policy, found.questions) == (now.policy, tuple(ids[:2]))
+    assert found.passes[:, 0].tolist() == [0.0, 0.0]
+
+
+def test_tct_is_drawn_until_it_has_half_of_what_ar_spends(monkeypatch, tmp_path):
+    """Also where more samples turn out to be cheaper than the first."""
+    asked = []
+
+    def evaluated(out, task, specs, *options, n, **size):
+        asked.append((task, n))
+        costs = {"ar": 20, "tct": 9 if n == 4 else 7}
+        return [graded(spec, [1], n=n, task=task, cost=costs.get(parse(spec).name)) for spec in specs]
+
+    monkeypatch.setattr(embedded, "evaluated", evaluated)
+    cells = embedded.draw(tmp_path, questions=1, samples=4, tasks=["countdown-4"])
+    assert [n for task, n in asked if task == "countdown-4"] == [4, 5, 6]
+    found = {one.policy.name: one for one in cells if one.task == "countdown-4"}
+    assert (list(found), found["tct"].samples) == (["ar", "lc", "tlc", "ct", "tct"], 6)
 
 
 def test_a_method_that_buys_nothing_has_no_rate_and_one_that_solves_nothing_has_one():

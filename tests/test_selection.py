@@ -27,6 +27,7 @@ from twotemp.metrics import NO_ANSWER
 from twotemp.policies import parse
 from twotemp.records import Grade, Sample, Trace
 from twotemp.report import best_figures, figures, write_selection
+from twotemp.rewards.likelihood import VERSION
 from twotemp.selection import count, scored_by
 from twotemp.store import Config, Key, Store
 
@@ -364,7 +365,7 @@ def test_choosing_by_likelihood_asks_the_model_that_drew_as_it_was_asked_and_is_
     model = load("tiny")
     for cell in Store.open(run).cells():
         (name,) = cell.scorers()
-        assert name == f"pll:tiny {model.fingerprint[:8]}"
+        assert name == f"pll:tiny {VERSION} {model.fingerprint[:8]}"
         for sample in cell.samples():
             row = torch.tensor([*sample.prompt, *sample.tokens])
             ends = [k for k in range(len(sample.prompt), len(row)) if row[k] in model.eos_ids]

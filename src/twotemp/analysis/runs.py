@@ -132,7 +132,8 @@ def grader_of(cell: Cell, wanted: str | None = None) -> str | None:
         fitting = there
     if len(fitting) != 1:
         raise UserError(
-            f"{cell.path} was graded by {', '.join(map(repr, there))}; say which grades to report with --grader"
+            f"{cell.path} was graded by {', '.join(map(repr, there))}; say which grades to report with "
+            f"--grader {cell.config.task}=NAME"
         )
     return fitting[0]
 

@@ -13,7 +13,6 @@ from twotemp.cli.workers import WorkerOptions
 # about four minutes on two cores.
 QUESTIONS = {"countdown-4": 60, "words-3": 10, "programs-2": 40}
 SAMPLES = 64
-ROWS = 512  # in a batch: most of them are in a state that others are in, too, which is computed once
 
 
 def demo(
@@ -34,7 +33,9 @@ def demo(
     plans = [comparison.plan(task, questions=count, n=SAMPLES) for task, count in QUESTIONS.items()]
     total = SAMPLES * sum(len(plan.policies) * count for plan, count in zip(plans, QUESTIONS.values()))
     say(f"{total:,} samples of the embedded model, kept in {out / 'run'}")
+    judges: dict[str, str] = {}
     for plan, (task, count) in zip(plans, QUESTIONS.items()):
         say(f"{task}: {count} questions, {SAMPLES} samples each by {len(plan.policies)} policies")
-        run_plan(plan, out / "run", "tiny", LoadingOptions(), working, batch_size=ROWS)
-    write_report([out / "run"], out)
+        rows = comparison.ROWS
+        judges |= run_plan(plan, out / "run", "tiny", LoadingOptions(), working, batch_size=rows)
+    write_report([out / "run"], out, grader=judges)

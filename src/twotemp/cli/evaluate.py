@@ -181,11 +181,12 @@ def run(
     chosen = replace(chosen, n=n or chosen.n, questions=questions or chosen.questions)
     plan = replace(chosen.plan(asked.choices(chosen.tasks)), chat=asked.chat)
     folder = out or Path("runs") / experiment.stem
-    runs = []
+    runs: list[Path] = []
+    judges: dict[str, str] = {}
     for one in model or chosen.models:
         runs.append(folder / model_name(one))
-        run_plan(plan, runs[-1], one, loading, working, batch_size=batch_size, profile=profile)
-    write_report(runs, folder / "report")
+        judges |= run_plan(plan, runs[-1], one, loading, working, batch_size=batch_size, profile=profile)
+    write_report(runs, folder / "report", grader=judges)
 
 
 def run_plan(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from twotemp.cli.options import per_task
 from twotemp.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,11 +20,29 @@ if TYPE_CHECKING:
 INCOMPLETE = 3  # exit code: the report is written, and the run it is of is not whole
 
 
+Judges = Annotated[
+    list[str] | None,
+    typer.Option(help="Whose grades, where there are several; TASK=NAME: of that task. May be repeated."),
+]
+
+
+def judges_of(runs: Sequence[Path], said: Sequence[str] | None) -> Mapping[str, str]:
+    """`--grader`, by task."""
+    from twotemp.analysis import unique
+    from twotemp.store import Store
+
+    if not said:
+        return {}
+    return per_task(
+        "--grader", said, unique(cell.config.task for run in runs for cell in Store.open(run).cells())
+    )
+
+
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders named by --out; several are compared.")],
     out: Annotated[Path | None, typer.Option(help="Where to write (default: RUN/report).")] = None,
     k: Annotated[str | None, typer.Option("-k", help="Columns, e.g. 1,8,64 (default: 1, 2, 4, …).")] = None,
-    grader: Annotated[str | None, typer.Option(help="Whose grades, where there are several.")] = None,
+    grader: Judges = None,
 ) -> None:
     """Write tables (Markdown, CSV, LaTeX) and the paper's figures, as far as the runs have data for them.
 
@@ -38,7 +57,7 @@ def report(
     folder = out or runs[0] / "report"
     if {expect(run, "evaluation", "grpo") for run in runs} == {"grpo"}:
         _training_report(runs, folder)
-    elif not write_report(runs, folder, ks, grader):
+    elif not write_report(runs, folder, ks, judges_of(runs, grader)):
         raise typer.Exit(INCOMPLETE)
 
 
@@ -54,7 +73,10 @@ def export(
 
 
 def write_report(
-    runs: Sequence[Path], folder: Path, ks: Sequence[int] | None = None, grader: str | None = None
+    runs: Sequence[Path],
+    folder: Path,
+    ks: Sequence[int] | None = None,
+    grader: str | Mapping[str, str] | None = None,
 ) -> bool:
     """Write the report; the table, the findings and the names of the files go to the terminal. False: incomplete."""
     from twotemp.analysis import every_choice, survey

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from twotemp.cli.options import Altered, DataFiles, task_files
-from twotemp.cli.report import INCOMPLETE, show_blocks, show_gaps, show_page
+from twotemp.cli.report import INCOMPLETE, Judges, judges_of, show_blocks, show_gaps, show_page
 from twotemp.errors import UserError
 from twotemp.plain import json_text
 
@@ -33,7 +33,7 @@ def select(
         typer.Option(help="Text the reward model expects before the question (AceMath's is known)."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write (default: RUN/selection).")] = None,
-    grader: Annotated[str | None, typer.Option(help="Whose grades, where there are several.")] = None,
+    grader: Judges = None,
     data: DataFiles = None,
     altered: Altered = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Answers scored together.")] = 32,
@@ -63,7 +63,7 @@ def select(
         raise UserError(
             f"--by {by} asks no reward model: add orm or weighted, or leave --rm and --rm-system out"
         )
-    surveyed = survey([run], grader)
+    surveyed = survey([run], judges_of([run], grader))
     files = task_files(data, [one.task for one in surveyed.cells])
     model = itself = None
     if needs & {"rewards", "likelihoods"}:

@@ -33,6 +33,8 @@ class View(NamedTuple):
 
 Views = Callable[[Canvas], list[View]]
 
+VERSION = "1"  # raised whenever the same weights score an answer otherwise: scores are kept by name
+
 # Log-odds for a nat of likelihood. Masked together, tokens that hang together are counted several times, and in
 # `all_and_thirds` each of them twice: as it is, the likelihood is far too sure. The verifier was trained with it.
 LOG_ODDS = 0.15
@@ -92,7 +94,7 @@ class Likelihood:
                 f"{model.name!r} names no end-of-text token, which the answer's canvas is filled with"
             )
         self.model, self.views, self.batch_size = model, views, batch_size
-        self.name = f"{name} {model.fingerprint[:8]}"
+        self.name = f"{name} {VERSION} {model.fingerprint[:8]}"
         self._embedded_tasks_only = embedded_tasks_only
 
     def score(self, items: Sequence[tuple[Problem, str]]) -> list[float]:
