@@ -162,7 +162,7 @@ def differences(found: dict[str, Any]) -> str:
     return table(["", *tasks], [[title, *(row[task] for task in tasks)] for title, row in rows.items()])
 
 
-def crossing(found: dict[str, Any]) -> str:
+def crossing(found: dict[str, Any]) -> list[str]:
     """The paper's crossing, in words that follow the numbers."""
 
     def these(first: str, second: str, k: int | None) -> list[dict[str, Any]]:
@@ -175,14 +175,18 @@ def crossing(found: dict[str, Any]) -> str:
     most = max(one["k"] for one in found["differences"] if "k" in one)
     budgets = these("tct", "ar", None)
     won = sum(one["low"] > 0 for one in budgets)
-    lines = [
-        f"- LC − TLC at k = 1 {where(these('lc', 'tlc', 1))}: confidence is good for one answer.",
-        f"- TLC − LC at k = {most} {where(these('tlc', 'lc', most))}; TCT − CT "
-        f"{where(these('tct', 'ct', most))}: tempering gives the diversity back.",
-        f"- TCT − AR at equal NFE, from one sample of AR to half of them, is above 0 beyond its interval at {won} "
-        f"of {len(budgets)} budgets.",
+    return [
+        f"LC − TLC at k = 1 {where(these('lc', 'tlc', 1))}",
+        f"TLC − LC at k = {most} {where(these('tlc', 'lc', most))}; TCT − CT {where(these('tct', 'ct', most))}",
+        f"TCT − AR at equal NFE, from one sample of AR to half of them, is above 0 beyond its interval at {won} "
+        f"of {len(budgets)} budgets",
     ]
-    return "\n".join(lines)
+
+
+def again(found: dict[str, Any]) -> str:
+    """The README's sentence about other problems."""
+    few = min(one["questions"] for one in found["cells"])
+    return f"Again on {few} other problems per task: {'. '.join(crossing(found))}."
 
 
 def sizes(found: dict[str, Any]) -> str:
@@ -211,7 +215,14 @@ def easier(found: dict[str, Any]) -> str:
 
 
 def measured(found: dict[str, Any]) -> str:
-    return f"{sizes(found)}\n\n{passes(found)}\n\n{crossing(found)}\n{easier(found)}"
+    one, many, cost = crossing(found)
+    said = [
+        f"- {one}: confidence is good for one answer.",
+        f"- {many}: tempering gives the diversity back.",
+        f"- {cost}.",
+        easier(found),
+    ]
+    return "\n\n".join([sizes(found), passes(found), "\n".join(said)])
 
 
 def claims(found: dict[str, Any]) -> str:

@@ -159,19 +159,26 @@ def shown(found: dict[str, Any]) -> str:
     )
 
 
+def difference(found: dict[str, Any], equal: str, likelihood: str, name: str) -> dict[str, float]:
+    """TCT minus another kind of rollouts at λ = 0.6: the same questions, each with the mean over seeds."""
+    ours, theirs = (
+        np.mean(
+            [[int(digit) for digit in one["passed"]] for one in groups(found)[equal, likelihood, kind]],
+            axis=0,
+        )
+        for kind in ("tct", name)
+    )
+    return points(metrics.paired_bootstrap(ours, theirs))
+
+
 def against(found: dict[str, Any]) -> str:
-    """TCT against the others at λ = 0.6: the same questions, each with the mean over seeds."""
+    """TCT against the others."""
     lines = []
     for equal, likelihood in unique((one["equal"], one["likelihood"]) for one in found["runs"]):
-        rates = {
-            name: np.mean([[int(digit) for digit in one["passed"]] for one in some], axis=0)
-            for (e, l, name), some in groups(found).items()
-            if (e, l) == (equal, likelihood)
-        }
         said = [
-            f"{name.upper()} {spelled(points(metrics.paired_bootstrap(rates['tct'], rates[name])))}"
+            f"{name.upper()} {spelled(difference(found, equal, likelihood, name))}"
             for name in ("ct", "fork", "ar")
-            if name in rates
+            if (equal, likelihood, name) in groups(found)
         ]
         lines.append(
             f"- Equal {'time' if equal == 'seconds' else 'NFE'}, `{likelihood}`, TCT minus {'; '.join(said)}."
@@ -190,10 +197,12 @@ def short(found: dict[str, Any]) -> str:
     before = found["runs"][0]["before"]["0.6"]
     after = listed([f"{value:.0f} % with {name} rollouts" for name, value in means.items()])
     seeds = len({one["seed"] for one in found["runs"]})
+    ahead = spelled(difference(found, "seconds", likelihood, "ct"))
     return (
         f"**Post-training.** {found['seconds']} seconds of GRPO on one core for each kind of rollout, greedy CT "
         f"(λ = 0.6) on {found['runs'][0]['questions']} test problems of {found['task']}, mean of {seeds} "
-        f"seeds: {before:.0f} % before, {after}. `docs/grpo.md` has the spread, equal NFE and the other likelihood."
+        f"seeds: {before:.0f} % before, {after}. TCT minus CT, points: {ahead}. `docs/grpo.md` has the spread, "
+        "equal NFE and the other likelihood."
     )
 
 

@@ -169,7 +169,7 @@ PARTS: dict[str, Part] = {
         "the same on 500 other problems",
         100,
         again,
-        {"measured-again": embedded.measured, "again": embedded.claims},
+        {"measured-again": embedded.measured, "again": embedded.claims, "again-short": embedded.again},
         CLAIMS,
     ),
     "selection": Part(
