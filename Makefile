@@ -37,7 +37,7 @@ docs: $(STAMP)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "the site: docs/_build/html/index.html"
 
-# PARTS="claims again": only these (python -m experiments.paper --list); OPTIONS="--questions 100 -n 16": smaller.
+# PARTS="claims again": only these (python -m experiments.paper --list); OPTIONS="--questions 50 -n 16": of this size.
 paper: $(STAMP)
 	$(BIN)/python -m experiments.paper --parts "$(PARTS)" $(OPTIONS)
 

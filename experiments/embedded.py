@@ -199,10 +199,12 @@ def sizes(found: dict[str, Any]) -> str:
         for task in unique(task for task, _ in chosen)
     ]
     thresholds = unique(f"{one.threshold:g}" for (_, name), one in chosen.items() if name == "ct")
+    tokens = unique(f"{one.t_token:g}" for one in chosen.values())
+    counts = unique(f"{one.k}" for (_, name), one in chosen.items() if name in ("ar", "lc", "tlc"))
     return (
         f"The embedded model ({found['parameters'] / 1e6:.1f} M parameters, LLaDA's layout) on its own tasks: "
         f"{few} test questions per task, {most} samples per question, {found['blocks']} blocks per answer, "
-        f"T_token = 0.8, K = 1, λ = {', '.join(thresholds)}; T_pos of TLC and TCT "
+        f"T_token = {', '.join(tokens)}, K = {', '.join(counts)}, λ = {', '.join(thresholds)}; T_pos of TLC and TCT "
         f"{listed(temperatures)}; pass@k in %, 95 % intervals (Bayesian bootstrap over questions). "
         f"Graders: {graders}."
     )

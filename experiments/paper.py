@@ -364,6 +364,8 @@ def main() -> None:
                 perform(name, Asked(folder, *sizes[name]))
             except UserError as error:
                 sys.exit(f"{name}: {error}")
+            except KeyboardInterrupt:
+                sys.exit(f"{name}: stopped; the same command continues")
             write_documents()
     write_documents()
 

@@ -18,7 +18,7 @@ from twotemp.folders import only_writer
 from twotemp.models.load import load
 from twotemp.tasks import SOURCES
 from twotemp.training import Recipe, checkpoints, loop, tokenizer, train, verifier
-from twotemp.training.corpus import Corpus, Shelf, generate
+from twotemp.training.corpus import Corpus, Examples, generate
 from twotemp.training.muon import Muon, orthogonal
 from twotemp.training.objective import diffusion_loss, next_token_loss, stratified_times
 
@@ -222,9 +222,9 @@ def test_causal_attention_looks_back_only_and_full_attention_both_ways() -> None
 
 def test_every_example_is_drawn_equally_often() -> None:
     shelves = [
-        Shelf("a", 1, torch.zeros(30, 4)),
-        Shelf("b", 2, torch.zeros(10, 8)),
-        Shelf("c", 1, torch.zeros(5, 2)),
+        Examples("a", 1, torch.zeros(30, 4)),
+        Examples("b", 2, torch.zeros(10, 8)),
+        Examples("c", 1, torch.zeros(5, 2)),
     ]
     corpus = Corpus(shelves, batch_tokens=16)
     drawn = {"a": 0, "b": 0, "c": 0}

@@ -29,7 +29,7 @@ from twotemp.rewards.likelihood import (
 from twotemp.tasks import SOURCES
 from twotemp.tasks.generated import split_of
 from twotemp.training import verifier
-from twotemp.training.corpus import Batch, generate
+from twotemp.training.corpus import Examples, generate
 from twotemp.training.muon import Muon
 
 RECIPE = verifier.VerifierRecipe(
@@ -225,7 +225,7 @@ def test_the_loss_of_right_answers_is_that_of_checks_and_a_share_of_the_likeliho
     """Two examples of programs, all or none of them checked: -log q per token, by the judge's own terms."""
     model = micro_model()
     shelf = generate({"programs-1": 40}, 5, model.tokenizer.get_vocab())[0]
-    batch = Batch("programs-1", shelf.prompt, shelf.ids[:2].long())
+    batch = Examples("programs-1", shelf.prompt, shelf.ids[:2].long())
     canvases = [Canvas("programs-1", ids, shelf.prompt, len(ids)) for ids in batch.ids.tolist()]
     for checked, anchor in ((1.0, 1.0), (0.0, 0.5)):
         monkeypatch.setattr(verifier, "CHECKED", checked)

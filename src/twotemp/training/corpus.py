@@ -15,38 +15,31 @@ from twotemp.training.tokenizer import BOS, END_OF_TURN, EOS
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """Examples of one task whose prompts are equally long: batches need no padding."""
+class Examples:
+    """Of one task, with prompts that are equally long (so without padding): all there are, or the batch of a step."""
 
     task: str
     prompt: int  # tokens of the prompt, chat template included
     ids: Tensor  # [examples, prompt + answer length]
 
 
-@dataclass(frozen=True)
-class Batch:
-    task: str
-    prompt: int
-    ids: Tensor
-
-
 class Corpus:
     """Examples on shelves; the batch of a step is a function of (seed, step), so a resumed run sees the same."""
 
-    def __init__(self, shelves: Iterable[Shelf], batch_tokens: int) -> None:
+    def __init__(self, shelves: Iterable[Examples], batch_tokens: int) -> None:
         self.shelves = list(shelves)
         self.batch_tokens = batch_tokens
         # A shelf is chosen in proportion to its tokens, so that every example is drawn equally often.
         self._weights = torch.tensor([shelf.ids.numel() for shelf in self.shelves], dtype=torch.float64)
 
-    def batch(self, generator: torch.Generator) -> Batch:
+    def batch(self, generator: torch.Generator) -> Examples:
         shelf = self.shelves[int(torch.multinomial(self._weights, 1, generator=generator))]
         rows = max(1, self.batch_tokens // shelf.ids.shape[1])
         chosen = torch.randint(len(shelf.ids), (rows,), generator=generator)
-        return Batch(shelf.task, shelf.prompt, shelf.ids[chosen].long())
+        return Examples(shelf.task, shelf.prompt, shelf.ids[chosen].long())
 
 
-def generate(examples: Mapping[str, int], seed: int, vocabulary: Mapping[str, int]) -> list[Shelf]:
+def generate(examples: Mapping[str, int], seed: int, vocabulary: Mapping[str, int]) -> list[Examples]:
     """Draw and encode training examples. Words are tokens, so encoding is a look-up (a test says it is the same
     as the tokenizer with its chat template, at a tenth of the time)."""
     shelves = []
@@ -57,7 +50,7 @@ def generate(examples: Mapping[str, int], seed: int, vocabulary: Mapping[str, in
             prompt, answer = encode(example, source.length, vocabulary)
             by_prompt.setdefault(len(prompt), []).append(prompt + answer)
         for prompt_length, rows in sorted(by_prompt.items()):
-            shelves.append(Shelf(task, prompt_length, torch.tensor(rows, dtype=torch.int16)))
+            shelves.append(Examples(task, prompt_length, torch.tensor(rows, dtype=torch.int16)))
     return shelves
 
 

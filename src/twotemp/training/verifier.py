@@ -45,7 +45,7 @@ from twotemp.sampling import draw
 from twotemp.tasks import SOURCES
 from twotemp.tasks.generated import Split
 from twotemp.training import checkpoints
-from twotemp.training.corpus import Batch, Corpus, generate
+from twotemp.training.corpus import Corpus, Examples, generate
 from twotemp.training.log import LossLog, Watch, unwatched
 from twotemp.training.muon import Muon
 from twotemp.training.recipe import check_count, check_numbers, check_tasks, threads
@@ -269,7 +269,7 @@ def fit(
     log.plot("loss")
 
 
-def right_loss(model: Any, batch: Batch, anchor: float, generator: torch.Generator) -> Tensor:
+def right_loss(model: Any, batch: Examples, anchor: float, generator: torch.Generator) -> Tensor:
     """-log q of a token that a check expects, plus `anchor` times -log q of a token of the answer: of every right
     answer one view, mostly a check."""
     canvases = [Canvas(batch.task, ids, batch.prompt, len(ids)) for ids in batch.ids.tolist()]
