@@ -173,7 +173,7 @@ PARTS: dict[str, Part] = {
         CLAIMS,
     ),
     "selection": Part(
-        "one answer from many, on the samples of `claims`",
+        "one answer from many, on the samples of `claims` (missing ones are drawn)",
         25,
         selection,
         {"selection": verifier.chosen, "selection-findings": verifier.findings},
@@ -276,17 +276,17 @@ def perform(name: str, asked: Asked) -> None:
     """Run a part and keep what it found."""
     part = PARTS[name]
     found = part.run(asked)
-    drawn = {}
+    figures = {}
     for source, target in part.figures.items():
         path = ROOT / "docs" / "figures" / target
         shutil.copyfile(asked.runs / source, path)
-        drawn[target] = digest(path)
+        figures[target] = digest(path)
     result = {
         "version": __version__,
         **inputs(part),
         "questions": asked.questions,
         "samples": asked.samples,
-        "figures": drawn,
+        "figures": figures,
         "found": found,
     }
     RESULTS.mkdir(exist_ok=True)

@@ -75,28 +75,43 @@ def forks(model: twotemp.LanguageModel) -> Figure:
     return figure
 
 
+def right(problem: Problem, samples: Sequence[Sample]) -> set[str]:
+    """The texts among them that solve a countdown problem."""
+    numbers, target = problem.reference["numbers"], problem.reference["target"]
+    return {s.said for s in samples if judge(numbers, target, s.said).passed}
+
+
+def missed(model: twotemp.LanguageModel) -> Problem:
+    """The first problem that confidence does not solve in 64 samples, and a loosened order does."""
+    for problem in problems("countdown-3", 200):
+        alike, loose = (draw(model, [problem], policy, 64) for policy in ("lc", "tlc:t_pos=1"))
+        if right(problem, loose) and not right(problem, alike):
+            return problem
+    raise LookupError("none of these problems is one")
+
+
 def answers(model: twotemp.LanguageModel) -> Figure:
-    """The texts of 64 samples of one question: how many of each, right ones in colour."""
-    (problem,) = problems("countdown-3", 1)
-    figure = Figure(figsize=(7.2, 2.4), layout="constrained")
-    axes = figure.add_subplot()
-    for place, policy in enumerate(TITLES):
-        texts = Counter(s.said for s in draw(model, [problem], policy, 64))
-        right = {
-            t for t in texts if judge(problem.reference["numbers"], problem.reference["target"], t).passed
-        }
-        left = 0
-        for text, count in sorted(texts.items(), key=lambda item: (item[0] not in right, -item[1], item[0])):
-            colour = "#009E73" if text in right else "#d9d9d9"
-            axes.barh(place, count, left=left, color=colour, edgecolor="white", linewidth=0.8)
-            left += count
-        axes.text(left + 0.7, place, f"{len(texts)} texts, {len(right)} right", va="center", fontsize=8)
-    axes.set_yticks(range(len(TITLES)), list(TITLES.values()))
-    axes.invert_yaxis()
-    axes.grid(False)
-    axes.set_xlim(0, 76)
-    axes.set_xticks(range(0, 65, 16))
-    axes.set_xlabel(f"64 samples for {problem.prompt!r}; each box is one text, green ones are right")
+    """The texts of 64 samples of two questions: how many of each, right ones in colour."""
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+    (first,) = problems("countdown-3", 1)
+    for axes, problem in zip(figure.subplots(2, 1), (first, missed(model))):
+        for place, policy in enumerate(TITLES):
+            samples = draw(model, [problem], policy, 64)
+            texts, good = Counter(s.said for s in samples), right(problem, samples)
+            left = 0
+            for text, count in sorted(
+                texts.items(), key=lambda item: (item[0] not in good, -item[1], item[0])
+            ):
+                colour = "#009E73" if text in good else "#d9d9d9"
+                axes.barh(place, count, left=left, color=colour, edgecolor="white", linewidth=0.8)
+                left += count
+            axes.text(left + 0.7, place, f"{len(texts)} texts, {len(good)} right", va="center", fontsize=8)
+        axes.set_yticks(range(len(TITLES)), list(TITLES.values()))
+        axes.invert_yaxis()
+        axes.grid(False)
+        axes.set_xlim(0, 78)
+        axes.set_xticks(range(0, 65, 16))
+        axes.set_xlabel(f"64 samples for {problem.prompt!r}; each box is one text, green ones are right")
     return figure
 
 
@@ -109,11 +124,9 @@ def temperatures(model: twotemp.LanguageModel) -> Figure:
         for column, t_pos in enumerate(positions):
             samples = draw(model, asked, f"tlc:t_token={t_token},t_pos={t_pos}", n)
             groups = [samples[i * n : (i + 1) * n] for i in range(len(asked))]
-            right = [
-                sum(judge(p.reference["numbers"], p.reference["target"], s.said).passed for s in group)
-                for p, group in zip(asked, groups)
-            ]
-            one, many = pass_at_k(n, right, [1, n]).mean(0)
+            solved = [right(p, group) for p, group in zip(asked, groups)]
+            counts = [sum(s.said in good for s in group) for good, group in zip(solved, groups)]
+            one, many = pass_at_k(n, counts, [1, n]).mean(0)
             distinct = np.mean([len({s.said for s in group}) for group in groups])
             tables[:, row, column] = 100 * one, 100 * many, distinct
     figure = Figure(figsize=(7.2, 2.8), layout="constrained")
