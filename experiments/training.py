@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.blocks import table
+from twotemp.training import Recipe
 
 MODELS = ("tiny-first", "tiny", "tiny-ar")
-OBJECTIVES = {"diffusion": "masked diffusion, equation (3)", "next token": "next token"}
+OBJECTIVES = {"diffusion": "masked diffusion", "next token": "next token"}
 LAST = 25  # lines of the log that a final loss is the mean of
 
 
@@ -27,7 +28,9 @@ def summary(recipes: Path) -> dict[str, Any]:
         for row in rows[-LAST:]:
             for task, loss in row["loss"].items():
                 losses.setdefault(task, []).append(loss)
+        before = Recipe.read(recipes / f"{name}.yaml").after
         found[name] = {
+            "after": before and before.name,
             "phases": phases,
             "tokens": rows[-1]["tokens"],
             "seconds": rows[-1]["seconds"],
@@ -40,7 +43,7 @@ def shown(found: dict[str, Any]) -> str:
     tasks = list(next(iter(found.values()))["loss"])
     rows = [
         [
-            f"`{name}`",
+            f"`{name}`" + (f", after `{one['after']}`" if one["after"] else ""),
             ", then ".join(OBJECTIVES[objective] for objective in one["phases"]),
             " + ".join(f"{steps:,}" for steps in one["phases"].values()),
             f"{one['tokens'] / 1e6:.0f} M",
