@@ -102,8 +102,8 @@ def reached(folder: Path, equal: str, limit: int) -> dict[str, Any]:
         "questions": len(last.questions),
         "before": accuracies(first),
         "after": accuracies(last),
-        # At λ = 0.6, question by question: what `against` compares.
-        "passed": next("".join(f"{x:.0f}" for x in p.passed) for p in last.points if p.threshold == 0.6),
+        # By λ, question by question: what `against` compares.
+        "passed": {f"{p.threshold:g}": "".join(f"{x:.0f}" for x in p.passed) for p in last.points},
     }
 
 
@@ -159,11 +159,16 @@ def shown(found: dict[str, Any]) -> str:
     )
 
 
-def difference(found: dict[str, Any], equal: str, likelihood: str, name: str) -> dict[str, float]:
-    """TCT minus another kind of rollouts at λ = 0.6: the same questions, each with the mean over seeds."""
+def difference(
+    found: dict[str, Any], equal: str, likelihood: str, name: str, threshold: str = "0.6"
+) -> dict[str, float]:
+    """TCT minus another kind of rollouts: the same questions, each with the mean over seeds."""
     ours, theirs = (
         np.mean(
-            [[int(digit) for digit in one["passed"]] for one in groups(found)[equal, likelihood, kind]],
+            [
+                [int(digit) for digit in one["passed"][threshold]]
+                for one in groups(found)[equal, likelihood, kind]
+            ],
             axis=0,
         )
         for kind in ("tct", name)
@@ -172,18 +177,22 @@ def difference(found: dict[str, Any], equal: str, likelihood: str, name: str) ->
 
 
 def against(found: dict[str, Any]) -> str:
-    """TCT against the others."""
-    lines = []
-    for equal, likelihood in unique((one["equal"], one["likelihood"]) for one in found["runs"]):
-        said = [
-            f"{name.upper()} {spelled(difference(found, equal, likelihood, name))}"
-            for name in ("ct", "fork", "ar")
-            if (equal, likelihood, name) in groups(found)
-        ]
-        lines.append(
-            f"- Equal {'time' if equal == 'seconds' else 'NFE'}, `{likelihood}`, TCT minus {'; '.join(said)}."
-        )
-    return "At λ = 0.6, points, 95 % interval over questions (not over trainings):\n\n" + "\n".join(lines)
+    """TCT against the others, at every λ of which answers were kept."""
+    some = groups(found)
+    said = []
+    for threshold in found["runs"][0]["passed"]:
+        lines = []
+        for equal, likelihood in unique((equal, likelihood) for equal, likelihood, _ in some):
+            rivals = [name for name in ("ct", "fork", "ar") if (equal, likelihood, name) in some]
+            differences = [
+                f"{name.upper()} {spelled(difference(found, equal, likelihood, name, threshold))}"
+                for name in rivals
+            ]
+            what = "time" if equal == "seconds" else "NFE"
+            lines.append(f"- Equal {what}, `{likelihood}`, TCT minus {'; '.join(differences)}.")
+        head = f"At λ = {threshold}, points, 95 % interval over questions (not over trainings):"
+        said.append(f"{head}\n\n" + "\n".join(lines))
+    return "\n\n".join(said)
 
 
 def short(found: dict[str, Any]) -> str:
