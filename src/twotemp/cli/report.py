@@ -33,9 +33,9 @@ def judges_of(runs: Sequence[Path], said: Sequence[str] | None) -> Mapping[str, 
 
     if not said:
         return {}
-    return per_task(
-        "--grader", said, unique(cell.config.task for run in runs for cell in Store.open(run).cells())
-    )
+    stores = [Store.open(run) for run in runs]
+    cells = (cell for store in stores for cell in store.cells(without=store.damage()))
+    return per_task("--grader", said, unique(cell.config.task for cell in cells))
 
 
 def report(
