@@ -11,27 +11,19 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing import connection
-from pathlib import Path
 from pickle import UnpicklingError
 
 from twotemp.executors.messages import Lost, News
 from twotemp.executors.worker import Make, work
+from twotemp.processes import minimal_environment, python_command, start
 
 Task = Callable[[connection.Connection], None]  # what a process does with its end of the pipe
 
-# Of the environment, workers get what they need to find programs, libraries and checkpoints, and to compute: no
-# tokens, passwords or addresses that happen to be there.
-NEEDED = set(
-    "PATH HOME USER TMPDIR LANG LD_LIBRARY_PATH LD_PRELOAD XDG_CACHE_HOME HF_HOME HF_HUB_CACHE "
-    "TOKENIZERS_PARALLELISM".split()
-)
-NEEDED_PREFIXES = tuple("LC_ CUDA_ NVIDIA_ HIP_ ROCR_ TORCH PYTORCH_ TRITON_ OMP_ GOMP_ KMP_ MKL_".split())
 SEND_SECONDS = 60  # a worker reads at once; one that does not is stopped or broken
 END_SECONDS = 5  # for a worker that hung up to end by itself, with its own status and last words
 _CODE = "from twotemp.executors.processes import main; main({})"
@@ -40,10 +32,7 @@ _CODE = "from twotemp.executors.processes import main; main({})"
 def environment(threads: int) -> dict[str, str]:
     """Of a worker with so many threads. It finds the modules that this process finds, and fetches nothing: a
     checkpoint of the hub is in the cache when workers start."""
-    kept = {k: v for k, v in os.environ.items() if k in NEEDED or k.startswith(NEEDED_PREFIXES)}
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    own = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-    return {**kept, **own, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return {**minimal_environment(), "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 def main(descriptor: int) -> None:
@@ -62,14 +51,13 @@ class Process:
         mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _CODE.format(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
+            self._process = start(
+                python_command("-c", _CODE.format(theirs.fileno())),
+                environment=environment(threads),
+                folder=os.getcwd(),  # checkpoints and plug-ins may be named relative to it
                 stdout=self._printed,
                 stderr=self._printed,
-                env=environment(threads),
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,
             )
         self.link = connection.Connection(mine.detach())
         self.send(task)
