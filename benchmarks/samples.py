@@ -114,19 +114,24 @@ def main() -> int:
     mode.add_argument("--record", type=Path, metavar="FILE", help="write the hashes to this file")
     mode.add_argument("--compare", type=Path, metavar="FILE", help="compare with the hashes in this file")
     parser.add_argument(
-        "--seed", type=int, default=0, help="with another one every cell that draws must differ"
+        "--seed", type=int, default=0, help="with another one all but the greedy policies differ"
+    )
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help='cells whose names contain it, e.g. "tiny tct"'
     )
     given = parser.parse_args()
     presets = list(json.loads(run("policies", "--json")[1]))
     with tempfile.TemporaryDirectory() as folder:
-        hashes = {name: draw(options, given.seed) for name, options in cells(presets, Path(folder))}
+        chosen = [cell for cell in cells(presets, Path(folder)) if given.only in cell[0]]
+        hashes = {name: draw(options, given.seed) for name, options in chosen}
     refused = [name for name, value in hashes.items() if value == "refused"]
     families = sorted({name.split()[0] for name in refused})
-    print(f"{len(hashes)} cells, {len(refused)} refused (caches of {', '.join(families)})", file=sys.stderr)
+    print(f"{len(hashes)} cells; {len(refused)} refused, caches of: {', '.join(families)}", file=sys.stderr)
     if given.record:
         given.record.write_text(json.dumps(hashes, indent=1) + "\n")
         return 0
-    before = json.loads(given.compare.read_text())
+    recorded = json.loads(given.compare.read_text())
+    before = {name: value for name, value in recorded.items() if given.only in name}
     changed = [name for name in before | hashes if before.get(name) != hashes.get(name)]
     for name in changed:
         print(f"{name}: {before.get(name, 'absent')[:12]} -> {hashes.get(name, 'absent')[:12]}")
