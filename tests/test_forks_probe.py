@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from theory import planted
+from theory.planted import ANCHORS, FORK, POPULATION, SAMPLE, WORDS
+from theory.strings import entropy
 from twotemp.cli import app
 from twotemp.engine import run
 from twotemp.errors import UserError
 from twotemp.evaluation import TaskChoice
 from twotemp.folders import only_writer
-from twotemp.forks import planted, probe
-from twotemp.forks.planted import ANCHORS, FORK, POPULATION, SAMPLE, WORDS
+from twotemp.forks import probe
 from twotemp.forks.probe import Fork, Line, Settings, Study, find, fit, measure, study
-from twotemp.forks.strings import entropy
 from twotemp.policies import policy
 from twotemp.records import Grade, Problem, Request, Sample, Trace
 from twotemp.report import forks as report

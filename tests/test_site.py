@@ -291,7 +291,7 @@ def test_every_diagram_is_drawn():
 
 
 def test_the_pictures_are_of_the_weights_in_the_tree():
-    """If not: python docs/tools/pictures.py, and look at them."""
+    """If not: python -m docs.tools.pictures, and look at them."""
     image = pytest.importorskip("PIL.Image", reason="needs matplotlib (pip install 'twotemp[plots]')")
     digest = hashlib.sha256(
         (ROOT / "src/twotemp/models/weights/tiny/model.safetensors").read_bytes()

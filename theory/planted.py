@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from theory.strings import Partial, StringLaw, entropy, string_law
+from theory.table import TableModel
 from twotemp.engine import run
-from twotemp.forks.strings import Partial, StringLaw, entropy, string_law
-from twotemp.models.table import TableModel
 from twotemp.records import Policy, Request
 
 FORK, NAME, *ANCHORS = range(5)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twotemp.forks.exact import ForkLaw, expected_steps, forced_commit, fork_law, sigmoid
-from twotemp.forks.statements import Bound, log_ratio_range, tlc
-from twotemp.forks.theory import AnchorFork, ConfidencePath, State, constant, has
+from theory.anchor_fork import AnchorFork, ConfidencePath, State, constant, has
+from theory.exact import ForkLaw, expected_steps, forced_commit, fork_law, sigmoid
+from theory.statements import Bound, log_ratio_range, tlc
 from twotemp.records import Policy
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from theory.anchor_fork import AnchorFork, State, has, state_of
 from twotemp.errors import UserError
-from twotemp.forks.theory import AnchorFork, State, has, state_of
 from twotemp.records import Policy
 
 MAX_LENGTH = 14  # 2^14 states; beyond it, simulate (`denoiser.simulate`)

@@ -9,8 +9,8 @@ from itertools import product
 
 import numpy as np
 
-from twotemp.forks.exact import commit_sets
-from twotemp.forks.theory import has
+from theory.anchor_fork import has
+from theory.exact import commit_sets
 from twotemp.records import Policy
 
 Partial = tuple[int | None, ...]  # a string with None where it is still masked

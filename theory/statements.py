@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twotemp.forks.exact import commit_sets, fork_law, sigmoid, visits
-from twotemp.forks.strings import Predictor, entropy, string_law
-from twotemp.forks.theory import AnchorFork, State, has
+from theory.anchor_fork import AnchorFork, State, has
+from theory.exact import commit_sets, fork_law, sigmoid, visits
+from theory.strings import Predictor, entropy, string_law
 from twotemp.records import Policy
 
 

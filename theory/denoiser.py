@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from theory.anchor_fork import AnchorFork, State, state_of
+from theory.exact import Commit
+from theory.strings import entropy
 from twotemp.engine import run
 from twotemp.errors import UserError
-from twotemp.forks.exact import Commit
-from twotemp.forks.strings import entropy
-from twotemp.forks.theory import AnchorFork, State, state_of
 from twotemp.records import Policy, Request
 
 _START = 0  # the one token of the prompt
