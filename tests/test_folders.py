@@ -312,7 +312,7 @@ def test_commands_say_what_they_were_given(command: str, tmp_path: Path):
     more = [str(tmp_path / "a.parquet")] if command == "export" else []
     result = CliRunner().invoke(app, [command, str(tmp_path / "run"), *more])
     assert result.exit_code
-    assert "is a run of `twotemp train`" in str(result.exception)
+    assert "is a run of `python -m recipes`" in str(result.exception)
 
 
 # Logs.
@@ -365,8 +365,8 @@ def test_damage_inside_a_log_is_named(tmp_path: Path):
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_training_log_goes_on_where_the_run_does(tmp_path: Path, monkeypatch, torn: bool):
     """Checkpoints fall between two lines of the log; tokens and losses are those of an uninterrupted run."""
+    from recipes import checkpoints, loop
     from tests.test_training import MICRO
-    from twotemp.training import checkpoints, loop
 
     recipe = replace(MICRO, checkpoint_every=3, log_every=2)
     loop.train(recipe, tmp_path / "whole")

@@ -324,9 +324,9 @@ def test_the_command_end_to_end(tmp_path, embedded_sized_model):
 @pytest.fixture
 def embedded_sized_model(tmp_path):
     """A random checkpoint that knows the words of the embedded tasks."""
+    from recipes import tokenizer
     from tests.tiny_checkpoints import random_model
     from twotemp.models.checkpoint import save
-    from twotemp.training import tokenizer
 
     words = tokenizer.build()
     ids = {"mask_token_id": words.convert_tokens_to_ids(tokenizer.MASK), "eos_token_id": words.eos_token_id}

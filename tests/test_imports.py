@@ -71,10 +71,6 @@ ALLOWED = {
     "rl": {*_DATA, "asking", "engine", "folders", "graders", "metrics", "models", "policies", "rng", "tasks"},
     "report": {*_DATA, "analysis", "folders", "forks", "metrics", "policies", "rl"},
     "tuning": {*_DATA, "analysis", "evaluation", "metrics", "policies", "store", "tasks"},
-    "training": {
-        *_DATA,
-        *("asking", "folders", "graders", "metrics", "models", "policies", "rewards", "sampling", "tasks"),
-    },
 }
 NOT_IN_THE_WHEEL = {"benchmarks", "experiments", "recipes", "tests", "theory", "twotemp_sglang"}
 FREE = {"cli", "__init__"}  # the command line may import everything

@@ -323,15 +323,6 @@ for option, value in SMALL.get(words[0], {}).items():
         words[words.index(option) + 1] = value
     else:
         words += [option, value]
-if words[0] == "train":  # a recipe of a verifier
-    import yaml
-
-    recipe = yaml.safe_load(open(words[1]))
-    few = {name: dict.fromkeys(recipe[name], 8) for name in ("sampled", "examples")}
-    few |= {"validation": 4, "batch_pairs": 2, "steps": 2, "warmup": 1, "pairs_from": 1}
-    words[1] = "small.yaml"
-    with open(words[1], "w") as file:
-        yaml.safe_dump({**recipe, **few}, file)
 if words[0] in ("serve", "play"):
     import twotemp.serving.app as app
 

@@ -18,7 +18,7 @@ KINDS: dict[Kind, str] = {
     "evaluation": "a run of `twotemp eval`",
     "grpo": "a run of `twotemp grpo`",
     "forks": "a study of `twotemp forks`",
-    "training": "a run of `twotemp train`",
+    "training": "a run of `python -m recipes`",
 }
 # About the file, not about the run.
 _ABOUT = (*FORMAT, "kind", "twotemp", "changes")

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recipes import checkpoints, tokenizer
+from recipes.corpus import Corpus, generate
+from recipes.log import LossLog, Watch, unwatched
+from recipes.muon import Muon
+from recipes.objective import Logits, diffusion_loss, next_token_loss
+from recipes.recipe import Recipe, threads
 from twotemp.folders import claim, only_writer
 from twotemp.models import llada
 from twotemp.models.checkpoint import save
 from twotemp.models.load import load
-from twotemp.training import checkpoints, tokenizer
-from twotemp.training.corpus import Corpus, generate
-from twotemp.training.log import LossLog, Watch, unwatched
-from twotemp.training.muon import Muon
-from twotemp.training.objective import Logits, diffusion_loss, next_token_loss
-from twotemp.training.recipe import Recipe, threads
 
 MODEL = "model"  # the folder of the finished checkpoint, in `out`
 FIRST = "first"  # the folder of the run that came before, in `out`

@@ -9,9 +9,9 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from recipes.tokenizer import BOS, END_OF_TURN, EOS
 from twotemp.tasks import SOURCES
 from twotemp.tasks.generated import Example
-from twotemp.training.tokenizer import BOS, END_OF_TURN, EOS
 
 
 @dataclass(frozen=True)

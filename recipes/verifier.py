@@ -21,6 +21,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from recipes import checkpoints
+from recipes.corpus import Corpus, Examples, generate
+from recipes.log import LossLog, Watch, unwatched
+from recipes.muon import Muon
+from recipes.recipe import check_count, check_numbers, check_tasks, threads
 from twotemp import graders, rewards
 from twotemp.asking import Ask, answer, requests
 from twotemp.errors import UserError
@@ -44,11 +49,6 @@ from twotemp.rewards.likelihood import (
 from twotemp.sampling import draw
 from twotemp.tasks import SOURCES
 from twotemp.tasks.generated import Split
-from twotemp.training import checkpoints
-from twotemp.training.corpus import Corpus, Examples, generate
-from twotemp.training.log import LossLog, Watch, unwatched
-from twotemp.training.muon import Muon
-from twotemp.training.recipe import check_count, check_numbers, check_tasks, threads
 
 T = TypeVar("T")
 REPORT, MODEL = "report.json", "model"
