@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CODE := src tests theory recipes benchmarks experiments docs
+CODE := src tests theory recipes plugins benchmarks experiments docs
 
 .PHONY: demo test check docs bench paper slow clean
 .DEFAULT_GOAL := test

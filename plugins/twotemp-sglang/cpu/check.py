@@ -27,7 +27,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from twotemp.engine import run
-from twotemp.integrations.sglang import NAME, STEPS
 from twotemp.models.checkpoint import save
 from twotemp.models.families import FAMILIES
 from twotemp.models.load import load
@@ -35,6 +34,8 @@ from twotemp.models.special import resolve
 from twotemp.policies import parse
 from twotemp.records import Request
 from twotemp.store import Store
+from twotemp_sglang import NAME
+from twotemp_sglang.server import STEPS
 
 POLICIES = ("ar", "lc", "tlc:t_pos=1", "ct:threshold=0.3", "tct:t_pos=0.1,threshold=0.3")
 PROMPTS = {"a": (1, 2), "b": (3, 4, 5, 6, 7)}

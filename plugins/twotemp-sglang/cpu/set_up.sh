@@ -1,7 +1,7 @@
 #!/bin/sh
 # An environment in which the real SGLang runs on a CPU, and the check in it:
 #
-#   experiments/sglang_cpu/set_up.sh ENVIRONMENT [engine] [server]
+#   plugins/twotemp-sglang/cpu/set_up.sh ENVIRONMENT [engine] [server]
 #
 # SGLang's own requirements are compiled for GPUs. Without them (--no-deps) it needs what is listed here to be imported,
 # and two stand-ins (stubs/): its kernels, of which a CPU without AMX calls none, and two operators of torchvision.
@@ -10,7 +10,7 @@ set -eu
 environment=$1
 shift
 here=$(cd "$(dirname "$0")" && pwd)
-root=$(cd "$here/../.." && pwd)
+root=$(cd "$here/../../.." && pwd)
 if [ ! -e "$environment/ready" ]; then
     python3 -m venv "$environment"
     "$environment/bin/pip" install --quiet --constraint "$root/constraints.txt" torch==2.13.0
@@ -21,8 +21,8 @@ if [ ! -e "$environment/ready" ]; then
         pydantic watchfiles typer rich PyYAML zstandard safetensors jinja2 jsonschema anthropic soundfile==0.13.1
     "$environment/bin/pip" install --quiet --no-deps sglang==0.5.23 torchvision==0.28.0 apache-tvm-ffi==0.1.11 \
         compressed-tensors==0.18.0 loguru gguf blobfile==3.0.0 xgrammar==0.2.7 llguidance outlines==0.1.11
-    # With its entry point, by which SGLang finds the plug-in.
-    "$environment/bin/pip" install --quiet --no-deps --editable "$root"
+    # With entry points, by which SGLang and twotemp find the plug-in.
+    "$environment/bin/pip" install --quiet --no-deps --editable "$root" --editable "$here/.."
     touch "$environment/ready"
 fi
 PYTHONPATH="$here/stubs" SGLANG_USE_CPU_ENGINE=1 exec "$environment/bin/python" "$here/check.py" "$@"

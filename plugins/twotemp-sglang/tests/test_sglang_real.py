@@ -1,4 +1,4 @@
-"""The plug-in inside the real SGLang, on the CPU, in an environment that `experiments/sglang_cpu/set_up.sh` made."""
+"""The plug-in inside the real SGLang, on the CPU, in an environment that `cpu/set_up.sh` made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SET_UP = Path(__file__).parents[1] / "experiments" / "sglang_cpu" / "set_up.sh"
+SET_UP = Path(__file__).parents[1] / "cpu" / "set_up.sh"
 ENVIRONMENT = Path(os.environ.get("TWOTEMP_SGLANG", ""))
 
 

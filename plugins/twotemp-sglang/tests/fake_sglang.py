@@ -1,4 +1,4 @@
-"""What twotemp needs of SGLang 0.5.23, in a few lines: the modules that the plug-in imports, and an engine that
+"""What the plug-in needs of SGLang 0.5.23, in a few lines: the modules that the plug-in imports, and an engine that
 schedules blocks as SGLang does, once every row together (sync) and once each on its own (FDFO)."""
 
 from __future__ import annotations
@@ -10,10 +10,23 @@ from typing import Any
 import torch
 
 from twotemp.models.base import LanguageModel
+from twotemp.policies import parse
 from twotemp.records import Request
 
 HOOKS: dict[str, Any] = {}
 ALGORITHMS: dict[str, type] = {}
+LENGTH = 10
+PROMPTS = {"a": (1, 2), "b": (3, 4, 5, 6, 7)}  # 2 + 10 ends with a block, 5 + 10 inside one
+
+
+def wanted(*specs: str, n: int = 1) -> list[Request]:
+    """Return requests of `n` samples of both prompts by each policy."""
+    return [
+        Request(name, prompt, parse(spec), LENGTH, seed=5, index=index, trace=True)
+        for spec in specs
+        for name, prompt in PROMPTS.items()
+        for index in range(n)
+    ]
 
 
 class DllmAlgorithm:
@@ -42,7 +55,7 @@ class Abort:
 
 def install(monkeypatch: Any) -> type:
     """Put the fake where SGLang would be, and register the plug-in with it."""
-    from twotemp.integrations import sglang
+    from twotemp_sglang import NAME, server
 
     modules = {
         "sglang.srt.dllm.algorithm": {"algo_name_to_cls": ALGORITHMS},
@@ -63,9 +76,9 @@ def install(monkeypatch: Any) -> type:
             if depth > 1:
                 setattr(sys.modules[".".join(parts[: depth - 1])], parts[depth - 1], sys.modules[name])
         vars(sys.modules[path]).update(names)
-    monkeypatch.setattr(sglang, "version", lambda name: sglang.VERSION)
-    sglang.register()
-    return ALGORITHMS[sglang.NAME]
+    monkeypatch.setattr(server, "version", lambda name: server.VERSION)
+    server.register()
+    return ALGORITHMS[NAME]
 
 
 def req(
@@ -86,7 +99,7 @@ def req(
 
 
 def asked(request: Request, config: Any) -> SimpleNamespace:
-    """What `executors.sglang` sends for a request, as SGLang holds it."""
+    """What `twotemp_sglang.client` sends for a request, as SGLang holds it."""
     custom = {"policy": request.policy.to_dict(), "seed": request.seed, "request": request.id}
     return req(request.prompt, request.length, config, **custom, index=request.index, trace=request.trace)
 

@@ -1,4 +1,4 @@
-"""The SGLang plug-in, inside an engine that schedules as SGLang does (tests/fake_sglang.py)."""
+"""The SGLang plug-in, inside an engine that schedules as SGLang does (fake_sglang.py)."""
 
 from __future__ import annotations
 
@@ -9,46 +9,23 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests import fake_sglang
+import fake_sglang
+from fake_sglang import LENGTH, wanted
 from tests.test_policies import chi_square, logits_with_confidence
-from tests.tiny_checkpoints import BLOCK, EOS, MASK, random_model, word_tokenizer
+from tests.tiny_checkpoints import BLOCK, EOS, MASK
 from twotemp.engine import run
 from twotemp.errors import UserError
-from twotemp.integrations import sglang
-from twotemp.models.checkpoint import save
-from twotemp.models.load import load
 from twotemp.policies import PRESETS, parse
 from twotemp.policies.step import Noise, PolicyBatch
 from twotemp.records import Request
 from twotemp.rng import row_key
+from twotemp_sglang import server
 
-LENGTH = 10
 # SGLang keeps what is written and draws rows one by one: policies that edit or repel are refused.
 WRITERS = [
     name for name, preset in PRESETS.items() if preset.policy.edit == "never" and not preset.policy.repel
 ]
 PAPERS = ("ar", "lc", "tlc", "ct", "tct", "klass")
-PROMPTS = {"a": (1, 2), "b": (3, 4, 5, 6, 7)}  # 2 + 10 ends with a block, 5 + 10 inside one
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    folder = save(random_model("sdar", word_tokenizer()), tmp_path_factory.mktemp("sdar") / "model")
-    return load(folder), folder
-
-
-@pytest.fixture
-def algorithm(monkeypatch):
-    return fake_sglang.install(monkeypatch)
-
-
-def wanted(*specs: str, n: int = 1) -> list[Request]:
-    return [
-        Request(name, prompt, parse(spec), LENGTH, seed=5, index=index, trace=True)
-        for spec in specs
-        for name, prompt in PROMPTS.items()
-        for index in range(n)
-    ]
 
 
 @pytest.mark.parametrize("fdfo", [True, False], ids=["fdfo", "sync"])
@@ -65,13 +42,13 @@ def test_every_policy_writes_what_our_own_engine_writes_in_any_company(checkpoin
         own = expected[request.key, request.policy]
         told = {name: values[:LENGTH] for name, values in row.customized_info.items()}
         assert tuple(row.output_ids[:LENGTH]) == own.tokens, request
-        assert tuple(told[sglang.STEPS]) == own.trace.steps, request
-        assert told[sglang.CONFIDENCE] == pytest.approx(own.trace.confidence, abs=1e-5)
-        assert told[sglang.ENTROPY] == pytest.approx(own.trace.entropy, abs=1e-5)
+        assert tuple(told[server.STEPS]) == own.trace.steps, request
+        assert told[server.CONFIDENCE] == pytest.approx(own.trace.confidence, abs=1e-5)
+        assert told[server.ENTROPY] == pytest.approx(own.trace.entropy, abs=1e-5)
         blocks = -(-(len(request.prompt) + LENGTH) // BLOCK) - len(request.prompt) // BLOCK
-        steps = max(row.customized_info[sglang.STEPS]) + 1
+        steps = max(row.customized_info[server.STEPS]) + 1
         assert (
-            row.customized_info[sglang.FORWARDS][-1] == steps + blocks
+            row.customized_info[server.FORWARDS][-1] == steps + blocks
         )  # one more each for its keys and values
 
 
@@ -177,7 +154,7 @@ def test_a_request_without_a_name_draws_by_sglangs_and_the_servers_policy(checkp
     assert x.output_ids == same.output_ids != y.output_ids
     (own,) = run(model, [Request("x", (1, 2, 3, 4), parse("tlc:t_pos=1"), 8)])
     assert tuple(x.output_ids) == own.tokens
-    assert sglang.CONFIDENCE not in x.customized_info
+    assert server.CONFIDENCE not in x.customized_info
 
 
 @pytest.mark.parametrize(
@@ -195,7 +172,7 @@ def test_a_request_without_a_name_draws_by_sglangs_and_the_servers_policy(checkp
         ({"custom": {"policy": f"lc:top_k={10**30}"}}, "top_k must be at most"),
         ({"custom": {"seed": "many"}}, "custom_params"),
         ({"custom": {"seed": float("inf")}}, "custom_params"),
-        ({"custom_params": ["policy"]}, "names and values"),
+        ({"custom_params": ["policy"]}, "names to values"),
         ({"prompt": (1, MASK)}, "mask token"),
         ({"repetition_penalty": 1.2, "regex": "a*"}, "repetition_penalty, regex: not with TwoTemp"),
     ],
@@ -228,7 +205,7 @@ def test_logits_that_are_no_numbers_end_that_request_alone(checkpoint, algorithm
 
 def test_another_version_of_sglang_is_refused_when_a_server_starts(algorithm, monkeypatch):
     algorithm.configure_server_args(None)
-    monkeypatch.setattr(sglang, "version", lambda name: "0.6.0")
+    monkeypatch.setattr(server, "version", lambda name: "0.6.0")
     with pytest.raises(
         UserError, match=r"SGLang 0\.5\.23, and this is 0\.6\.0.*pip install sglang==0\.5\.23"
     ):

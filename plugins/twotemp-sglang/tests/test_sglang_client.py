@@ -1,30 +1,35 @@
-"""Drawing over HTTP, from a server in a thread that answers as SGLang does (tests/fake_sglang.py)."""
+"""Drawing over HTTP, from a server in a thread that answers as SGLang does (fake_sglang.py)."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import entry_points
+from pathlib import Path
 from threading import Lock, Thread
 from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
-from tests import fake_sglang
+import fake_sglang
+from fake_sglang import LENGTH, wanted
 from tests.executor_makes import free_sample
-from tests.test_sglang import LENGTH, algorithm, checkpoint, wanted  # noqa: F401 - fixtures
 from twotemp import asking
 from twotemp.cli import app
 from twotemp.engine import run
 from twotemp.errors import UserError
 from twotemp.executors import Supervisor
 from twotemp.executors.messages import Ready
-from twotemp.executors.sglang import Lines, Served
 from twotemp.models.load import load_text
+from twotemp.plugins import backend
 from twotemp.policies import policy
 from twotemp.records import Request
+from twotemp_sglang.client import Lines, Served
+from twotemp_sglang.server import VERSION, register
 
 
 @contextmanager
@@ -86,12 +91,12 @@ def server(engine, *, stumbles: int = 0, decides: str = "TwoTemp", get=None, ins
 
 
 @pytest.fixture
-def engine(checkpoint, algorithm):  # noqa: F811
+def engine(checkpoint, algorithm):
     return fake_sglang.Engine(algorithm, *checkpoint, fdfo=True)
 
 
 @pytest.mark.parametrize("stumbles", [0, 1])
-def test_a_server_draws_what_this_process_draws_also_where_a_connection_breaks(checkpoint, engine, stumbles):  # noqa: F811
+def test_a_server_draws_what_this_process_draws_also_where_a_connection_breaks(checkpoint, engine, stumbles):
     model, folder = checkpoint
     requests = wanted("ar", "tlc:t_pos=1", "tct") + [replace(r, trace=False) for r in wanted("ct")]
     expected = {(s.key, s.policy): asking.finish(model, s) for s in run(model, requests)}
@@ -113,7 +118,7 @@ def test_a_server_draws_what_this_process_draws_also_where_a_connection_breaks(c
             assert sample.trace.confidence == pytest.approx(own.trace.confidence, abs=1e-5)
 
 
-def test_the_fingerprint_tells_models_apart_without_their_weights(checkpoint, engine):  # noqa: F811
+def test_the_fingerprint_tells_models_apart_without_their_weights(checkpoint, engine):
     model, folder = checkpoint
     marks = []
     for scale in (1, 1, -1):
@@ -125,7 +130,37 @@ def test_the_fingerprint_tells_models_apart_without_their_weights(checkpoint, en
     assert marks[0] == marks[1] != marks[2]
 
 
-def test_eval_through_a_server_fills_a_run_as_ever_and_another_model_is_refused(checkpoint, engine, tmp_path):  # noqa: F811
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Declare the plug-in's entry points in `folder`, as `pip install` does, and put it on the path."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    declared = folder / f"twotemp_sglang-{project['version']}.dist-info"
+    declared.mkdir(parents=True)
+    lines = [
+        line
+        for group, points in project["entry-points"].items()
+        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()))
+    ]
+    (declared / "entry_points.txt").write_text("\n".join(lines))
+    (declared / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_entry_points_lead_to_both_halves(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch)
+    assert backend("sglang") is Served
+    points = entry_points(group="sglang.srt.plugins", name="twotemp")
+    assert [point.load() for point in points if point.dist.name == "twotemp-sglang"] == [register]
+
+
+def test_the_pin_in_the_project_is_that_of_the_code():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["server"] == [f"sglang=={VERSION}"]
+
+
+def test_eval_through_a_server_fills_a_run_as_ever_and_another_model_is_refused(
+    checkpoint, engine, tmp_path, monkeypatch
+):
+    install(tmp_path / "installed", monkeypatch)
     _, folder = checkpoint
     task = tmp_path / "task.py"
     task.write_text(
@@ -158,7 +193,7 @@ def test_eval_through_a_server_fills_a_run_as_ever_and_another_model_is_refused(
 @pytest.mark.parametrize(
     ("what", "said"), [("nobody", "no SGLang server answers"), ("other", "LowConfidence")]
 )
-def test_a_server_that_cannot_serve_is_said_to_the_user(checkpoint, engine, what, said):  # noqa: F811
+def test_a_server_that_cannot_serve_is_said_to_the_user(checkpoint, engine, what, said):
     text = load_text(checkpoint[1])
     with server(engine, decides="LowConfidence") as url:
         if what == "nobody":
@@ -177,7 +212,7 @@ def test_a_server_that_cannot_serve_is_said_to_the_user(checkpoint, engine, what
         (b"not yet", 503, "HTTP 503: not yet.*is it still starting"),
     ],
 )
-def test_what_answers_there_may_be_anything(checkpoint, engine, answer, status, said):  # noqa: F811
+def test_what_answers_there_may_be_anything(checkpoint, engine, answer, status, said):
     def do_GET(self):
         self.send_response(status)
         self.send_header("Content-Length", str(len(answer)))
@@ -189,7 +224,7 @@ def test_what_answers_there_may_be_anything(checkpoint, engine, answer, status, 
 
 
 @pytest.mark.parametrize("answer", [{}, [], [{}, {}, {}], [{"output_ids": 3, "meta_info": {}}] * 3, "x"])
-def test_samples_that_make_no_sense_end_the_run_at_once(checkpoint, engine, answer):  # noqa: F811
+def test_samples_that_make_no_sense_end_the_run_at_once(checkpoint, engine, answer):
     """A thread that died of it would be waited for."""
     with (
         server(engine, instead=answer) as url,
@@ -199,7 +234,7 @@ def test_samples_that_make_no_sense_end_the_run_at_once(checkpoint, engine, answ
         list(drawer.draw([(None, wanted("ct")[:3])]))
 
 
-def test_what_sglang_cannot_do_is_said_with_what_can(checkpoint, engine):  # noqa: F811
+def test_what_sglang_cannot_do_is_said_with_what_can(checkpoint, engine):
     text = load_text(checkpoint[1])
     with pytest.raises(UserError, match=r"not block-causal.*--workers"):
         Served("http://127.0.0.1:9", load_text("tiny"))

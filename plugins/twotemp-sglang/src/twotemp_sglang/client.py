@@ -1,4 +1,4 @@
-"""Drawing through an SGLang server that runs with twotemp's plug-in (`twotemp.integrations.sglang`).
+"""Drawing through an SGLang server that runs with twotemp's plug-in (`twotemp_sglang.server`).
 
 The driver has the tokenizer and no weights. Requests go out in units, several at a time, under the same supervisor as
 workers have: a unit whose connection breaks is sent again. Samples are drawn by the same noise as everywhere.
@@ -31,9 +31,9 @@ from twotemp.groups import refuse
 from twotemp.models.base import LanguageModel
 from twotemp.policies import policy
 from twotemp.records import Request, Sample, Trace
+from twotemp_sglang import NAME
 
 T = TypeVar("T")
-NAME = "TwoTemp"
 UNIT, CONNECTIONS = 64, 4  # samples of a unit, and units at the server at once
 PATIENCE = 3600.0  # seconds for a unit, which may wait behind others
 ASKING_SECONDS = 30.0  # for an answer about the server itself
@@ -102,7 +102,7 @@ class Server:
             decides = self._ask("/server_info", None, ASKING_SECONDS).get("dllm_algorithm")
         if decides != NAME:
             raise UserError(
-                f"the server at {self.url} decides by {decides!r}; start it with twotemp installed: {START}"
+                f"the server at {self.url} decides by {decides!r}; install twotemp-sglang there and start it: {START}"
             )
 
     def draw(self, requests: Sequence[Request]) -> list[Sample]:
