@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def locate(recipe: Path) -> Path:
     """Return the file a recipe's name stands for: the path itself, or the file of that name in this folder."""
-    return recipe if recipe.exists() or not (FOLDER / recipe).exists() else FOLDER / recipe
+    return FOLDER / recipe if recipe.parent == Path() and not recipe.exists() else recipe
 
 
 def follow(recipe: Path, out: Path, watch: Watch | None = None) -> Path:
