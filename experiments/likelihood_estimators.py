@@ -19,8 +19,8 @@ import torch
 
 from experiments.blocks import signed
 from experiments.blocks import table as markdown
+from theory.table import TableModel
 from twotemp.engine import run
-from twotemp.models.table import TableModel
 from twotemp.policies import parse
 from twotemp.records import Request, Sample
 from twotemp.rl.likelihood import ESTIMATORS, RANDOM, Completions, log_likelihood

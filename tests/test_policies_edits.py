@@ -133,11 +133,11 @@ def test_traces_keep_what_was_rewritten_within_the_budget(name):
             assert seen[step + 1][sample.positions[n]] == token
 
 
-def test_traces_of_older_versions_are_read_and_written_as_they_were():
-    old = {"steps": [0, 1], "confidence": [0.5, 0.25], "entropy": [0.1, 0.2]}
-    trace = Trace.from_dict(old)
+def test_a_trace_without_edits_does_not_write_them():
+    plain = {"steps": [0, 1], "confidence": [0.5, 0.25], "entropy": [0.1, 0.2]}
+    trace = Trace.from_dict(plain)
     assert trace.edits == ()
-    assert json.loads(json.dumps(trace.to_dict())) == old
+    assert json.loads(json.dumps(trace.to_dict())) == plain
 
 
 def test_an_eos_stop_waits_until_the_block_has_come_to_rest():

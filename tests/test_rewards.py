@@ -15,13 +15,13 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
+from recipes import tokenizer as words
 from tests.toy_task import micro_model
 from twotemp import rewards
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import save
 from twotemp.records import Problem
 from twotemp.rewards.classifier import SYSTEM, SequenceClassifier
-from twotemp.training import tokenizer as words
 
 TEMPLATE = (  # Qwen2's: turns between <|im_start|> and <|im_end|>
     "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} <|eot_id|> {% endfor %}"

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests import rl_toys
+from theory.table import TableModel
 from twotemp import rng
 from twotemp.engine import run
 from twotemp.errors import UserError
-from twotemp.models.table import TableModel
 from twotemp.policies import policy
 from twotemp.records import Request, Sample
 from twotemp.rl import likelihood

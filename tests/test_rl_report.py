@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from tests.rl_toys import micro_model
 from twotemp.cli import app
 from twotemp.errors import UserError
-from twotemp.folders import read_run, write_run
+from twotemp.folders import claim, read_run
 from twotemp.models.checkpoint import save
 from twotemp.models.load import load
 from twotemp.policies import parse
@@ -119,8 +119,7 @@ def test_held_out_problems_of_ones_own(checkpoint, tmp_path):
 def stored_run(folder: Path, policy: str, model: str = "tiny", evaluated: bool = True) -> Path:
     """A run's folder as `twotemp grpo` leaves it, of two steps."""
     described = {"model": model, "task": "countdown-3", "settings": {"policy": parse(policy).to_dict()}}
-    folder.mkdir()
-    write_run(folder, described)
+    claim(folder, "grpo", described)
     log = telemetry.open_log(folder, 0)
     numbers = dict.fromkeys((field.name for field in fields(telemetry.StepRecord)), 0.5)
     for step in (1, 2):

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from tests import rl_toys
+from theory.anchor_fork import has
+from theory.exact import commit_sets
+from theory.strings import temper
+from theory.table import TableModel
 from twotemp.engine import run
 from twotemp.errors import UserError
-from twotemp.forks.exact import commit_sets
-from twotemp.forks.strings import temper
-from twotemp.forks.theory import has
-from twotemp.models.table import TableModel
 from twotemp.policies import policy
 from twotemp.records import Policy, Request, Sample, Trace
 from twotemp.rl.likelihood import ESTIMATORS, Completions, Decisions, log_likelihood, log_probs

@@ -12,9 +12,9 @@ import torch
 import twotemp
 from tests.tiny_checkpoints import MASK, random_model, word_tokenizer
 from tests.toy import ToyModel
+from theory.table import TableModel
 from twotemp import sampling
 from twotemp.errors import UserError
-from twotemp.models.table import TableModel
 from twotemp.samples import Samples
 
 TCT = twotemp.policy("tct", threshold=0.3, t_pos=0.2)

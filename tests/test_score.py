@@ -9,8 +9,8 @@ import torch
 import twotemp
 from tests.tiny_checkpoints import random_model
 from tests.toy import string_table
+from theory.table import TableModel
 from twotemp.errors import UserError
-from twotemp.models.table import TableModel
 from twotemp.rl.likelihood import Completions, elbo, stratified
 from twotemp.scoring import Likelihood
 

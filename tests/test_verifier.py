@@ -12,6 +12,9 @@ import pytest
 import torch
 import yaml
 
+from recipes import verifier
+from recipes.corpus import Examples, generate
+from recipes.muon import Muon
 from tests.toy_task import micro_model
 from twotemp import rewards, tasks
 from twotemp.errors import UserError
@@ -28,9 +31,6 @@ from twotemp.rewards.likelihood import (
 )
 from twotemp.tasks import SOURCES
 from twotemp.tasks.generated import split_of
-from twotemp.training import verifier
-from twotemp.training.corpus import Examples, generate
-from twotemp.training.muon import Muon
 
 RECIPE = verifier.VerifierRecipe(
     name="test",

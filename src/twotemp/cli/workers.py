@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from twotemp.engine import Ledger
     from twotemp.evaluation import Drawer, InProcess
     from twotemp.executors import Loading, Supervisor
-    from twotemp.executors.sglang import Served
 
 SMALL_BYTES = 200_000_000  # of weights: 50 M parameters in float32, of which every core can hold a copy
 WORTH_A_WORKER = 1024  # samples; with fewer each, starting a process takes longer than it saves
@@ -88,10 +87,10 @@ class WorkerOptions:
         if (others := self._elsewhere(job)) is None:
             yield job.here()
         else:
-            with others:
-                yield others, None
+            with others as drawer:
+                yield drawer, None
 
-    def _elsewhere(self, job: Job) -> Supervisor | Served | None:
+    def _elsewhere(self, job: Job) -> AbstractContextManager[Drawer] | None:
         """Not in this process, if that is asked for or better."""
         if job.profile and self.chosen:
             raise UserError("--profile is for one process: leave --workers, --ray and --sglang out")
@@ -144,10 +143,13 @@ class DrawingOptions(WorkerOptions):
 
     sglang: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Draw through this SGLang server; --model is then the tokenizer's."),
+        typer.Option(
+            metavar="URL",
+            help="Draw through this SGLang server (needs twotemp-sglang); --model is then the tokenizer's.",
+        ),
     ] = None
 
-    def _elsewhere(self, job: Job) -> Supervisor | Served | None:
+    def _elsewhere(self, job: Job) -> AbstractContextManager[Drawer] | None:
         if not self.sglang:
             return super()._elsewhere(job)
         if job.profile:
@@ -156,12 +158,12 @@ class DrawingOptions(WorkerOptions):
             raise UserError("--ray and --sglang are two places to draw at: leave one out")
         return self._served(self.sglang, job)
 
-    def _served(self, url: str, job: Job) -> Served:
+    def _served(self, url: str, job: Job) -> AbstractContextManager[Drawer]:
         from twotemp.cli.console import say
-        from twotemp.executors.sglang import Served
         from twotemp.models.load import load_text
+        from twotemp.plugins import backend
 
-        loading = job.loading
+        connect, loading = backend("sglang"), job.loading
         unused: dict[str, object]
         unused = {"cache": job.cache, "device": loading.device, "dtype": loading.dtype}
         unused |= {"compile": loading.compile, "quantize": loading.quantize, "device-map": loading.device_map}
@@ -170,7 +172,9 @@ class DrawingOptions(WorkerOptions):
         text = load_text(
             job.model, mask_id=loading.mask_id, eos_ids=loading.eos_ids, block_size=loading.block_size
         )
-        drawer = Served(url, text, unit=job.batch_size, connections=self.workers)
+        drawer: AbstractContextManager[Drawer] = connect(
+            url, text, unit=job.batch_size, connections=self.workers
+        )
         say(f"drawing through the SGLang server at {url}")
         return drawer
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from twotemp.errors import UserError
-from twotemp.plain import record
 from twotemp.records import Policy
 
 
@@ -103,7 +101,3 @@ class GrpoSettings(RolloutSettings, LearningSettings):
     def to_dict(self) -> dict[str, Any]:
         """As JSON data."""
         return {**vars(self), "policy": self.policy.to_dict()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> GrpoSettings:
-        return record(cls, {**data, "policy": Policy.from_dict(data["policy"])}, "the settings")

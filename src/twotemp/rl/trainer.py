@@ -110,7 +110,6 @@ class Trainer:
             step=None if saved is None else saved[0].step,
             free=FREE,
             mendable=MENDABLE,
-            complete=_complete,
         )
         accelerator.wait_for_everyone()  # all have read before the main worker writes
         if accelerator.is_main_process:
@@ -258,11 +257,6 @@ class Trainer:
         """One worker's wish to stop is everybody's."""
         vote = torch.tensor(float(wish), device=self.accelerator.device)
         return bool(self.accelerator.reduce(vote, "sum") > 0)
-
-
-def _complete(described: dict[str, Any]) -> dict[str, Any]:
-    """Settings that came with a later version have their default in an older run."""
-    return {**described, "settings": GrpoSettings.from_dict(described["settings"]).to_dict()}
 
 
 def _name(reward: Reward) -> str:
