@@ -31,7 +31,7 @@ ALLOWED = {
     "asking": _DATA,
     "samples": {*_DATA, "report"},
     "sampling": {*_DATA, "asking", "engine", "models", "policies", "samples"},
-    "scoring": {*_DATA, "models", "policies", "rl", "sampling"},
+    "likelihood": {*_DATA, "models", "rng", "sampling"},
     "plugins": {*_DATA, "graders", "policies", "tasks"},
     "integrations": {
         *_DATA,
@@ -39,16 +39,16 @@ ALLOWED = {
             "asking",
             "engine",
             "folders",
+            "likelihood",
             "models",
             "policies",
             "rng",
             "sampling",
-            "scoring",
             "store",
             "tasks",
         ),
     },
-    "rewards": {*_DATA, "asking", "models", "store", "tasks"},
+    "rewards": {*_DATA, "asking", "likelihood", "models", "store", "tasks"},
     "evaluation": {
         *_DATA,
         "analysis",
@@ -68,12 +68,16 @@ ALLOWED = {
         *("asking", "engine", "executors", "graders", "models", "policies", "report", "sampling", "tasks"),
     },
     "forks": {*_DATA, "asking", "engine", "folders", "graders", "models", "policies"},
-    "rl": {*_DATA, "asking", "engine", "folders", "graders", "metrics", "models", "policies", "rng", "tasks"},
+    "rl": {
+        *_DATA,
+        *("asking", "engine", "folders", "graders", "likelihood", "metrics", "models", "policies", "tasks"),
+    },
     "report": {*_DATA, "analysis", "folders", "forks", "metrics", "policies", "rl"},
     "tuning": {*_DATA, "analysis", "evaluation", "metrics", "policies", "store", "tasks"},
     "training": {
         *_DATA,
-        *("asking", "folders", "graders", "metrics", "models", "policies", "rewards", "sampling", "tasks"),
+        *("asking", "folders", "graders", "likelihood", "metrics", "models", "policies", "rewards"),
+        *("sampling", "tasks"),
     },
 }
 FREE = {"cli", "__init__"}  # the command line may import everything
