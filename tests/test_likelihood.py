@@ -118,7 +118,7 @@ def test_elbo_is_unbiased_for_a_consistent_model(table):
             def build(batch: CompletionBatch, draws: range, chosen=chosen, size=size) -> MaskedQueries:
                 hidden = torch.zeros_like(batch.generated)
                 hidden[:, list(chosen)] = True
-                return batch.mask_each(hidden, hidden, LENGTH / size)
+                return batch.mask(hidden, hidden, weight=LENGTH / size)
 
             expected += log_p(table, samples, build) / LENGTH / comb(LENGTH, size)
     torch.testing.assert_close(expected, exact(table, samples), atol=1e-5, rtol=0)
@@ -155,7 +155,7 @@ def test_d1_is_the_mean_over_prompt_masks_of_independent_tokens(table):
         def build(batch: CompletionBatch, draws: range, masks=masks) -> MaskedQueries:
             hidden = batch.generated.clone()
             hidden[:, :PROMPT] = torch.tensor(masks)
-            return batch.mask_each(hidden, batch.scored)
+            return batch.mask(hidden, batch.scored)
 
         probability = p ** sum(masks) * (1 - p) ** (PROMPT - sum(masks))
         expected += probability * log_p(table, samples, build)
@@ -185,7 +185,7 @@ def test_thirds_are_the_mean_of_one_view_of_all_tokens_and_three_of_a_third(tabl
     assert [(row == MASK).nonzero()[:, 0].tolist() for row in queries.ids] == hidden
     assert [row.nonzero()[:, 0].tolist() for row in queries.queried] == hidden
     assert queries.weight.tolist() == [0.5] * 4
-    independent = log_p(table, [sample], lambda batch, draws: batch.mask_each(batch.generated, batch.scored))
+    independent = log_p(table, [sample], lambda batch, draws: batch.mask(batch.generated, batch.scored))
     both = (independent + log_p(table, [sample], "pll")) / 2  # three tokens: every third is one token
     torch.testing.assert_close(log_p(table, [sample], "thirds"), both, atol=1e-5, rtol=0)
 

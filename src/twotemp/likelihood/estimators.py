@@ -33,7 +33,7 @@ def d1(batch: CompletionBatch, draws: range) -> MaskedQueries:
     for index, draw in enumerate(draws):
         hidden_prompt = ~batch.generated & batch.present & (batch.noise(draw) < PROMPT_MASKING)
         hidden = batch.generated | hidden_prompt
-        parts.append(batch.mask_each(hidden, batch.scored, 1 / len(draws), index))
+        parts.append(batch.mask(hidden, batch.scored, weight=1 / len(draws), draw=index))
     return concatenate(parts)
 
 
@@ -46,7 +46,7 @@ def trajectory(batch: CompletionBatch, draws: range) -> MaskedQueries:
     """
     row, step = _steps(batch, batch.scored)
     written = batch.steps[row] == step[:, None]
-    return batch.mask(row, _masked_at(batch, row, step), batch.scored[row] & written)
+    return batch.mask(_masked_at(batch, row, step), batch.scored[row] & written, row)
 
 
 def fork(batch: CompletionBatch, draws: range) -> MaskedQueries:
@@ -79,7 +79,7 @@ def deferral(batch: CompletionBatch, draws: range) -> MaskedQueries:
     masked = _masked_at(batch, row, step)
     committed = batch.steps[row] == step[:, None]
     block = torch.where(committed, batch.block[row], 0).amax(1, keepdim=True)
-    queries = batch.mask(row, masked, masked & (batch.block[row] == block))
+    queries = batch.mask(masked, masked & (batch.block[row] == block), row)
 
     def parameter(name: str) -> Tensor:
         values = [getattr(policy, name) for policy in batch.policies]
@@ -136,7 +136,7 @@ def autoregressive(batch: CompletionBatch, draws: range) -> MaskedQueries:
     row, column = batch.scored.nonzero(as_tuple=True)
     columns = torch.arange(batch.ids.shape[1], device=batch.ids.device)
     later = batch.generated[row] & (columns >= column[:, None])
-    return batch.mask(row, later, columns == column[:, None])
+    return batch.mask(later, columns == column[:, None], row)
 
 
 def elbo(batch: CompletionBatch, draws: range) -> MaskedQueries:
@@ -162,7 +162,7 @@ def pseudo(batch: CompletionBatch, draws: range) -> MaskedQueries:
     """
     row, column = batch.scored.nonzero(as_tuple=True)
     alone = torch.arange(batch.ids.shape[1], device=batch.ids.device) == column[:, None]
-    return batch.mask(row, alone, alone)
+    return batch.mask(alone, alone, row)
 
 
 def thirds(batch: CompletionBatch, draws: range) -> MaskedQueries:
@@ -174,7 +174,7 @@ def thirds(batch: CompletionBatch, draws: range) -> MaskedQueries:
     """
     number = batch.generated.cumsum(1) - 1
     sets = [batch.generated, *(batch.generated & (number % 3 == third) for third in range(3))]
-    return concatenate([batch.mask_each(hidden, hidden, 0.5) for hidden in sets])
+    return concatenate([batch.mask(hidden, hidden, weight=0.5) for hidden in sets])
 
 
 def _random_masks(batch: CompletionBatch, draws: range, strata: int) -> MaskedQueries:
@@ -190,7 +190,7 @@ def _random_masks(batch: CompletionBatch, draws: range, strata: int) -> MaskedQu
         rank = batch.noise(draw).masked_fill(~batch.scored, 2.0).argsort(1).argsort(1)
         chosen = batch.scored & (rank < size[:, None])
         hidden = chosen | (batch.generated & ~batch.scored)
-        parts.append(batch.mask_each(hidden, chosen, count / size / len(draws), index))
+        parts.append(batch.mask(hidden, chosen, weight=count / size / len(draws), draw=index))
     return concatenate(parts)
 
 

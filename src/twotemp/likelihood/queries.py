@@ -123,38 +123,29 @@ class CompletionBatch:
         columns = torch.arange(self.ids.shape[1], device=self.ids.device).expand_as(self.ids)
         return rng.uniform(self.keys, torch.full_like(self.keys, draw), columns, rng.Stream.TRAIN)
 
-    def mask(self, row: Tensor, hidden: Tensor, queried: Tensor) -> MaskedQueries:
-        """Return queries with weight 1.
+    def mask(
+        self,
+        hidden: Tensor,
+        queried: Tensor,
+        row: Tensor | None = None,
+        *,
+        weight: float | Tensor = 1.0,
+        draw: int = 0,
+    ) -> MaskedQueries:
+        """Return queries about the completions.
 
         Args:
-            row: [Q] which completion each query is about.
             hidden: [Q, C] positions to mask.
             queried: [Q, C] positions to read.
-        """
-        target = self.ids[row]
-        return MaskedQueries(
-            row,
-            torch.zeros_like(row),
-            target.masked_fill(hidden, self.mask_id),
-            self.present[row],
-            queried,
-            target,
-            torch.ones(len(row), device=row.device),
-        )
-
-    def mask_each(
-        self, hidden: Tensor, queried: Tensor, weight: float | Tensor = 1.0, draw: int = 0
-    ) -> MaskedQueries:
-        """Return one query per completion.
-
-        Args:
-            hidden: [B, C] positions to mask.
-            queried: [B, C] positions to read.
-            weight: of every query, or of each [B].
+            row: [Q] which completion each query is about; None: one query per completion, in their order.
+            weight: of all queries, or of each [Q].
             draw: index of the draw that the queries belong to.
         """
-        queries = self.mask(torch.arange(len(self.ids), device=self.ids.device), hidden, queried)
-        return replace(queries, weight=queries.weight * weight, draw=torch.full_like(queries.draw, draw))
+        row = torch.arange(len(self.ids), device=self.ids.device) if row is None else row
+        target = self.ids[row]
+        ids, draws = target.masked_fill(hidden, self.mask_id), torch.full_like(row, draw)
+        weights = torch.ones(len(row), device=row.device) * weight
+        return MaskedQueries(row, draws, ids, self.present[row], queried, target, weights)
 
 
 @dataclass(frozen=True)

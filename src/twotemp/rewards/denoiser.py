@@ -40,40 +40,30 @@ def scaled_thirds(batch: CompletionBatch, draws: range) -> MaskedQueries:
 
 
 def checks(model: LanguageModel, task: str) -> BuildQueries:
-    """Return the queries of an embedded task's checks, whose words are tokens of the model.
+    """Return a function that builds the queries of an embedded task's checks; its words are tokens of the model.
 
     A check hides what follows from the rest of problem and answer, and asks whether it comes out again. A denoiser
     that cannot find a program can still tell what one returns.
     """
 
     def build(batch: CompletionBatch, draws: range) -> MaskedQueries:
-        tokenizer = cast(Any, model.tokenizer)
-        rows, hidden, queried = [], [], []
-        lengths, starts = batch.present.sum(1).tolist(), batch.generated.int().argmax(1).tolist()
-        for row, (length, start) in enumerate(zip(lengths, starts)):
-            words = tokenizer.convert_ids_to_tokens(batch.ids[row, :length].tolist())
-            for check in tasks.SOURCES[task].checks(words, start):
-                rows.append(row)
-                hidden.append(_mask(check.covered, batch))
-                queried.append(_mask(check.expected, batch))
-        empty = torch.zeros(0, batch.ids.shape[1], dtype=torch.bool, device=batch.ids.device)
-        index = torch.tensor(rows, dtype=torch.int64, device=batch.ids.device)
-        return batch.mask(
-            index, torch.stack(hidden) if rows else empty, torch.stack(queried) if rows else empty
-        )
+        rows, all_checks = [], []
+        for row, (ids, present, generated) in enumerate(zip(batch.ids, batch.present, batch.generated)):
+            words = cast(Any, model.tokenizer).convert_ids_to_tokens(ids[present].tolist())
+            row_checks = tasks.SOURCES[task].checks(words, int(generated.int().argmax()))
+            rows += [row] * len(row_checks)
+            all_checks += row_checks
+        shape = (2, len(all_checks), batch.ids.shape[1])
+        hidden, queried = torch.zeros(shape, dtype=torch.bool, device=batch.ids.device)
+        for number, check in enumerate(all_checks):
+            hidden[number, check.covered] = queried[number, check.expected] = True
+        return batch.mask(hidden, queried, torch.tensor(rows, dtype=torch.int64, device=batch.ids.device))
 
     return build
 
 
-def _mask(positions: Sequence[int], batch: CompletionBatch) -> torch.Tensor:
-    """Return the positions as a boolean row."""
-    row = torch.zeros_like(batch.present[0])
-    row[positions] = True
-    return row
-
-
 def with_checks(build: BuildQueries, model: LanguageModel, task: str) -> BuildQueries:
-    """Return queries with those of the task's checks added, in the order of the answers."""
+    """Return a function that adds the task's checks to the queries of `build`, in the order of the answers."""
     build_checks = checks(model, task)
 
     def both(batch: CompletionBatch, draws: range) -> MaskedQueries:

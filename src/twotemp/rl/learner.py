@@ -183,7 +183,8 @@ class Learner:
         if not torch.isfinite(torch.tensor([total, grad_norm])).all():
             raise NotANumber(
                 f"the loss is {total} and its gradient {grad_norm}: not a number. Every finished step is kept; the "
-                "same command with a lower --learning-rate or --max-grad-norm, or without --bf16, continues after them"
+                "same command with a lower --learning-rate or --max-grad-norm, or without --bf16, continues "
+                "after them"
             )
         self.changes += 1  # before the step: interrupted, it may have changed some of the weights
         self.optimizer.step()

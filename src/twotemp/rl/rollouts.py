@@ -106,8 +106,8 @@ def collect(
 ) -> Rollouts:
     """Draw a group of samples for each problem and compute their rewards.
 
-    A sample's noise is addressed by (seed, number and id of the problem, index): the same on any number of workers, and
-    another where a problem comes again.
+    A sample's noise is addressed by (seed, number and id of the problem, index): the same on any number of workers,
+    and another where a problem comes again.
 
     Args:
         model: encodes the problems and decodes the samples.

@@ -300,7 +300,9 @@ def pair_loss(model: Any, task: str, right: Sequence[Completion], wrong: Sequenc
 
 
 def _queries(model: Any, build: BuildQueries, completions: Sequence[Completion]) -> MaskedQueries:
-    batch = CompletionBatch.pad(completions, eos_ids=model.eos_ids, mask_id=model.mask_id, device=model.device)
+    batch = CompletionBatch.pad(
+        completions, eos_ids=model.eos_ids, mask_id=model.mask_id, device=model.device
+    )
     return build(batch, range(1))
 
 
