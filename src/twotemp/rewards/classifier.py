@@ -140,7 +140,7 @@ def _check_config(config: Mapping[str, Any]) -> None:
     if not str(kinds[0]).endswith("ForSequenceClassification"):
         raise UserError(
             f"not a reward model: its config.json names {kinds[0]}, and a reward model is a sequence classifier, "
-            "such as nvidia/AceMath-7B-RM; a denoiser judges as `likelihood:` and its name"
+            "such as nvidia/AceMath-7B-RM; a denoiser scores answers as `likelihood:` and its name"
         )
 
 

@@ -148,7 +148,7 @@ class Learner:
         """Take one optimizer step.
 
         Args:
-            batch: micro-batches of queries, as many on every worker.
+            batch: micro-batches of queries, the same number on every worker.
             advantage: of each completion of this worker.
             tokens: scored tokens of the global batch.
             old: log q of every query before the first iteration; None: this is the first.
@@ -191,7 +191,7 @@ class Learner:
         return total, kl, clipped, grad_norm
 
     def _micro_batches(self, completions: CompletionBatch | None, iteration: int) -> list[MaskedQueries]:
-        """Return the queries of one inner iteration, in as many micro-batches on every worker."""
+        """Return the queries of one inner iteration, in the same number of micro-batches on every worker."""
         settings, parts = self.settings, []
         if completions is not None:
             draws = range(iteration * settings.draws, (iteration + 1) * settings.draws)
