@@ -1,6 +1,6 @@
 """Train the embedded verifier: `train(VerifierRecipe.read(path), out)`.
 
-It is the denoiser itself; its score is the likelihood of an answer and of its checks (`rewards.likelihood`). So it
+It is the denoiser itself; its score is the likelihood of an answer and of its checks (`rewards.denoiser`). So it
 starts with all that the denoiser knows about answers, which a classifier has to learn again (docs/LOG.md). First it
 learns the checks, from fresh problems with their right answers, of which there is no end; then also to find right
 answers likelier than wrong ones *to the same problem*, samples of the policies it will judge. Problems are of the
@@ -31,21 +31,21 @@ from twotemp.asking import Ask, answer, requests
 from twotemp.errors import UserError
 from twotemp.folders import continued, only_writer, replacing, write_json, write_run
 from twotemp.graders.base import Grader
+from twotemp.likelihood.queries import (
+    BuildQueries,
+    Completion,
+    CompletionBatch,
+    MaskedQueries,
+    concatenate,
+    log_q,
+)
 from twotemp.metrics import auc
 from twotemp.models.checkpoint import save
 from twotemp.models.load import load
 from twotemp.plain import read_yaml, record
 from twotemp.policies import parse
 from twotemp.records import Problem
-from twotemp.rewards.likelihood import (
-    Canvas,
-    View,
-    all_and_thirds,
-    canvas_of,
-    checks,
-    likelihood_and_checks,
-    log_q,
-)
+from twotemp.rewards.denoiser import answer_row, checks, scaled_thirds, with_checks
 from twotemp.sampling import draw
 from twotemp.tasks import SOURCES
 from twotemp.tasks.generated import Split
@@ -205,17 +205,18 @@ def graded(grader: Grader, items: Sequence[tuple[Problem, str]]) -> Iterator[Jud
 class Question(NamedTuple):
     """The distinct answers to one problem."""
 
-    right: list[Canvas]
-    wrong: list[Canvas]
+    right: list[Completion]
+    wrong: list[Completion]
 
 
 @dataclass(frozen=True)
 class Shelf:
     """Problems of one task that have a right and a wrong answer, with prompts of one length."""
 
+    task: str
     questions: list[Question]
 
-    def pairs(self, count: int, generator: torch.Generator) -> tuple[list[Canvas], list[Canvas]]:
+    def pairs(self, count: int, generator: torch.Generator) -> tuple[list[Completion], list[Completion]]:
         """A right and a wrong answer to each of so many problems, all of which count alike."""
 
         def pick(among: Sequence[T]) -> T:
@@ -229,12 +230,12 @@ def shelves(model: Any, rows: Sequence[Judged]) -> list[Shelf]:
     """What batches are drawn from."""
     found: dict[tuple[str, int, int], dict[str, Question]] = {}
     for row in dict.fromkeys(rows):
-        canvas = canvas_of(model, Problem(row.problem, row.task, row.prompt), row.answer)
-        here = found.setdefault((row.task, canvas.first, len(canvas.ids)), {})
+        completion = answer_row(model, Problem(row.problem, row.task, row.prompt), row.answer)
+        here = found.setdefault((row.task, len(completion.prompt), completion.columns), {})
         question = here.setdefault(row.problem, Question([], []))
-        (question.right if row.passed else question.wrong).append(canvas)
-    both = ([one for one in here.values() if one.right and one.wrong] for here in found.values())
-    return [Shelf(questions) for questions in both if questions]
+        (question.right if row.passed else question.wrong).append(completion)
+    both = {key: [one for one in here.values() if one.right and one.wrong] for key, here in found.items()}
+    return [Shelf(task, questions) for (task, _, _), questions in both.items() if questions]
 
 
 def fit(
@@ -258,7 +259,7 @@ def fit(
         log.add(batch.task, loss.item(), batch.ids.numel())
         if pairs := step >= recipe.pairs_from:
             shelf = found[int(torch.multinomial(sizes, 1, generator=generator))]
-            of_pairs = pair_loss(model, *shelf.pairs(recipe.batch_pairs, generator))
+            of_pairs = pair_loss(model, shelf.task, *shelf.pairs(recipe.batch_pairs, generator))
             log.add("pairs", of_pairs.item(), 0)
             loss = loss + of_pairs
         optimizer.descend(loss, recipe.rate(step))
@@ -272,35 +273,49 @@ def fit(
 def right_loss(model: Any, batch: Examples, anchor: float, generator: torch.Generator) -> Tensor:
     """-log q of a token that a check expects, plus `anchor` times -log q of a token of the answer: of every right
     answer one view, mostly a check."""
-    canvases = [Canvas(batch.task, ids, batch.prompt, len(ids)) for ids in batch.ids.tolist()]
-    checked = (torch.rand(len(canvases), generator=generator) < CHECKED).tolist()
-    kinds = [checks(model, one) if check else all_and_thirds(one) for one, check in zip(canvases, checked)]
-    views = [_of_a_token(views, generator) for views in kinds]
-    found = log_q(model, batch.ids, views)
+    completions = [Completion.after(ids[: batch.prompt], ids[batch.prompt :]) for ids in batch.ids.tolist()]
+    checked = (torch.rand(len(completions), generator=generator) < CHECKED).tolist()
+    build_checks = checks(model, batch.task)
+    every = [
+        _queries(model, build_checks if check else scaled_thirds, [completion])
+        for completion, check in zip(completions, checked)
+    ]
+    queries = concatenate([_of_a_token(queries, generator) for queries in every])
+    found, tokens = _log_q(model, queries), queries.queried.sum(1).tolist()
     loss = found.new_zeros(())
     for kind, weight in ((True, 1.0), (False, anchor)):
         here = [number for number, check in enumerate(checked) if check is kind]
         if here:
-            loss = loss - weight * found[here].sum() / sum(len(views[number].asked) for number in here)
+            loss = loss - weight * found[here].sum() / sum(tokens[number] for number in here)
     return loss
 
 
-def pair_loss(model: Any, right: Sequence[Canvas], wrong: Sequence[Canvas]) -> Tensor:
+def pair_loss(model: Any, task: str, right: Sequence[Completion], wrong: Sequence[Completion]) -> Tensor:
     """-log sigma(s_right - s_wrong): the order of each pair by its scores."""
-    views = likelihood_and_checks(model)
-    seen = [(number, one.ids, view) for number, one in enumerate([*right, *wrong]) for view in views(one)]
-    numbers, rows, found = zip(*seen)
-    weights = torch.tensor([view.weight for view in found])
-    terms = weights * log_q(model, torch.tensor(rows), found)
-    scores = terms.new_zeros(len(right) + len(wrong)).index_add(0, torch.tensor(numbers), terms)
+    queries = _queries(model, with_checks(scaled_thirds, model, task), [*right, *wrong])
+    terms = queries.weight * _log_q(model, queries)
+    scores = terms.new_zeros(len(right) + len(wrong)).index_add(0, queries.row, terms)
     loss: Tensor = -logsigmoid(scores[: len(right)] - scores[len(right) :]).mean()
     return loss
 
 
-def _of_a_token(views: Sequence[View], generator: torch.Generator) -> View:
-    """A view, so that every token that is asked for is as likely."""
-    sizes = torch.tensor([float(len(view.asked)) for view in views])
-    return views[int(torch.multinomial(sizes, 1, generator=generator))]
+def _queries(model: Any, build: BuildQueries, completions: Sequence[Completion]) -> MaskedQueries:
+    batch = CompletionBatch.pad(
+        completions, eos_ids=model.eos_ids, mask_id=model.mask_id, device=model.device
+    )
+    return build(batch, range(1))
+
+
+def _log_q(model: Any, queries: MaskedQueries) -> Tensor:
+    """log q of all that a query asks for, query by query."""
+    forbidden = torch.tensor(model.forbidden_ids, device=model.device)
+    return queries.totals(log_q(model.logits, queries, forbidden))
+
+
+def _of_a_token(queries: MaskedQueries, generator: torch.Generator) -> MaskedQueries:
+    """One of the queries, so that every token that is asked for is as likely."""
+    number = int(torch.multinomial(queries.queried.sum(1).float(), 1, generator=generator))
+    return queries[number : number + 1]
 
 
 def _below(count: int, generator: torch.Generator) -> int:

@@ -16,12 +16,13 @@ from tests.toy import FixedModel, ToyModel
 from twotemp.engine import Live, run, states
 from twotemp.engine.prefix import Prefix
 from twotemp.errors import UserError
+from twotemp.likelihood.estimators import ESTIMATORS
+from twotemp.likelihood.queries import Completion, CompletionBatch
 from twotemp.models.base import language_model
 from twotemp.policies import PRESETS, policy
 from twotemp.policies.positions import Text
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import Sample, Trace
-from twotemp.rl.likelihood import ESTIMATORS, Completions
 
 EDITORS = [name for name, preset in PRESETS.items() if preset.policy.edit != "never"]
 Q = (0.5, 0.3, 0.15, 0.05)
@@ -173,7 +174,8 @@ def test_nothing_of_a_text_that_may_be_edited_is_certain():
 def test_likelihoods_of_the_path_refuse_edited_samples(estimate):
     model = ToyModel()
     found = list(run(model, requests_of(model, policy("t2m"), count=2, trace=True)))
-    rows = Completions.of(found, model.eos_ids)
+    completions = [Completion.from_sample(sample) for sample in found]
+    batch = CompletionBatch.pad(completions, eos_ids=model.eos_ids, mask_id=model.mask_id)
     with pytest.raises(UserError, match="rewrites tokens"):
-        ESTIMATORS[estimate](rows, model.mask_id, 0, 1)
-    ESTIMATORS["ar"](rows, model.mask_id, 0, 1)
+        ESTIMATORS[estimate](batch)
+    ESTIMATORS["ar"](batch)

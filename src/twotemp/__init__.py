@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from twotemp.errors import UserError
+    from twotemp.likelihood.score import score
     from twotemp.models.base import Denoiser, LanguageModel
     from twotemp.models.load import load
     from twotemp.models.wrap import wrap
     from twotemp.policies.presets import policy
     from twotemp.records import Policy, Sample
     from twotemp.sampling import infill, sample, stream
-    from twotemp.scoring import score
 
 __all__ = [
     "Denoiser",
@@ -46,7 +46,7 @@ _HOMES = {
     "load": "twotemp.models.load",
     "policy": "twotemp.policies.presets",
     "sample": "twotemp.sampling",
-    "score": "twotemp.scoring",
+    "score": "twotemp.likelihood.score",
     "stream": "twotemp.sampling",
     "wrap": "twotemp.models.wrap",
 }

@@ -21,10 +21,10 @@ from tqdm import tqdm
 from twotemp.asking import finish
 from twotemp.errors import UserError, unknown
 from twotemp.integrations.arguments import answer_length, device_of, load_model, origin, policy_of, rows_of
+from twotemp.likelihood.score import Likelihood, score
 from twotemp.models.base import LanguageModel, Message
 from twotemp.records import Policy, Request, Sample
 from twotemp.sampling import draw, requests_for
-from twotemp.scoring import Likelihood, score
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
