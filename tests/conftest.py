@@ -18,7 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 
-from tests import forked
+from tests.helpers import forked
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, which some send to themselves.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -54,7 +54,7 @@ def beside() -> Beside:
 @pytest.fixture
 def toy_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """`toy` and `toy-b` are known as tasks, and `toy` as a grader."""
-    from tests import toy_task
+    from tests.helpers import toy_task
 
     toy_task.install(monkeypatch)
 
@@ -62,7 +62,7 @@ def toy_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def micro_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of the micro model, which is random."""
-    from tests import toy_task
+    from tests.helpers import toy_task
     from twotemp.models.checkpoint import save
 
     return save(toy_task.micro_model(), tmp_path_factory.mktemp("model") / "micro")
@@ -76,7 +76,7 @@ def _fork_server() -> Iterator[None]:
 
 @pytest.fixture
 def forked_processes(_fork_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python processes that the test starts have torch and twotemp imported already; see tests/forked.py."""
+    """Python processes that the test starts have torch and twotemp imported already; see tests/helpers/forked.py."""
     monkeypatch.setattr(subprocess, "Popen", forked.Forked)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tests.graded_cells import config, graded, store_cell
+from tests.helpers.graded_cells import config, graded, store_cell
 from twotemp import tasks
 from twotemp.analysis import (
     Graded,

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests import toy_task
-from tests.tiny_checkpoints import EOS, MASK, random_model, word_tokenizer
-from tests.toy import FixedModel
+from tests.helpers import toy_task
+from tests.helpers.tiny_checkpoints import EOS, MASK, random_model, word_tokenizer
+from tests.helpers.toy import FixedModel
 from twotemp import asking, sampling
 from twotemp.asking import Ask, answer, finish, requests
 from twotemp.engine import run

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.fixture_models import fixture_model
-from tests.test_engine import by_key, requests_of, same
-from tests.tiny_checkpoints import random_model
-from tests.toy import ToyModel
+from tests.helpers.engine_requests import by_key, requests_of, same
+from tests.helpers.fixture_models import fixture_model
+from tests.helpers.tiny_checkpoints import random_model
+from tests.helpers.toy import ToyModel
 from twotemp.engine import run
 from twotemp.engine.scheduler import Scheduler
 from twotemp.errors import UserError

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests import benchmark_rows, tiny_checkpoints, toy_task
+from tests.helpers import benchmark_rows, tiny_checkpoints, toy_task
 from twotemp.cli import app, console
 from twotemp.cli.evaluate import split_policies
 from twotemp.cli.options import TaskOptions

@@ -8,7 +8,7 @@ import shlex
 import pytest
 from typer.testing import CliRunner
 
-from tests import toy_task
+from tests.helpers import toy_task
 from twotemp import graders, plugins, tasks
 from twotemp.cli import app
 from twotemp.errors import UserError

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests import toy_task
-from tests.executor_makes import Free
-from tests.killing import kill_at_random
-from tests.test_evaluation import rows
+from tests.helpers import toy_task
+from tests.helpers.executor_makes import Free
+from tests.helpers.executor_runs import DRIVER_PLAN
+from tests.helpers.killing import kill_at_random
+from tests.helpers.toy_runs import rows
 from twotemp.cli import app
 from twotemp.cli import workers as cli
 from twotemp.errors import UserError
-from twotemp.evaluation import Evaluation, Plan, TaskChoice
-from twotemp.policies import parse
+from twotemp.evaluation import Evaluation
 from twotemp.rl import evaluation
 from twotemp.store import Store
 
@@ -137,17 +137,16 @@ def test_a_model_that_is_spread_over_all_gpus_has_no_workers(monkeypatch):
 DRIVER = """
 import sys
 import pytest
-from tests import executor_makes, test_cli_workers, toy_task
+from tests.helpers import executor_makes, executor_runs, toy_task
 from twotemp.evaluation import Evaluation
 from twotemp.executors import Processes, Supervisor
 toy_task.install(pytest.MonkeyPatch())
-with Evaluation(test_cli_workers.PLAN, sys.argv[1]) as prepared:
+with Evaluation(executor_runs.DRIVER_PLAN, sys.argv[1]) as prepared:
     with Supervisor(Processes(executor_makes.slow), 2, unit=16) as drawer:
         drawer.name
         print("ready", flush=True)
         prepared.run_with(drawer)
 """
-PLAN = Plan((TaskChoice("toy"), TaskChoice("toy-b")), (parse("ar"), parse("tct")), n=8, questions=6)
 
 
 def test_a_driver_that_was_killed_and_started_again_draws_only_what_is_missing(
@@ -159,7 +158,7 @@ def test_a_driver_that_was_killed_and_started_again_draws_only_what_is_missing(
     assert kill_at_random(command, kills=2, longest=3.0, ready="ready", seed=3) == 2
     before = rows(run)
     assert 0 < len(before) < 2 * 2 * 8 * 6, "the kills came in the middle"
-    with Evaluation(PLAN, run) as prepared:
+    with Evaluation(DRIVER_PLAN, run) as prepared:
         prepared.run_with(Free())
-    with Evaluation(PLAN, tmp_path / "whole") as prepared:
+    with Evaluation(DRIVER_PLAN, tmp_path / "whole") as prepared:
         assert rows(prepared.run_with(Free())) == rows(run)

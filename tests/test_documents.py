@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -14,14 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.documents import RECIPES, ROOT, blocks, code_of, commands_of
 from twotemp import __version__
 
-ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 25 * 1024 * 1024
-
-
-def blocks(document: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), flags=re.S)
 
 
 @pytest.fixture(scope="module")
@@ -112,32 +107,6 @@ def test_the_readme_example_prints_what_it_says(run, tmp_path):
     said = [line.partition("#")[2].strip() for line in example.splitlines() if line.startswith("print")]
     printed = run(tmp_path, "-c", example).splitlines()
     assert printed == [text.partition(":")[0] for text in said]
-
-
-RECIPES = {
-    "policy": "add_policy",
-    "task": "add_task",
-    "grader": "add_grader",
-    "model": "wrap",
-    "family": "FAMILIES",
-}
-
-
-def code_of(recipe: str) -> str:
-    (code,) = (block for block in blocks("CONTRIBUTING.md", "python") if RECIPES[recipe] in block)
-    return code
-
-
-def commands_of(recipe: str) -> str | None:
-    """What is run with a plug-in; the other recipes are scripts."""
-    if recipe not in ("policy", "task"):
-        return None
-    (block,) = (block for block in blocks("CONTRIBUTING.md", "shell") if f"--plugin {recipe}.py" in block)
-    return block
-
-
-# For tests/test_site.py, which runs every block that nobody else does.
-RUN_HERE = {*blocks("README.md", "python"), *map(code_of, RECIPES), *map(commands_of, RECIPES)}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

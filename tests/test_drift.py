@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.proxies import Proxy
-from tests.toy import FixedModel
+from tests.helpers.toy import FixedModel
 from twotemp.engine.drift import drift
 from twotemp.errors import UserError
 from twotemp.policies import policy

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 from scipy import stats
 
 import twotemp
-from tests.fixture_models import fixture_model
-from tests.toy import FixedModel, ToyModel
+from tests.helpers.engine_requests import by_key, requests_of, same
+from tests.helpers.fixture_models import fixture_model
+from tests.helpers.toy import FixedModel, ToyModel
 from theory.table import TableModel
 from twotemp.engine import run, states
 from twotemp.engine.scheduler import Scheduler
@@ -22,30 +22,6 @@ from twotemp.records import Request, Sample
 from twotemp.rng import row_key
 
 FAMILIES = ("llada", "dream", "sdar", "llada2")
-
-
-def requests_of(model, chosen, count=8, length=12, block=4, **more) -> list[Request]:
-    """Prompts of different lengths, so that every batch is padded. Where samples repel each other, each is the first
-    of its question (tests/test_groups.py has the others)."""
-    block = None if model.block_size else block
-    index = [0 if chosen.repel else i for i in range(count)]
-    return [
-        Request(
-            f"q{i}", tuple(range(2, 5 + 3 * (i % 4))), chosen, length, block, seed=3, index=index[i], **more
-        )
-        for i in range(count)
-    ]
-
-
-def by_key(samples) -> dict[tuple[str, int], Sample]:
-    return {(s.request, s.index): s for s in samples}
-
-
-def same(a: Sample, b: Sample) -> bool:
-    """Equal token for token and step for step; times aside, and confidences up to rounding."""
-    strip = {"seconds": 0.0, "trace": None}
-    steps = a.trace is None or b.trace is None or a.trace.steps == b.trace.steps
-    return steps and replace(a, **strip) == replace(b, **strip)
 
 
 @pytest.fixture(scope="module")

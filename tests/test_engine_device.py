@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 
-from tests.test_engine import by_key, same
-from tests.test_models_forward import MODELS
-from tests.tiny_checkpoints import MIXTURES
-from twotemp.engine import Ledger, Observer, run
+from tests.helpers.engine_requests import by_key, same
+from tests.helpers.engine_steps import batch_of, blind, step
+from tests.helpers.random_models import MODELS
+from tests.helpers.tiny_checkpoints import MIXTURES
+from twotemp.engine import Ledger, run
 from twotemp.engine.batch import Batch
-from twotemp.engine.rows import Rows, compact, widths
+from twotemp.engine.rows import Rows, compact
 from twotemp.policies import PRESETS, policy, tokens
 from twotemp.records import Request
 
@@ -29,22 +29,6 @@ LLADA = MODELS["llada"]
 def test_compact_is_nonzero(rows, share):
     flags = torch.rand(rows, 7, generator=torch.Generator().manual_seed(1)) < share
     assert compact(flags, int(flags.sum())).tolist() == flags.flatten().nonzero()[:, 0].tolist()
-
-
-def batch_of(model, wanted, cache=None) -> Batch:
-    return Batch(model, wanted, *widths(wanted, model), cache)
-
-
-def step(batch: Batch) -> list[int]:
-    return batch.commit(batch.run(Observer()))[0]
-
-
-def blind(model):
-    """The model on the meta device, whose tensors hold nothing: whatever needs a value or a size from them fails."""
-    twin = copy.copy(model)
-    twin.module = copy.deepcopy(model.module).to("meta")
-    twin.device = torch.device("meta")
-    return twin
 
 
 @pytest.mark.parametrize("name", PRESETS)

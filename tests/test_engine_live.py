@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.test_engine import by_key, requests_of, same
-from tests.tiny_checkpoints import BIDIRECTIONAL, CONFIGS, random_model
-from tests.toy import ToyModel
+from tests.helpers.engine_requests import by_key, requests_of, same
+from tests.helpers.tiny_checkpoints import BIDIRECTIONAL, CONFIGS, random_model
+from tests.helpers.toy import ToyModel
 from twotemp.engine import Live, Observer, run
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, policy

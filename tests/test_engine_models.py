@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.test_engine import by_key, requests_of, same
-from tests.test_models_forward import MODELS
-from tests.tiny_checkpoints import BLOCK, BLOCK_CAUSAL, CONFIGS, random_model
-from tests.toy import FixedModel, ToyModel
+from tests.helpers.engine_requests import by_key, requests_of, same
+from tests.helpers.random_models import MODELS
+from tests.helpers.tiny_checkpoints import BLOCK, BLOCK_CAUSAL, CONFIGS, random_model
+from tests.helpers.toy import FixedModel, ToyModel
 from twotemp.engine import run
 from twotemp.engine.batch import Batch
 from twotemp.errors import UserError

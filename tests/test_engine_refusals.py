@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import twotemp
-from tests.toy import ToyModel
+from tests.helpers.toy import ToyModel
 from twotemp.engine import run, states
 from twotemp.errors import UserError
 from twotemp.policies import policy

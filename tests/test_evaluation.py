@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import toy_task
+from tests.helpers import toy_task
+from tests.helpers.toy_runs import PLAN, POLICIES, Rows, evaluate, rows
 from twotemp import sampling
 from twotemp.analysis import read
 from twotemp.engine import run as engine_run
@@ -23,12 +24,7 @@ from twotemp.evaluation import Evaluation, Plan, Progress, TaskChoice, grading, 
 from twotemp.folders.frames import FrameFile, read_batches
 from twotemp.models.load import load
 from twotemp.policies import parse
-from twotemp.records import Grade, Request, Sample
-from twotemp.store import Key, Store
-
-POLICIES = tuple(parse(spec) for spec in ("ar", "tlc", "tct:threshold=0.3"))
-PLAN = Plan((TaskChoice("toy"), TaskChoice("toy-b")), POLICIES, n=3, questions=4)
-
+from twotemp.records import Grade, Request
 
 pytestmark = pytest.mark.usefixtures("toy_tasks")
 
@@ -36,24 +32,6 @@ pytestmark = pytest.mark.usefixtures("toy_tasks")
 @pytest.fixture(scope="module")
 def model():
     return toy_task.micro_model()
-
-
-def evaluate(model, plan: Plan, out: Path, **options) -> Store:
-    with Evaluation(plan, out, shard=options.pop("shard", (1, 1))) as prepared:
-        return prepared.run(model, **options)
-
-
-Rows = dict[tuple[str, Key], tuple[Sample, Grade | None]]
-
-
-def rows(run: Path | Store) -> Rows:
-    """Everything a run holds, times aside."""
-    store = run if isinstance(run, Store) else Store.open(run)
-    return {
-        (cell.name, sample.key): (replace(sample, seconds=0.0), cell.grades("toy 1").get(sample.key))
-        for cell in store.cells()
-        for sample in cell.samples()
-    }
 
 
 @pytest.fixture(scope="module")

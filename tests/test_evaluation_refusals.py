@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import benchmark_rows
+from tests.helpers import benchmark_rows
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, Plan, TaskChoice
 from twotemp.graders import sandbox

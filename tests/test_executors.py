@@ -14,25 +14,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests import toy_task
-from tests.executor_makes import Free, Stumbling, free, free_sample, last_words, micro, slow
-from tests.test_evaluation import rows
+from tests.helpers import toy_task
+from tests.helpers.executor_makes import Free, Stumbling, free, free_sample, last_words, micro, slow
+from tests.helpers.executor_runs import UNIT, run
 from twotemp.errors import UserError
-from twotemp.evaluation import Evaluation, InProcess, Plan, TaskChoice
+from twotemp.evaluation import InProcess
 from twotemp.executors import Processes, Supervisor
 from twotemp.executors.messages import Done, Draw, Drawn, Lost, Ready, cut
 from twotemp.executors.processes import Process, environment
 from twotemp.executors.ray_actors import Actor
-from twotemp.folders.frames import read_batches
 from twotemp.policies import parse
 from twotemp.records import Request
-
-POLICIES = tuple(parse(spec) for spec in ("ar", "tlc", "tct:threshold=0.3"))
-# The two tasks have the same ids: only their chunk says whose a sample is.
-PLAN = Plan((TaskChoice("toy"), TaskChoice("toy-b")), POLICIES, n=4, questions=6, trace=True)
-WANTED = 2 * 6 * 4 * 3
-UNIT = 16
-
 
 pytestmark = pytest.mark.usefixtures("toy_tasks", "forked_processes")
 
@@ -52,15 +44,6 @@ class SameCuts(InProcess):
 
 def crew(make, count: int = 2, **options) -> Supervisor:
     return Supervisor(Processes(make), count, **{"unit": UNIT, **options})
-
-
-def run(drawer, out: Path):
-    """PLAN's rows, each on the disk once."""
-    with Evaluation(PLAN, out) as prepared:
-        found = rows(prepared.run_with(drawer))
-    written = (batch for file in out.glob("*/samples-*") for batch in read_batches(file))
-    assert len(found) == WANTED == sum(map(len, written)), "wanted, distinct, stored"
-    return found
 
 
 @pytest.mark.parametrize("how", ["kill", "hang", "stop", "crash"])
@@ -271,7 +254,7 @@ def test_a_worker_gets_nothing_of_the_environment_but_what_it_needs(monkeypatch)
 DRIVER = """
 import sys
 from pathlib import Path
-from tests.executor_makes import Free, Stumbling, free, free_sample, micro, slow
+from tests.helpers.executor_makes import Free, Stumbling, free, free_sample, micro, slow
 from twotemp.executors import Processes, Supervisor
 from twotemp.policies import parse
 from twotemp.records import Request

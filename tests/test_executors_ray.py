@@ -11,8 +11,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.executor_makes import Free, Stumbling, free, slow
-from tests.test_executors import UNIT, run
+from tests.helpers.executor_makes import Free, Stumbling, free, slow
+from tests.helpers.executor_runs import UNIT, run
 from twotemp.errors import UserError
 from twotemp.executors import Supervisor
 from twotemp.executors.ray_actors import RayActors
@@ -77,7 +77,7 @@ def test_a_local_cluster_is_not_started_unless_it_may_be_reached():
 
 LOCAL = """
 import os, subprocess, sys
-from tests.executor_makes import told
+from tests.helpers.executor_makes import told
 from twotemp.executors import Supervisor
 from twotemp.executors.ray_actors import RayActors
 os.environ["HF_TOKEN"] = "secret"

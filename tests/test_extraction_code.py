@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.benchmark_rows import MADE_UP, Row, read
 from tests.conftest import Beside
+from tests.helpers.benchmark_rows import MADE_UP, Row, read
 from twotemp.graders.code_extraction import find_code
 
 RIGHT = "def f(x): return 2 * x"

@@ -389,7 +389,7 @@ def test_damage_inside_a_log_is_named(tmp_path: Path):
 def test_a_training_log_goes_on_where_the_run_does(tmp_path: Path, monkeypatch, torn: bool):
     """Checkpoints fall between two lines of the log; tokens and losses are those of an uninterrupted run."""
     from recipes import checkpoints, loop
-    from tests.test_training import MICRO
+    from tests.helpers.micro_recipe import MICRO
 
     recipe = replace(MICRO, checkpoint_every=3, log_every=2)
     loop.train(recipe, tmp_path / "whole")

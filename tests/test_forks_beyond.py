@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.forks_cases import SEARCH, T_POS, UNIT, model_of, models
+from tests.helpers.forks_cases import SEARCH, T_POS, UNIT, model_of, models
 from theory import beyond
 from theory.anchor_fork import AnchorFork, has
 from theory.beyond import pairwise_budget, pairwise_threshold, printed_share, tct, worst_t_pos

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from tests.forks_cases import model_of
+from tests.helpers.forks_cases import model_of
 from theory.anchor_fork import AnchorFork, constant, has
 from theory.beyond import example, threshold_shares
 from theory.denoiser import AnchorForkModel, Simulation, simulate, with_entropy

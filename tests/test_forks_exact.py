@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate
 
-from tests.forks_cases import SEARCH, models
+from tests.helpers.forks_cases import SEARCH, models
 from theory.anchor_fork import AnchorFork, constant, has, state_of, table
 from theory.beyond import tct
 from theory.exact import commit_sets, expected_steps, forced_commit, fork_law, orders, sigmoid, visits

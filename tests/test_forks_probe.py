@@ -325,7 +325,7 @@ def test_the_command_end_to_end(tmp_path, embedded_sized_model):
 def embedded_sized_model(tmp_path):
     """A random checkpoint that knows the words of the embedded tasks."""
     from recipes import tokenizer
-    from tests.tiny_checkpoints import random_model
+    from tests.helpers.tiny_checkpoints import random_model
     from twotemp.models.checkpoint import save
 
     words = tokenizer.build()

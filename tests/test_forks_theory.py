@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.forks_cases import SEARCH, T_POS, UNIT, model_of, models
+from tests.helpers.forks_cases import SEARCH, T_POS, UNIT, model_of, models
 from theory.anchor_fork import AnchorFork, has
 from theory.exact import fork_law, sigmoid
 from theory.statements import (

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.forks_cases import SEARCH
+from tests.helpers.forks_cases import SEARCH
 from theory.anchor_fork import has
 from theory.exact import commit_sets, sigmoid
 from theory.statements import ar, tlc

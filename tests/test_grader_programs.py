@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.benchmark_rows import MADE_UP, Row, read
 from tests.conftest import Beside
+from tests.helpers.benchmark_rows import MADE_UP, Row, read
 from twotemp.errors import UserError
 from twotemp.graders import programs as module
 from twotemp.graders import sandbox

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import toy_task
-from tests.test_evaluation import PLAN, evaluate, rows
-from tests.toy import ToyModel
+from tests.helpers import toy_task
+from tests.helpers.toy import ToyModel
+from tests.helpers.toy_runs import PLAN, evaluate, rows
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, InProcess, Plan, TaskChoice, grading
 from twotemp.policies import parse

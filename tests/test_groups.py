@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 import twotemp
-from tests.test_engine import by_key, same
-from tests.test_engine_device import batch_of, blind, step
-from tests.tiny_checkpoints import random_model
-from tests.toy import FixedModel, ToyModel
+from tests.helpers.engine_requests import by_key, same
+from tests.helpers.engine_steps import batch_of, blind, step
+from tests.helpers.tiny_checkpoints import random_model
+from tests.helpers.toy import FixedModel, ToyModel
 from twotemp.engine import Live, Service, run, states
 from twotemp.engine.rows import Rows
 from twotemp.engine.scheduler import Scheduler

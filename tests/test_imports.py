@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import mermaid
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "twotemp"
@@ -175,3 +177,20 @@ def test_waiting_threads_go_to_sleep_unless_the_user_says_otherwise(given, expec
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=clean | given)
     assert done.stdout.splitlines()[-1] == f"{expected} False"
+
+
+def test_the_picture_of_the_rooms_agrees_with_the_rule_of_imports():
+    storey, floor = {}, 0
+    for line in mermaid.diagrams()[0].splitlines():
+        floor += "subgraph" in line
+        if not re.search("flowchart|subgraph|direction|cli|end$", line):
+            storey |= dict.fromkeys(re.findall(r"\w+", line), floor)
+    assert set(storey) == set(ALLOWED)
+    upwards = {(a, b) for a, below in ALLOWED.items() for b in below if storey[b] > storey[a]}
+    assert upwards == {("samples", "report")}  # the page says so
+
+
+def test_the_table_of_the_rooms_names_every_one():
+    page = (ROOT.parents[1] / "docs" / "architecture.md").read_text()
+    first = re.findall(r"(?m)^\| (`.*?) \|", page)
+    assert {name for cell in first for name in re.findall(r"`(\w+)`", cell)} == {*ALLOWED, "cli"}

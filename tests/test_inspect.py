@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 import pytest
 
 import twotemp
-from tests.pages import run_page
+from tests.helpers.pages import run_page
 from twotemp.errors import UserError
 
 pytest.importorskip("inspect_ai", reason="needs the extra: pip install 'twotemp[inspect]'")

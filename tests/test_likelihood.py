@@ -8,7 +8,7 @@ from math import comb
 import pytest
 import torch
 
-from tests import rl_toys
+from tests.helpers import rl_toys
 from theory.table import TableModel
 from twotemp import rng
 from twotemp.engine import run

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests import rl_toys
+from tests.helpers import rl_toys
 from theory.anchor_fork import has
 from theory.exact import commit_sets
 from theory.strings import temper

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import twotemp
-from tests.test_engine import same
-from tests.tiny_checkpoints import random_model
-from tests.toy import ToyModel
+from tests.helpers.engine_requests import same
+from tests.helpers.tiny_checkpoints import random_model
+from tests.helpers.toy import ToyModel
 from twotemp.asking import finish
 from twotemp.engine import Live, Service, Stopped, Written, run
 from twotemp.engine.prefix import settle

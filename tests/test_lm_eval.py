@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import twotemp
-from tests.pages import run_page
-from tests.toy import string_table
+from tests.helpers.pages import run_page
+from tests.helpers.toy import string_table
 from theory.table import TableModel
 from twotemp.errors import UserError
 from twotemp.policies import parse

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.toy import ToyModel
-from tests.toy_task import micro_model
+from tests.helpers.toy import ToyModel
+from tests.helpers.toy_task import micro_model
 from twotemp.engine import memory, run
 from twotemp.engine.memory import MOST_ROWS, fit_batch, row_bytes
 from twotemp.policies import policy

@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tests.tiny_checkpoints import CONFIGS, LLADA_8B, random_model
+from tests.helpers.tiny_checkpoints import CONFIGS, LLADA_8B, random_model
 from twotemp.cli import app
 from twotemp.errors import UserError
 from twotemp.models import catalogue

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.tiny_checkpoints import CONFIGS, MASK, random_model
+from tests.helpers.tiny_checkpoints import CONFIGS, MASK, random_model
 from twotemp.engine.drift import drift
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import INDEX, fingerprint, save

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tiny_checkpoints import (
+from tests.helpers.random_models import MODELS
+from tests.helpers.tiny_checkpoints import (
     BIDIRECTIONAL,
     BLOCK,
     BLOCK_CAUSAL,
@@ -24,7 +25,6 @@ from twotemp.models.base import CachedDenoiser, Denoiser
 from twotemp.models.cache import KVCache
 from twotemp.models.transformer import Transformer
 
-MODELS = {model_type: random_model(model_type) for model_type in CONFIGS}
 CLOSE = {"atol": 1e-4, "rtol": 0.0}
 rows_of_ids = st.lists(
     st.lists(st.integers(0, VOCABULARY - 1), min_size=2, max_size=13), min_size=1, max_size=4

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.checkpoint_folders import change_config, change_weights, logits, shard
-from tests.tiny_checkpoints import (
+from tests.helpers.checkpoint_folders import change_config, change_weights, logits, shard
+from tests.helpers.tiny_checkpoints import (
     CONFIGS,
     EOS,
     MASK,

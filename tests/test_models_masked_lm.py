@@ -18,7 +18,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from tests.tiny_checkpoints import EOS, MASK, VOCABULARY, left_padded, word_tokenizer
+from tests.helpers.tiny_checkpoints import EOS, MASK, VOCABULARY, left_padded, word_tokenizer
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser
 from twotemp.models.checkpoint import SINGLE, fingerprint, save

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import Beside
-from tests.fixture_models import FIXTURES
-from tests.tiny_checkpoints import LLADA_8B, left_padded
+from tests.helpers.fixture_models import FIXTURES
+from tests.helpers.tiny_checkpoints import LLADA_8B, left_padded
 from twotemp import sample
 from twotemp.engine import run
 from twotemp.models.checkpoint import save

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import twotemp
-from tests.tiny_checkpoints import EOS, random_model, word_tokenizer
+from tests.helpers.tiny_checkpoints import EOS, random_model, word_tokenizer
 from twotemp.models.checkpoint import INDEX, save
 from twotemp.models.families import family
 from twotemp.models.load import load

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from tests.checkpoint_folders import change_config, change_weights, load_as, logits, shard
-from tests.tiny_checkpoints import (
+from tests.helpers.checkpoint_folders import change_config, change_weights, load_as, logits, shard
+from tests.helpers.tiny_checkpoints import (
     BLOCK,
     BLOCK_CAUSAL,
     CONFIGS,

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from tests.tiny_checkpoints import CONFIGS, EOS, random_model, word_tokenizer
-from tests.toy import ToyModel
+from tests.helpers.tiny_checkpoints import CONFIGS, EOS, random_model, word_tokenizer
+from tests.helpers.toy import ToyModel
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel, language_model
 from twotemp.models.checkpoint import fingerprint

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import blocks, command, embedded, frontier, paper, verifier
-from tests.graded_cells import graded
+from tests.helpers.graded_cells import graded
 from twotemp import tasks
 from twotemp.evaluation import comparison
 from twotemp.policies import parse

@@ -11,7 +11,7 @@ pytest.importorskip("starlette", reason="needs the extra `serve`")
 pytest.importorskip("httpx", reason="needs httpx, Starlette's test client")
 
 import twotemp
-from tests.serving_clients import client_of, listening
+from tests.helpers.serving_clients import client_of, listening
 from twotemp import graders
 from twotemp.engine import states
 from twotemp.graders import get

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import twotemp
-from tests.toy_task import micro_model
+from tests.helpers.toy_task import micro_model
 from twotemp import graders, plugins, tasks
 from twotemp.analysis import problems_of
 from twotemp.errors import UserError

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cache
 from itertools import permutations
 
 import numpy as np
@@ -14,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from tests.helpers.policy_steps import DRAWS, chi_square, decide, keys_of, logits_with_confidence, noise, step
 from twotemp import rng
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse, policy
@@ -21,46 +20,6 @@ from twotemp.policies import positions as where
 from twotemp.policies.step import Noise, PolicyBatch
 from twotemp.policies.tokens import draw, keep_top_k, keep_top_p
 from twotemp.records import Policy
-
-DRAWS = 20_000
-
-
-@cache
-def keys_of(rows: int) -> torch.Tensor:
-    return torch.tensor([rng.row_key(7, "q", i) for i in range(rows)])
-
-
-def noise(rows: int, width: int, step: int = 0) -> Noise:
-    return Noise(keys_of(rows), torch.full((rows,), step), torch.arange(width).expand(rows, -1))
-
-
-def decide(chosen: Policy, logits: torch.Tensor, rows: int, eos: Sequence[int] = (), **more):
-    """One step of `rows` independent rows that all see the same logits [W, V]."""
-    width = logits.shape[0]
-    masked = torch.ones(rows, width, dtype=torch.bool)
-    batch = PolicyBatch([chosen] * rows, eos_ids=eos)
-    return step(batch, noise(rows, width), logits.repeat(rows, 1), masked, **more)[0]
-
-
-def step(batch: PolicyBatch, at: Noise, logits: torch.Tensor, masked: torch.Tensor, **more):
-    """Both verbs, one after the other."""
-    drawn = batch.draw(at, logits, masked, masked.flatten().nonzero()[:, 0], entropy=True)
-    return batch.choose(at, drawn, masked, **more)
-
-
-def logits_with_confidence(c: list[float], vocab: int = 5) -> torch.Tensor:
-    """Greedy confidence exactly c at each position (token 0 has it, the rest share what is left)."""
-    table = torch.empty(len(c), vocab)
-    for i, p in enumerate(c):
-        table[i] = math.log((1 - p) / (vocab - 1))
-        table[i, 0] = math.log(p)
-    return table
-
-
-def chi_square(counts: list[int], expected: list[float]) -> float:
-    total = sum(counts)
-    return stats.chisquare(counts, [e * total for e in expected]).pvalue
-
 
 # --- where: TLC
 
@@ -280,9 +239,9 @@ def test_rare_tokens_are_drawn_at_their_rate():
     z[7] = math.log(p_rare * 999 / (1 - p_rare))
     keys, hits = keys_of(DRAWS), 0
     weights = z.exp().expand(DRAWS, -1)
-    for step in range(400_000 // DRAWS):
+    for number in range(400_000 // DRAWS):
         u = rng.uniform(
-            keys, torch.full_like(keys, step), torch.zeros(DRAWS, 1, dtype=torch.int64), rng.Stream.TOKEN
+            keys, torch.full_like(keys, number), torch.zeros(DRAWS, 1, dtype=torch.int64), rng.Stream.TOKEN
         )
         hits += int((draw(weights, u[:, 0]) == 7).sum())
     assert stats.poisson.sf(hits - 1, 40) > 1e-3

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import twotemp
-from tests.test_engine import requests_of
-from tests.test_policies import chi_square, noise
-from tests.toy import FixedModel, ToyModel
+from tests.helpers.engine_requests import requests_of
+from tests.helpers.policy_steps import chi_square, noise
+from tests.helpers.toy import FixedModel, ToyModel
 from twotemp.engine import Live, run, states
 from twotemp.engine.prefix import Prefix
 from twotemp.errors import UserError

@@ -10,8 +10,8 @@ import torch
 from scipy import stats
 
 import twotemp
-from tests.test_policies import DRAWS, chi_square, decide, logits_with_confidence, noise, step
-from tests.toy import FixedModel, ToyModel
+from tests.helpers.policy_steps import DRAWS, chi_square, decide, logits_with_confidence, noise, step
+from tests.helpers.toy import FixedModel, ToyModel
 from theory.exact import commit_sets
 from twotemp import rng
 from twotemp.errors import UserError

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import torch
 
-from tests.test_policies import DRAWS, chi_square, decide, logits_with_confidence, noise, step
+from tests.helpers.policy_steps import DRAWS, chi_square, decide, logits_with_confidence, noise, step
 from twotemp import records
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse, policy

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests import program_pairs
-from tests.benchmark_rows import MADE_UP, Row, read
 from tests.conftest import Beside
+from tests.helpers import program_pairs
+from tests.helpers.benchmark_rows import MADE_UP, Row, read
 from twotemp.graders.programs import assemble, entry_points
 from twotemp.graders.sandbox import Program, Sandbox, why_not
 from twotemp.records import Problem

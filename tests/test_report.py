@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.graded_cells import graded, spread, store_cell
+from tests.helpers.graded_cells import graded, spread, store_cell
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse
 from twotemp.report import figures, style, tables, write

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from recipes import tokenizer as words
-from tests.toy_task import micro_model
+from tests.helpers.toy_task import micro_model
 from twotemp import rewards
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import save

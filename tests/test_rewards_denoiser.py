@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.toy_task import micro_model
+from tests.helpers.toy_task import micro_model
 from twotemp import rewards
 from twotemp.errors import UserError
 from twotemp.records import Problem

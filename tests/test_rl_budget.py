@@ -10,7 +10,7 @@ from itertools import islice
 import pytest
 import torch
 
-from tests import rl_toys
+from tests.helpers import rl_toys
 from twotemp import tasks
 from twotemp.errors import UserError
 from twotemp.policies import policy

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rl_toys import go
+from tests.helpers.rl_toys import go
 from twotemp.errors import UserError
 from twotemp.folders import read_run
 from twotemp.policies import policy

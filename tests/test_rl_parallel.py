@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.rl_worker import work
+from tests.helpers.rl_worker import work
 from twotemp.rl import checkpoint, evaluation, telemetry
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def launch(out: Path, mode: str, budget: str = "2steps", succeeds: bool = True, **changes: object) -> str:
     """Run two workers and return their stderr."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "tests.rl_worker"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "tests.helpers.rl_worker"]
     done = subprocess.run(
         [*command, str(out), mode, budget, *(f"{key}={value}" for key, value in changes.items())],
         cwd=ROOT,

@@ -15,7 +15,7 @@ import pytest
 from accelerate.state import AcceleratorState, PartialState
 from typer.testing import CliRunner
 
-from tests.rl_toys import micro_model
+from tests.helpers.rl_toys import micro_model
 from twotemp.cli import app
 from twotemp.errors import UserError
 from twotemp.folders import claim, read_run

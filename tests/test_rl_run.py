@@ -16,8 +16,8 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, PartialState
 
-from tests import rl_toys
-from tests.rl_toys import ManyNumbers, go, micro_model, tensors
+from tests.helpers import rl_toys
+from tests.helpers.rl_toys import ManyNumbers, go, micro_model, tensors
 from twotemp.engine import run
 from twotemp.errors import UserError
 from twotemp.folders import only_writer

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import twotemp
-from tests.tiny_checkpoints import MASK, random_model, word_tokenizer
-from tests.toy import ToyModel
+from tests.helpers.tiny_checkpoints import MASK, random_model, word_tokenizer
+from tests.helpers.toy import ToyModel
 from theory.table import TableModel
 from twotemp import sampling
 from twotemp.errors import UserError

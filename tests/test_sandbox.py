@@ -17,9 +17,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.hostile_programs import FAILED, TIMEOUT
-from tests.hostile_system import SRC
-from tests.program_pairs import read
+from tests.helpers.hostile_programs import FAILED, TIMEOUT
+from tests.helpers.hostile_system import SRC
+from tests.helpers.program_pairs import read
 from twotemp.errors import UserError
 from twotemp.graders import sandbox as module
 from twotemp.graders.sandbox import Program, Sandbox, describe, why_not, working_way

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import twotemp
-from tests.tiny_checkpoints import random_model
-from tests.toy import string_table
+from tests.helpers.tiny_checkpoints import random_model
+from tests.helpers.toy import string_table
 from theory.table import TableModel
 from twotemp.errors import UserError
 from twotemp.likelihood.estimators import ESTIMATORS

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.graded_cells import ballot, elected
+from tests.helpers.graded_cells import ballot, elected
 from twotemp import graders, tasks
 from twotemp.analysis import (
     Graded,

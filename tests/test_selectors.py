@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.graded_cells import ballot, elected
+from tests.helpers.graded_cells import ballot, elected
 from twotemp import metrics
 from twotemp.analysis import SELECTORS, Ballot, best_at, best_for, choices, elect, named
 from twotemp.analysis.selectors import probability

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import twotemp
-from tests.serving_clients import CHAT, PROMPT, listening
+from tests.helpers.serving_clients import CHAT, PROMPT, listening
 from twotemp.serving import Server
 from twotemp.serving.replies import MASK
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("starlette", reason="needs the extra `serve`")
 
 import twotemp
-from tests.serving_clients import PROMPT, client_of, wait_for
+from tests.helpers.serving_clients import PROMPT, client_of, wait_for
 from twotemp.engine import Stopped, Written
 from twotemp.errors import UserError
 from twotemp.sampling import requests_for

@@ -12,7 +12,7 @@ pytest.importorskip("starlette", reason="needs the extra `serve`")
 pytest.importorskip("httpx", reason="needs httpx, Starlette's test client")
 
 import twotemp
-from tests.serving_clients import CHAT, PROMPT, client_of
+from tests.helpers.serving_clients import CHAT, PROMPT, client_of
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import time
 import pytest
 
 import twotemp
-from tests.serving_clients import PROMPT, client_of, listening, wait_for
-from tests.tiny_checkpoints import random_model, word_tokenizer
+from tests.helpers.serving_clients import PROMPT, client_of, listening, wait_for
+from tests.helpers.tiny_checkpoints import random_model, word_tokenizer
 from twotemp.serving import Limits, Server, served_name
 
 

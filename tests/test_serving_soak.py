@@ -19,7 +19,7 @@ pytest.importorskip("uvicorn", reason="needs the extra `serve`")
 import httpx
 
 import twotemp
-from tests.serving_clients import PROMPT, listening, wait_for
+from tests.helpers.serving_clients import PROMPT, listening, wait_for
 from twotemp.serving import Limits, Server
 
 SECONDS = float(os.environ.get("TWOTEMP_SOAK_SECONDS", "60"))

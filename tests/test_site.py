@@ -6,24 +6,18 @@ import hashlib
 import json
 import re
 import shutil
-import sys
 from dataclasses import fields
 from pathlib import Path
 from urllib.parse import unquote
 
+import examples
+import mermaid
 import pytest
+import reference
+import tutorials
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "docs" / "tools"))
-
-import examples  # noqa: E402
-import mermaid  # noqa: E402
-import reference  # noqa: E402
-import tutorials  # noqa: E402
-
-from tests.test_documents import RUN_HERE  # noqa: E402
-from tests.test_imports import ALLOWED  # noqa: E402
-from twotemp.records import Policy, Trace  # noqa: E402
+from tests.helpers.documents import ROOT, RUN_HERE
+from twotemp.records import Policy, Trace
 
 
 def tutorial(name: str) -> str:
@@ -156,23 +150,6 @@ def test_the_fields_of_records_say_what_they_are():
     assert [r.__name__ for r in rows if f"generated/fields-{r.__name__}.md" not in page] == []
     assert "position temperature" in reference.field_list(Policy)
     assert "probability of the committed token" in reference.field_list(Trace)
-
-
-def test_the_picture_of_the_rooms_agrees_with_the_rule_of_imports():
-    storey, floor = {}, 0
-    for line in mermaid.diagrams()[0].splitlines():
-        floor += "subgraph" in line
-        if not re.search("flowchart|subgraph|direction|cli|end$", line):
-            storey |= dict.fromkeys(re.findall(r"\w+", line), floor)
-    assert set(storey) == set(ALLOWED)
-    upwards = {(a, b) for a, below in ALLOWED.items() for b in below if storey[b] > storey[a]}
-    assert upwards == {("samples", "report")}  # the page says so
-
-
-def test_the_table_of_the_rooms_names_every_one():
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    first = re.findall(r"(?m)^\| (`.*?) \|", page)
-    assert {name for cell in first for name in re.findall(r"`(\w+)`", cell)} == {*ALLOWED, "cli"}
 
 
 def test_everything_public_is_on_the_page_about_python():
@@ -353,7 +330,7 @@ def test_python_in_the_pages_runs(block):
 @pytest.mark.parametrize("block", ASKED, ids=str)
 def test_a_server_answers_what_the_pages_ask(block, tmp_path):
     import twotemp
-    from tests.serving_clients import listening
+    from tests.helpers.serving_clients import listening
     from twotemp.serving import Server
 
     if shutil.which("curl") is None:

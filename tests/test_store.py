@@ -15,35 +15,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.killing import kill_at_random
-from tests.store_worker import CONFIG, GRADER, QUESTIONS, draw, evaluate, judge
+from tests.helpers.killing import kill_at_random
+from tests.helpers.store_cells import cell, expected, rows
+from tests.helpers.store_worker import CONFIG, GRADER, QUESTIONS, draw, evaluate, judge
 from twotemp import metrics
 from twotemp.errors import UserError
 from twotemp.folders.frames import FrameFile, read_batches
-from twotemp.records import Grade, Sample
+from twotemp.records import Grade
 from twotemp.store import Cell, Config, Key, Store, export
+
+__all__ = ["cell"]  # the fixture
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture
-def cell(tmp_path: Path) -> Cell:
-    return Store.create(tmp_path / "run").cell("toy.tct", CONFIG)
-
-
 def worker(run: Path, *arguments: object) -> list[str]:
-    return [sys.executable, "-m", "tests.store_worker", str(run), *map(str, arguments)]
-
-
-def rows(cell: Cell) -> dict[Key, tuple[Sample, Grade | None]]:
-    """Everything a cell holds, times aside."""
-    grades = cell.grades(GRADER)
-    return {s.key: (replace(s, seconds=0.0), grades.get(s.key)) for s in cell.samples()}
-
-
-def expected(n: int) -> dict[Key, tuple[Sample, Grade | None]]:
-    samples = [draw(q, i) for q in QUESTIONS for i in range(n)]
-    return {s.key: (replace(s, seconds=0.0), judge(s)) for s in samples}
+    return [sys.executable, "-m", "tests.helpers.store_worker", str(run), *map(str, arguments)]
 
 
 # --- writing and reading --------------------------------------------------------------------------------------
@@ -310,7 +297,7 @@ def test_a_real_limit_on_file_size(tmp_path: Path):
     """The kernel refuses to write beyond 4 kB; the worker ends with our message, and a second one finishes."""
     code = """
 import resource, sys
-from tests.store_worker import CONFIG, evaluate
+from tests.helpers.store_worker import CONFIG, evaluate
 from twotemp.errors import UserError
 from twotemp.store import Store
 

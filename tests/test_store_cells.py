@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.store_worker import CONFIG, GRADER, draw, evaluate
-from tests.test_store import cell, expected, rows
+from tests.helpers.store_cells import cell, expected, rows
+from tests.helpers.store_worker import CONFIG, GRADER, draw, evaluate
 from twotemp.errors import UserError
 from twotemp.folders import claim
 from twotemp.records import Grade, Key
@@ -190,7 +190,7 @@ def test_what_a_kill_left_is_gone_with_the_next_start(tmp_path: Path):
     code = """
 import os, sys
 from pathlib import Path
-from tests.store_worker import CONFIG
+from tests.helpers.store_worker import CONFIG
 from twotemp.store import Store
 
 store = Store.create(sys.argv[1])

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.benchmark_rows import MADE_UP, Row, read, write
 from tests.conftest import Beside
+from tests.helpers.benchmark_rows import MADE_UP, Row, read, write
 from twotemp import tasks
 from twotemp.errors import UserError
 from twotemp.records import Problem

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.toy import ToyModel
+from tests.helpers.toy import ToyModel
 from twotemp.cli import app
 from twotemp.engine import states
 from twotemp.errors import UserError

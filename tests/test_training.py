@@ -21,6 +21,7 @@ from recipes.loop import train
 from recipes.muon import Muon, orthogonal
 from recipes.objective import diffusion_loss, next_token_loss, stratified_times
 from recipes.recipe import Recipe
+from tests.helpers.micro_recipe import MICRO
 from twotemp.errors import UserError
 from twotemp.folders import only_writer
 from twotemp.models.load import load
@@ -29,21 +30,6 @@ from twotemp.tasks import SOURCES
 torch.set_num_threads(1)
 WORDS = tokenizer.build()
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
-
-MICRO = Recipe(
-    name="micro",
-    d_model=16,
-    n_layers=1,
-    n_heads=2,
-    mlp_hidden_size=32,
-    examples={"countdown-3": 60, "programs-1": 40},
-    batch_tokens=200,
-    steps=8,
-    decay=2,
-    warmup=2,
-    checkpoint_every=4,
-    log_every=2,
-)
 
 
 @pytest.mark.parametrize("least", [0.0, 0.02, 0.5])

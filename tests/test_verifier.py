@@ -15,7 +15,7 @@ import yaml
 from recipes import verifier
 from recipes.corpus import Examples, generate
 from recipes.muon import Muon
-from tests.toy_task import micro_model
+from tests.helpers.toy_task import micro_model
 from twotemp import rewards, tasks
 from twotemp.errors import UserError
 from twotemp.likelihood.queries import Completion, CompletionBatch, concatenate, log_q

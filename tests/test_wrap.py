@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import twotemp
-from tests.tiny_checkpoints import BIDIRECTIONAL, EOS, MASK, left_padded, random_model, word_tokenizer
+from tests.helpers.tiny_checkpoints import BIDIRECTIONAL, EOS, MASK, left_padded, random_model, word_tokenizer
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser, LanguageModel
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 import twotemp
-from tests.test_serving import listening
+from tests.helpers.serving_clients import listening
 from twotemp.graders import get
 from twotemp.report.trace_page import page
 from twotemp.serving import Server

@@ -14,7 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 
 import fake_sglang
-from tests.tiny_checkpoints import random_model, word_tokenizer
+from tests.helpers.tiny_checkpoints import random_model, word_tokenizer
 from twotemp.models.base import LanguageModel
 from twotemp.models.checkpoint import save
 from twotemp.models.load import load

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import fake_sglang
 from fake_sglang import LENGTH, wanted
-from tests.executor_makes import free_sample
+from tests.helpers.executor_makes import free_sample
 from twotemp import asking
 from twotemp.cli import app
 from twotemp.engine import run

@@ -11,8 +11,8 @@ import torch
 
 import fake_sglang
 from fake_sglang import LENGTH, wanted
-from tests.test_policies import chi_square, logits_with_confidence
-from tests.tiny_checkpoints import BLOCK, EOS, MASK
+from tests.helpers.policy_steps import chi_square, logits_with_confidence
+from tests.helpers.tiny_checkpoints import BLOCK, EOS, MASK
 from twotemp.engine import run
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse

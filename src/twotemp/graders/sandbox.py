@@ -9,7 +9,7 @@ A way counts as working when its self-test finds no hole. If neither works, prog
 
 What a program does without: threads, processes, files other than the standard library's, installed packages.
 
-What the tests do without, beside plain `exec` (tests/program_differences.txt has an example of each):
+What the tests do without, beside plain `exec` (tests/helpers/program_differences.txt has an example of each):
 
     an argument changed in place stays as it was for them: the program has a copy
     an operator between an object of the program's and a value of theirs is not the program's (see `mirrors`)

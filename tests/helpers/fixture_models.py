@@ -8,7 +8,7 @@ from pathlib import Path
 from twotemp.models.load import load
 from twotemp.models.transformer import Transformer
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def fixture_model(name: str) -> Transformer:

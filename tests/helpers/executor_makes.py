@@ -78,7 +78,7 @@ def last_words(link: Any) -> None:
 
 
 def micro(place: int, stepped: Stepped) -> Drawer:
-    from tests import toy_task
+    from tests.helpers import toy_task
     from twotemp.engine import Steps
 
     return InProcess(toy_task.micro_model(), observer=Steps(lambda view: stepped()))

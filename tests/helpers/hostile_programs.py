@@ -3,7 +3,7 @@ attack worked."""
 
 from __future__ import annotations
 
-from tests import hostile_forgeries, hostile_resources, hostile_system
+from tests.helpers import hostile_forgeries, hostile_resources, hostile_system
 
 TIMEOUT = hostile_resources.TIMEOUT
 FAILED = (

@@ -33,7 +33,7 @@ LLADA_8B: dict[str, Any] = {  # as published
 def _configs() -> dict[str, dict[str, Any]]:
     """One config of each family by the name `load` knows it by, from its fixture: a new family is tested with it."""
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted((Path(__file__).parent / "fixtures").glob("*/reference.json")):
+    for path in sorted((Path(__file__).parents[1] / "fixtures").glob("*/reference.json")):
         config = json.loads((path.parent / "config.json").read_text())
         names = [*config["architectures"], config["model_type"]]
         name = next(name for name in names if name in FAMILIES)

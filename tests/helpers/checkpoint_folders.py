@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.tiny_checkpoints import (
+from tests.helpers.tiny_checkpoints import (
     MASK,
     given,
 )

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
-from tests import rl_toys
+from tests.helpers import rl_toys
 from twotemp.rl import learner as learner_module
 from twotemp.rl import trainer as trainer_module
 from twotemp.rl.budget import Budget

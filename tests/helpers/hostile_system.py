@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-SRC = Path(__file__).resolve().parents[1] / "src"
+SRC = Path(__file__).resolve().parents[2] / "src"
 
 PROCESSES_AND_NETWORK: dict[str, str] = {
     # processes

@@ -1,0 +1,1 @@
+"""Models, tasks, workers and clients that several test modules share."""

@@ -1,0 +1,31 @@
+"""Build the engine's requests and compare its samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from twotemp.records import Request, Sample
+
+
+def requests_of(model, chosen, count=8, length=12, block=4, **more) -> list[Request]:
+    """Prompts of different lengths, so that every batch is padded. Where samples repel each other, each is the first
+    of its question (tests/test_groups.py has the others)."""
+    block = None if model.block_size else block
+    index = [0 if chosen.repel else i for i in range(count)]
+    return [
+        Request(
+            f"q{i}", tuple(range(2, 5 + 3 * (i % 4))), chosen, length, block, seed=3, index=index[i], **more
+        )
+        for i in range(count)
+    ]
+
+
+def by_key(samples) -> dict[tuple[str, int], Sample]:
+    return {(s.request, s.index): s for s in samples}
+
+
+def same(a: Sample, b: Sample) -> bool:
+    """Equal token for token and step for step; times aside, and confidences up to rounding."""
+    strip = {"seconds": 0.0, "trace": None}
+    steps = a.trace is None or b.trace is None or a.trace.steps == b.trace.steps
+    return steps and replace(a, **strip) == replace(b, **strip)

@@ -1,0 +1,28 @@
+"""A cell of a store, and the rows that it holds or should hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.store_worker import CONFIG, GRADER, QUESTIONS, draw, judge
+from twotemp.records import Grade, Sample
+from twotemp.store import Cell, Key, Store
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Cell:
+    return Store.create(tmp_path / "run").cell("toy.tct", CONFIG)
+
+
+def rows(cell: Cell) -> dict[Key, tuple[Sample, Grade | None]]:
+    """Everything a cell holds, times aside."""
+    grades = cell.grades(GRADER)
+    return {s.key: (replace(s, seconds=0.0), grades.get(s.key)) for s in cell.samples()}
+
+
+def expected(n: int) -> dict[Key, tuple[Sample, Grade | None]]:
+    samples = [draw(q, i) for q in QUESTIONS for i in range(n)]
+    return {s.key: (replace(s, seconds=0.0), judge(s)) for s in samples}
