@@ -164,7 +164,7 @@ def test_twins_are_looked_for_only_among_rows_of_one_prompt(model, monkeypatch, 
 
     others = [Request(f"q{i}", (2, 3, 4 + i), policy("lc"), 4, 4) for i in range(3)]
     twins = [Request("q", (2, 3, 4), policy("lc"), 4, 4, index=i) for i in range(3)]
-    monkeypatch.setattr(runner, "Once", unwanted)
+    monkeypatch.setattr(runner, "DistinctRows", unwanted)
     assert len(list(run(model, others, cache=cache))) == 3
     with pytest.raises(AssertionError, match="cannot be in the same state"):
         list(run(model, twins, cache=cache))

@@ -14,9 +14,9 @@ from tests.fixture_models import fixture_model
 from tests.toy import FixedModel, ToyModel
 from twotemp.engine import run, states
 from twotemp.engine.scheduler import Scheduler
+from twotemp.experimental.editing import BlockText
 from twotemp.models.table import TableModel
 from twotemp.policies import PRESETS, parse, policy
-from twotemp.policies.positions import Text
 from twotemp.policies.step import Noise, PolicyBatch
 from twotemp.records import Request, Sample
 from twotemp.rng import row_key
@@ -92,7 +92,7 @@ def assert_replays(model, request: Request, found: Sample) -> None:
         asked = masked = tokens == model.mask_id
         if batch.edit is not None:
             asked = torch.ones_like(masked)
-            text = Text(tokens, asked, edits.gather(1, at))
+            text = BlockText(tokens, asked, edits.gather(1, at))
         want = torch.zeros_like(ids, dtype=torch.bool)
         want[0, at[asked]] = True
         noise = Noise(key, torch.tensor([step]), at)

@@ -49,7 +49,7 @@ def blind(model):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_step_waits_for_the_device_only_when_it_looks(monkeypatch, name):
-    monkeypatch.setattr(Rows, "look", lambda self, healthy: True)
+    monkeypatch.setattr(Rows, "sync", lambda self, healthy: True)
     chosen = policy(name)
     wanted = [Request(str(i), (2, 3, 4 + i), chosen, 8, 8) for i in range(3)]
     step(batch_of(blind(LLADA), wanted))
@@ -69,14 +69,14 @@ CACHED = [
 def test_so_do_other_families_and_caches(monkeypatch, family, lengths, cache):
     """A mixture waits in its own layers: how many tokens an expert gets depends on the data."""
     model = blind(MODELS[family])
-    monkeypatch.setattr(Rows, "look", lambda self, healthy: True)
+    monkeypatch.setattr(Rows, "sync", lambda self, healthy: True)
     wanted = [
         Request(str(i), (2 + i,) * n, policy("tct"), 8, model.block_size or 4) for i, n in enumerate(lengths)
     ]
     batch = batch_of(model, wanted, cache)
     step(batch)  # the whole row
     step(batch)  # only the block, where there is a cache
-    batch.rows.cached[0] = -1
+    batch.rows.state.cached[0] = -1
     step(batch)  # some of both
 
 

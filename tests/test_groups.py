@@ -22,9 +22,9 @@ from twotemp.engine.rows import Rows
 from twotemp.engine.scheduler import Scheduler
 from twotemp.errors import UserError
 from twotemp.executors.messages import cut
+from twotemp.experimental.repulsion import Repulsion, SampleGroups
 from twotemp.groups import parts
 from twotemp.policies import PRESETS, parse, policy
-from twotemp.policies.repulsion import Crowd, Groups, push
 from twotemp.policies.step import Noise, PolicyBatch
 from twotemp.records import Policy, Request, Sample
 from twotemp.rl.settings import GrpoSettings
@@ -69,16 +69,16 @@ def by_autograd(z: Tensor, masked: Tensor, tokens: Tensor, eos: list[int]) -> Te
     return g / g.norm(dim=-1).amax(1).clamp_min(1e-8)[:, None, None]
 
 
-def crowd_of(groups: Groups, masked: Tensor, tokens: Tensor, vocab: int) -> Crowd:
+def repulsion_of(groups: SampleGroups, masked: Tensor, tokens: Tensor, vocab: int) -> Repulsion:
     written = bag(torch.zeros(*masked.shape, vocab), masked, tokens) > 0
-    return Crowd(groups, written, masked.sum(1) / masked.shape[1])
+    return Repulsion(groups, written, masked.sum(1) / masked.shape[1])
 
 
-def arranged(sizes: list[int], alpha: float = 16.0) -> Groups:
+def arranged(sizes: list[int], alpha: float = 16.0) -> SampleGroups:
     """Groups of these sizes, their rows shuffled among each other."""
     rows = [r for n, size in enumerate(sizes) for r in group(replace(ODD, repel=alpha), size, id=str(n))]
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(5)).tolist()
-    found = Groups.of([rows[i] for i in order], "cpu")
+    found = SampleGroups.of([rows[i] for i in order], "cpu")
     assert found is not None
     return found
 
@@ -94,8 +94,8 @@ def test_the_closed_form_is_the_gradient(written):
     twin, other = groups.slots[2][1:3]
     z[twin], masked[twin], tokens[twin] = z[other], masked[other], tokens[other]
     index = torch.arange(masked.numel())
-    crowd = crowd_of(groups, masked, tokens, vocab)
-    moved = push(z.flatten(0, 1), index, masked, torch.tensor([1, 7]), crowd).view_as(z)
+    repulsion = repulsion_of(groups, masked, tokens, vocab)
+    moved = repulsion.push(z.flatten(0, 1), index, masked, torch.tensor([1, 7])).view_as(z)
     assert torch.equal(moved[~masked], z[~masked])
     for slots in groups.slots:
         assert torch.equal(moved[slots[0]], z[slots[0]]), "nothing pushes the first"
@@ -103,7 +103,7 @@ def test_the_closed_form_is_the_gradient(written):
         expected = (
             z[slots]
             - 16
-            * crowd.open[slots, None, None]
+            * repulsion.masked_share[slots, None, None]
             * g
             * torch.tensor([k > 0 for k in range(len(slots))])[:, None, None]
         )
@@ -119,11 +119,11 @@ def test_the_push_is_that_of_the_authors_code(number):
     case = json.loads(FIXTURE.read_text())["cases"][number]
     z, ids, theirs = (torch.tensor(case[name]) for name in ("logits", "ids", "pushed"))
     masked, size = ids == 8, len(ids)
-    groups = Groups.of(group(replace(ODD, repel=case["alpha"]), size), "cpu")
+    groups = SampleGroups.of(group(replace(ODD, repel=case["alpha"]), size), "cpu")
     assert groups is not None
     index = masked.flatten().nonzero()[:, 0]
-    crowd = crowd_of(groups, masked, ids.masked_fill(masked, -1), z.shape[-1])
-    found = push(z[masked], index, masked, torch.tensor([1, 7]), crowd)
+    repulsion = repulsion_of(groups, masked, ids.masked_fill(masked, -1), z.shape[-1])
+    found = repulsion.push(z[masked], index, masked, torch.tensor([1, 7]))
     torch.testing.assert_close(found, theirs[masked], rtol=0, atol=1e-4)
     assert float((found - z[masked]).abs().max()) > 0.5
 
@@ -134,9 +134,9 @@ def test_samples_in_one_state_do_not_push_each_other():
     groups, z = arranged([5]), torch.randn(1, 6, 300, generator=noise).repeat(5, 1, 1)
     z += 1e-6 * torch.randn(z.shape, generator=noise)
     masked = torch.ones(5, 6, dtype=torch.bool)
-    crowd = crowd_of(groups, masked, torch.full((5, 6), -1), 300)
+    repulsion = repulsion_of(groups, masked, torch.full((5, 6), -1), 300)
     z = z.flatten(0, 1)
-    assert torch.equal(push(z, torch.arange(30), masked, torch.tensor([1]), crowd), z)
+    assert torch.equal(repulsion.push(z, torch.arange(30), masked, torch.tensor([1])), z)
 
 
 # --- a group is drawn in lock-step: by brute force
@@ -294,9 +294,9 @@ def test_a_row_that_stops_at_eos_still_counts():
 
 
 def test_a_group_costs_no_wait_for_the_device(monkeypatch):
-    monkeypatch.setattr(Rows, "look", lambda self, healthy: True)
+    monkeypatch.setattr(Rows, "sync", lambda self, healthy: True)
     batch = batch_of(blind(random_model("llada")), group(ODD, 3, length=8, block=8))
-    batch.rows.twins = False  # to know rows in the same state costs a wait, for every policy
+    batch.rows.shared_prompts = False  # to know rows in the same state costs a wait, for every policy
     step(batch)
 
 
@@ -304,7 +304,7 @@ def test_a_group_costs_no_wait_for_the_device(monkeypatch):
 
 
 def test_the_scheduler_seats_and_halves_whole_groups():
-    line = Scheduler("aabbbcdd", 5, lambda letter: letter)
+    line = Scheduler(["aa", "bbb", "c", "dd"], 5)
     assert line.schedule().added == list("aabbb")
     line.finish([0, 1])
     assert line.schedule() == ({0: "c"}, [1], [])  # dd waits for two

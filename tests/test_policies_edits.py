@@ -16,9 +16,9 @@ from tests.toy import FixedModel, ToyModel
 from twotemp.engine import Live, run, states
 from twotemp.engine.prefix import Prefix
 from twotemp.errors import UserError
+from twotemp.experimental.editing import BlockText
 from twotemp.models.base import language_model
 from twotemp.policies import PRESETS, policy
-from twotemp.policies.positions import Text
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import Sample, Trace
 from twotemp.rl.likelihood import ESTIMATORS, Completions
@@ -83,7 +83,7 @@ def test_edits_are_what_they_say(name, share):
     masked = torch.rand(rows, width, generator=source) < 0.3
     used = torch.randint(0, budget + 1, (rows, width), generator=source)
     everything = torch.ones_like(masked)
-    text = Text(stood.masked_fill(masked, vocab - 1), everything, used)
+    text = BlockText(stood.masked_fill(masked, vocab - 1), everything, used)
     batch, at = (
         PolicyBatch([chosen] * rows, forbidden_ids=[vocab - 1], mask_id=vocab - 1),
         noise(rows, width),

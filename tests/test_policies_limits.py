@@ -117,7 +117,7 @@ def test_steps_split_a_block_as_llada_does(name, masks, steps, expected):
     while left:
         masked = (torch.arange(masks) < left)[None]
         since = torch.tensor([len(taken)])
-        found, _ = step(batch, noise(1, masks, 7), torch.randn(left, 5), masked, since=since)
+        found, _ = step(batch, noise(1, masks, 7), torch.randn(left, 5), masked, block_step=since)
         taken.append(int(found.commit.sum()))
         left -= taken[-1]
     assert taken == expected

@@ -5,7 +5,7 @@ Problem -> Request -> (engine) -> Sample -> (grader) -> Grade
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from numbers import Integral, Real
@@ -280,6 +280,11 @@ class Sample:
                 "trace": Trace.from_dict(trace) if trace else None,
             }
         )
+
+
+def first_eos(tokens: Sequence[int], eos_ids: Collection[int]) -> int:
+    """Return the index of the first end token, which ends the text; the number of tokens if there is none."""
+    return next((n for n, token in enumerate(tokens) if token in eos_ids), len(tokens))
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ class Decisions:
         traced = any(b.wish.trace for b in blocks)
         drawn = policies.draw(noise, full_logits[where], open_, index, entropy=traced)
         memory = _together([b.memory for b in blocks]) if policies.remembers else None
-        made, memory = policies.choose(noise, drawn, open_, memory=memory, since=since)
+        made, memory = policies.choose(noise, drawn, open_, memory=memory, block_step=since)
         finite = torch.ones(open_.numel(), dtype=torch.bool, device=device)
         sound = (
             finite.index_copy_(0, index, torch.isfinite(made.log_norm)).view_as(open_).all(1, keepdim=True)

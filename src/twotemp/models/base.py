@@ -13,6 +13,7 @@ from torch import Tensor, device, nn
 from twotemp.errors import UserError, unknown
 from twotemp.models.checkpoint import fingerprint
 from twotemp.models.special import Special
+from twotemp.records import first_eos
 
 Message = Mapping[str, str]  # one turn of a chat: {"role": "user", "content": "..."}
 ROLES = ("system", "user", "assistant")
@@ -197,7 +198,7 @@ class LanguageModel(ABC):
     def decode(self, ids: Sequence[int], *, cut: bool = True) -> str:
         """The text up to the first end-of-text or end-of-turn token; cut=False: all of it."""
         tokenizer = self._tokenizer("decode ids")
-        end = next((n for n, token in enumerate(ids) if token in self.eos_ids), len(ids)) if cut else len(ids)
+        end = first_eos(ids, self.eos_ids) if cut else len(ids)
         text = tokenizer.decode(list(ids[:end]), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return cast(str, text)
 
