@@ -127,7 +127,7 @@ def test_block_cache_is_exact(fixture_models, family, name, monkeypatch):
     model = fixture_models[family]
     wanted = requests_of(model, parse(name), count=4, length=14)
     cached = by_key(run(model, wanted, batch_size=3))
-    monkeypatch.setattr(batch, "runner_for", lambda model, *_: runner.Uncached(model))
+    monkeypatch.setattr(batch, "runner_for", lambda model, *_: runner.UncachedRunner(model))
     for key, full in by_key(run(model, wanted, batch_size=3)).items():
         assert cached[key].tokens == full.tokens
         assert cached[key].processed < full.processed
