@@ -251,17 +251,17 @@ def test_a_group_that_lost_its_batch_half_way_begins_again_as_a_whole(monkeypatc
     wanted = [*group(chosen, 5), *group(chosen, 4, "r", (5, 6))]
     expected = by_key(run(model, wanted))
     assert len({s.nfe for s in expected.values() if s.request == "r"}) > 1
-    real, looks = Rows.look, []
+    real, syncs = Rows.sync, []
 
-    def look(self, healthy):
-        looks.append([s for s in self.over if s is not None])
-        if len(looks) == min(s.nfe for s in expected.values()) + 2:
+    def sync(self, healthy):
+        syncs.append([info.sample for info in self.info if info.sample is not None])
+        if len(syncs) == min(s.nfe for s in expected.values()) + 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(self, healthy)
 
-    monkeypatch.setattr(Rows, "look", look)
+    monkeypatch.setattr(Rows, "sync", sync)
     found = list(run(model, wanted))
-    assert any(looks[:-1]), "some were over"
+    assert any(syncs[:-1]), "some had finished"
     assert len(found) == 9
     assert all(same(s, expected[s.request, s.index]) for s in found)
 

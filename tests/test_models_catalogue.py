@@ -17,7 +17,7 @@ from twotemp.models import catalogue
 from twotemp.models.checkpoint import INDEX, save
 from twotemp.models.families import FAMILIES, family
 from twotemp.models.load import load
-from twotemp.models.survey import survey
+from twotemp.models.summary import summarize
 
 ROOT = Path(__file__).parents[1]
 
@@ -97,7 +97,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]
 
 
 def test_a_survey_fetches_no_weights(published: list[list[str]]) -> None:
-    found = survey("GSAI-ML/LLaDA-8B-Instruct")
+    found = summarize("GSAI-ML/LLaDA-8B-Instruct")
     assert found.parameters == 8_015_581_184
     assert found.weights == found.missing == 16_031_162_368
     assert found.dtype == torch.bfloat16  # by its size: the published config.json does not say

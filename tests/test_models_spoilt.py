@@ -28,7 +28,7 @@ from twotemp.errors import UserError
 from twotemp.models.checkpoint import INDEX, SINGLE, save
 from twotemp.models.families import FAMILIES
 from twotemp.models.load import load
-from twotemp.models.special import Facts, Given, Published, resolve
+from twotemp.models.token_ids import Facts, LoadOverrides, PublishedIds, resolve
 
 
 @pytest.fixture
@@ -296,13 +296,15 @@ def test_published_checkpoints_need_no_arguments(
 
 
 def test_the_caller_wins_then_the_files_then_what_is_known() -> None:
-    facts = Facts("f", ("<|role_end|>",), Published((VOCABULARY,), mask_id=10, eos_ids=(11,)))
+    facts = Facts("f", ("<|role_end|>",), PublishedIds((VOCABULARY,), mask_id=10, eos_ids=(11,)))
     tokenizer = word_tokenizer()
     assert resolve(facts, VOCABULARY, {}).mask_id == 10
     assert resolve(facts, VOCABULARY, {"mask_token_id": 12}).mask_id == 12
-    assert resolve(facts, VOCABULARY, {"mask_token_id": 12}, given=Given(mask_id=13)).mask_id == 13
+    assert (
+        resolve(facts, VOCABULARY, {"mask_token_id": 12}, overrides=LoadOverrides(mask_id=13)).mask_id == 13
+    )
     single = resolve(facts, VOCABULARY, {"eos_token_id": 14}, tokenizer, {"eos_token_id": [15, 16]})
     assert single.eos_ids == (6, 11, 14, 15, 16)
     assert resolve(facts, VOCABULARY, {"eos_token_id": [14]}, tokenizer).eos_ids == (14,)
-    assert resolve(facts, VOCABULARY, {}, tokenizer, given=Given(eos_ids=(1,))).eos_ids == (1,)
+    assert resolve(facts, VOCABULARY, {}, tokenizer, overrides=LoadOverrides(eos_ids=(1,))).eos_ids == (1,)
     assert single.forbidden_ids == (10, *range(30, 38))

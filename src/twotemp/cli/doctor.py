@@ -63,11 +63,11 @@ def _model(source: str) -> Iterator[Check]:
     from twotemp.errors import UserError
     from twotemp.models import catalogue
     from twotemp.models.load import usable_device, usable_dtype
-    from twotemp.models.survey import survey
+    from twotemp.models.summary import summarize
 
     known = catalogue.find(source)
     try:
-        found = survey(source)
+        found = summarize(source)
     except UserError as error:
         yield "model", "broken", str(error)
         if known is not None:

@@ -204,10 +204,8 @@ class Batch:
                 tokens = [tokens[written] if token == mask_id else token for token in tokens]
             trace = None
             if request.trace:
-                trace = Trace(
-                    *(tuple(values[i, positions].tolist()) for values in traces),
-                    _by_index(info.rewritten, positions.tolist()),
-                )
+                when, confidence, entropy = (tuple(values[i, positions].tolist()) for values in traces)
+                trace = Trace(when, confidence, entropy, _by_index(info.rewritten, positions.tolist()))
             yield Sample(
                 request=request.id,
                 index=request.index,

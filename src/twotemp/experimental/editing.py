@@ -17,7 +17,7 @@ from torch import Tensor
 from twotemp.records import Edit
 
 if TYPE_CHECKING:
-    from twotemp.policies.positions import Drawn, StackedParameters
+    from twotemp.policies.positions import DrawnTokens, StackedParameters
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class BlockText:
 class EditRule(NamedTuple):
     """Which tokens are in doubt at the threshold tau [B], and how much: [B, W] bool and float64."""
 
-    doubt: Callable[[Drawn, BlockText, Tensor], tuple[Tensor, Tensor]]
+    doubt: Callable[[DrawnTokens, BlockText, Tensor], tuple[Tensor, Tensor]]
     remasks: bool  # a token in doubt becomes a mask again; else it becomes the token just drawn
-    needs_own: bool = False  # reads `Drawn.log_own`
+    needs_own: bool = False  # reads `DrawnTokens.log_own`
 
 
-def outdone(drawn: Drawn, text: BlockText, tau: Tensor) -> tuple[Tensor, Tensor]:
+def outdone(drawn: DrawnTokens, text: BlockText, tau: Tensor) -> tuple[Tensor, Tensor]:
     """T2T (LLaDA-2.1): doubt a token where another one was drawn with c > tau."""
     c = drawn.confidence.double()
     return (drawn.tokens != text.tokens) & (c > tau[:, None]), c
 
 
-def unlikely(drawn: Drawn, text: BlockText, tau: Tensor) -> tuple[Tensor, Tensor]:
+def unlikely(drawn: DrawnTokens, text: BlockText, tau: Tensor) -> tuple[Tensor, Tensor]:
     """T2M: doubt a token whose own probability is q(token) < tau."""
     assert drawn.log_own is not None
     own = drawn.log_own.double().exp()
@@ -57,7 +57,7 @@ EDITS: dict[Edit, EditRule] = {
 
 
 def choose_edits(
-    rule: EditRule, drawn: Drawn, masked: Tensor, text: BlockText, parameters: StackedParameters
+    rule: EditRule, drawn: DrawnTokens, masked: Tensor, text: BlockText, parameters: StackedParameters
 ) -> Tensor:
     """Return [B, W] bool: the written tokens to rewrite now.
 

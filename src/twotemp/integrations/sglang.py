@@ -279,13 +279,13 @@ def _special_ids(
     from twotemp.models.checkpoint import read_json
     from twotemp.models.families import FAMILIES as OURS
     from twotemp.models.load import locate
-    from twotemp.models.special import Given, read_special
+    from twotemp.models.token_ids import LoadOverrides, read_token_ids
 
     folder = locate(path, revision, check=lambda config: None, weights=False)
     config = read_json(folder / "config.json")
-    facts, given = OURS[FAMILIES[architecture]].facts, Given(mask_id=mask_id, block_size=block_size)
-    _, special = read_special(folder, facts, config["vocab_size"], config, given)
-    return special.eos_ids, special.forbidden_ids
+    facts, given = OURS[FAMILIES[architecture]].facts, LoadOverrides(mask_id=mask_id, block_size=block_size)
+    _, token_ids = read_token_ids(folder, facts, config["vocab_size"], config, given)
+    return token_ids.eos_ids, token_ids.forbidden_ids
 
 
 def _give_up(req: Any) -> None:

@@ -51,7 +51,7 @@ class StackedParameters:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnTokens:
     """What was drawn at every candidate, and what the model knows about it; meaningful where `masked` is True."""
 
     tokens: Tensor  # [B, W] int64
@@ -82,7 +82,7 @@ class Ranked:
 class ScoreFunction(NamedTuple):
     """What a plain rule ranks positions by: `of` returns [B, W] float64; higher is committed earlier."""
 
-    of: Callable[[Drawn], Tensor]
+    of: Callable[[DrawnTokens], Tensor]
     needs: tuple[Need, ...] = ()
 
 

@@ -15,7 +15,7 @@ from twotemp import rng
 from twotemp.experimental.editing import EDITS, BlockText, choose_edits
 from twotemp.experimental.repulsion import Repulsion
 from twotemp.policies import positions, tokens
-from twotemp.policies.positions import Drawn, StackedParameters
+from twotemp.policies.positions import DrawnTokens, StackedParameters
 from twotemp.records import Policy
 
 _SINGLE = torch.finfo(torch.float32)
@@ -164,7 +164,7 @@ class PolicyBatch:
         *,
         entropy: bool = False,
         text: BlockText | None = None,
-    ) -> Drawn:
+    ) -> DrawnTokens:
         """Draw a token for every candidate (*what* to write).
 
         Args:
@@ -195,7 +195,7 @@ class PolicyBatch:
             return None if values is None else spread(values)
 
         log_confidence = spread(prediction.log_confidence)
-        return Drawn(
+        return DrawnTokens(
             tokens=spread(prediction.tokens),
             log_confidence=log_confidence,
             confidence=log_confidence.exp(),
@@ -218,7 +218,7 @@ class PolicyBatch:
     def choose(
         self,
         noise: Noise,
-        drawn: Drawn,
+        drawn: DrawnTokens,
         masked: Tensor,
         *,
         memory: Memory | None = None,
@@ -260,7 +260,7 @@ class PolicyBatch:
         decision = Decision(drawn.tokens, commit, drawn.confidence, drawn.entropy, drawn.log_norm)
         return decision if text is None else self._rewrite(decision, drawn, masked, text), memory
 
-    def _rewrite(self, decision: Decision, drawn: Drawn, masked: Tensor, text: BlockText) -> Decision:
+    def _rewrite(self, decision: Decision, drawn: DrawnTokens, masked: Tensor, text: BlockText) -> Decision:
         """Return the decision with the tokens in doubt rewritten."""
         assert self.edit is not None, "only policies that edit need to know the text"
         edit = choose_edits(self.edit, drawn, masked, text, self.parameters)
@@ -282,7 +282,7 @@ class PolicyBatch:
             k = torch.where(self.dream_schedule, dream, k)
         return k
 
-    def _remember(self, memory: Memory | None, drawn: Drawn, masked: Tensor) -> Memory:
+    def _remember(self, memory: Memory | None, drawn: DrawnTokens, masked: Tensor) -> Memory:
         """Compare predictions with the step before: stable where KL(q_now || q_before) < epsilon."""
         at, now = drawn.positions, positions.known(drawn.probabilities)
         if memory is None:
