@@ -47,8 +47,11 @@ def test_a_family_is_known_by_architecture_before_model_type(name: str) -> None:
         ({"model_type": "diffusion_gemma", "architectures": ["DiffusionGemmaForBlockDiffusion"]}, "uniform"),
         ({"model_type": "wedlm", "architectures": ["WeDLMForCausalLM"]}, "WeDLM: .* verified"),
         ({"model_type": "qwen3", "architectures": ["IDLMForCausalLM"]}, "I-DLM: .* verified"),
-        ({"model_type": "qwen3", "architectures": ["EfficientDLM"]}, "modeling_edlm.py .* becomes a family"),
-        ({"model_type": "edlm"}, "Efficient-DLM: the code"),
+        (
+            {"model_type": "qwen3", "architectures": ["EfficientDLM"]},
+            "modeling_edlm.py .* can become a family",
+        ),
+        ({"model_type": "edlm"}, "Efficient-DLM: its authors' code"),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "unknown model family"),
         ({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}, "unknown model family"),
     ],

@@ -64,7 +64,7 @@ SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: shard(f, weight_map={"a": "/etc/passwd"}),
         "names passwd, which is missing",
     ),
-    "a weight in two files": (shard_twice, "is in another file of the folder, too"),
+    "a weight in two files": (shard_twice, "is also in another file of the folder"),
     "missing weight": (lambda f: change_weights(f, lambda w: w.pop(HEAD)), f"missing {HEAD}"),
     "unexpected weight": (
         lambda f: change_weights(f, lambda w: w.update(extra=torch.ones(1))),
@@ -76,7 +76,7 @@ SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "quantized by others": (
         lambda f: change_weights(f, lambda w: w.update({HEAD: w[HEAD].to(torch.int8)})),
-        "is stored as I8; take the checkpoint in 16 or 32 bits",
+        "is stored as I8; use a 16- or 32-bit checkpoint",
     ),
     "config of another size": (lambda f: change_config(f, n_layers=3), "missing .*blocks.2"),
     "config of thousands of layers": (
@@ -101,7 +101,7 @@ SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
     "mask id is a list": (lambda f: change_config(f, mask_token_id=[39]), r"mask_id: \[39\] is not one"),
     "eos is nested": (lambda f: change_config(f, eos_token_id=[[1]]), r"eos_ids: \[1\] is not one"),
     "eos is an object": (lambda f: change_config(f, eos_token_id={"a": 1}), "eos_ids: {'a': 1} is not one"),
-    "odd heads": (lambda f: change_config(f, n_heads=32, n_kv_heads=32), "must be pairs"),
+    "odd heads": (lambda f: change_config(f, n_heads=32, n_kv_heads=32), "must be an even number"),
     "no feed-forward width": (lambda f: change_config(f, mlp_hidden_size=None), "mlp_ratio is missing"),
     "architectures are numbers": (
         lambda f: change_config(f, architectures=[1], model_type="DROP"),
@@ -181,7 +181,7 @@ def test_weights_that_do_not_fit_are_an_error_that_says_what_would(
         raise torch.OutOfMemoryError("tried to allocate 1 GiB")
 
     monkeypatch.setattr(torch.nn.Module, "to_empty", full)
-    with pytest.raises(UserError, match=r"has no room \(tried .* quantize='int8' .* doctor --model"):
+    with pytest.raises(UserError, match=r"does not fit on cpu \(tried .* quantize='int8' .* doctor --model"):
         load(folder)
 
 
@@ -198,7 +198,7 @@ def test_a_tokenizer_of_another_model_is_refused(folder: Path) -> None:
 def test_bad_arguments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="no model 'nowhere'"):
         load("nowhere")
-    with pytest.raises(UserError, match="could not be fetched from the hub: the hub cannot be reached"):
+    with pytest.raises(UserError, match="could not be downloaded from the hub: the hub cannot be reached"):
         load("someone/something")  # tests run with the hub offline
     for name in ("GSAI-ML/LLaDA-8B-Instrct", "LLaDA-8B-Instruct", "gsai/llada-8b-instruct"):
         with pytest.raises(UserError, match="did you mean 'GSAI-ML/LLaDA-8B-Instruct'"):
@@ -216,7 +216,7 @@ def test_bad_arguments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in ("./nope", "../nope", "/nope/nope"):
         with pytest.raises(UserError, match="not a folder"):
             load(path)
-    with pytest.raises(UserError, match="could not be fetched"):
+    with pytest.raises(UserError, match="could not be downloaded"):
         load("a/b..c")  # which the hub's own check refuses
     monkeypatch.setattr("twotemp.models.load.files", lambda package: folder)
     with pytest.raises(UserError, match="embedded model 'tiny'"):

@@ -146,7 +146,7 @@ def test_names_of_scores_and_rules_are_those_of_the_tables():
         ({"steps": -1}, "steps must be an integer >= 0"),
         ({"k": True}, "k must be an integer >= 1"),
         ({"top_k": 2**31}, "top_k must be at most 2147483647"),
-        ({"name": ["x"]}, "a policy's name must be a text"),
+        ({"name": ["x"]}, "a policy's name must be a string"),
     ],
 )
 def test_every_field_of_a_policy_is_checked(fields, message):

@@ -74,7 +74,7 @@ def load_weights(
     except RuntimeError as error:  # OutOfMemoryError on a GPU, the allocator's own on the host
         size = sum(weight.numel() * weight.element_size() for weight in module.parameters())
         raise UserError(
-            f"the weights take {size / 1e9:.1f} GB, which do not fit on {storage.device} ({error}); load with "
+            f"the weights take {size / 1e9:.1f} GB, which does not fit on {storage.device} ({error}); load with "
             "dtype='bfloat16', quantize='int8' or device_map='auto' (`twotemp doctor --model` shows what fits)"
         ) from error
     targets = layout()
