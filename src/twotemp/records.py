@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 from twotemp import checks
 from twotemp.checks import MOST
 from twotemp.errors import UserError, unknown
-from twotemp.plain import from_json, record, to_json
+from twotemp.serialization import from_json, record, to_json
 
 Score = Literal["log_confidence", "confidence", "log_top", "log_margin", "entropy", "neg_entropy", "position"]
 First = Literal["same", Score]

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from twotemp.plain import json_text
+from twotemp.serialization import json_text
 
 EXTRAS = {
     "math_verify": ("eval", "grading MATH-500 (plain numbers work without it)"),

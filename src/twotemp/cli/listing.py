@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import typer
 
 from twotemp.cli.options import Json
-from twotemp.plain import json_text
+from twotemp.serialization import json_text
 
 
 def policies(as_json: Json = False) -> None:

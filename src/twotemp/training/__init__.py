@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from twotemp.plain import read_yaml
+from twotemp.serialization import read_yaml
 from twotemp.training.log import Watch, unwatched
 from twotemp.training.loop import train
 from twotemp.training.recipe import Recipe

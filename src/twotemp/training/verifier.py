@@ -29,7 +29,6 @@ from twotemp.graders.base import Grader
 from twotemp.metrics import auc
 from twotemp.models.checkpoint import save
 from twotemp.models.load import load
-from twotemp.plain import read_yaml, record
 from twotemp.policies import parse
 from twotemp.records import Problem
 from twotemp.rewards.likelihood import (
@@ -42,6 +41,7 @@ from twotemp.rewards.likelihood import (
     log_q,
 )
 from twotemp.sampling import draw
+from twotemp.serialization import read_yaml, record
 from twotemp.tasks import SOURCES
 from twotemp.tasks.generated import Split
 from twotemp.training import checkpoints
