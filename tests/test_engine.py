@@ -319,32 +319,32 @@ def test_finished_rows_cost_nothing():
 
 
 def test_scheduler_refills_in_place_then_shrinks():
-    line = Scheduler("abcdef", 3)
-    assert line.schedule() == ({}, [], ["a", "b", "c"])
-    line.finish([1])
-    assert line.schedule() == ({1: "d"}, [], [])
-    assert line.running == ["a", "d", "c"]
-    line.finish([2, 0])
-    assert line.schedule() == ({0: "e", 2: "f"}, [], [])
-    line.finish([0, 2])
-    assert line.schedule() == ({}, [0, 2], [])
-    assert line.running == ["d"]
-    line.add("g")
-    line.add("h")
-    line.finish([0])
-    assert line.schedule() == ({0: "g"}, [], ["h"])
-    line.finish([0, 1])
-    assert line.idle
+    scheduler = Scheduler("abcdef", 3)
+    assert scheduler.schedule() == ({}, [], ["a", "b", "c"])
+    scheduler.finish([1])
+    assert scheduler.schedule() == ({1: "d"}, [], [])
+    assert scheduler.running == ["a", "d", "c"]
+    scheduler.finish([2, 0])
+    assert scheduler.schedule() == ({0: "e", 2: "f"}, [], [])
+    scheduler.finish([0, 2])
+    assert scheduler.schedule() == ({}, [0, 2], [])
+    assert scheduler.running == ["d"]
+    scheduler.add("g")
+    scheduler.add("h")
+    scheduler.finish([0])
+    assert scheduler.schedule() == ({0: "g"}, [], ["h"])
+    scheduler.finish([0, 1])
+    assert scheduler.idle
 
 
 def test_scheduler_cancels_what_waits_and_what_runs():
-    line = Scheduler("abcd", 2)
-    line.schedule()
+    scheduler = Scheduler("abcd", 2)
+    scheduler.schedule()
     for item in "ca":
-        line.cancel(item)
-    assert line.schedule() == ({0: "d"}, [], [])
-    line.cancel("a")  # gone already
-    assert line.running == ["d", "b"]
+        scheduler.cancel(item)
+    assert scheduler.schedule() == ({0: "d"}, [], [])
+    scheduler.cancel("a")  # gone already
+    assert scheduler.running == ["d", "b"]
 
 
 # --- habits of other code bases that must not come back

@@ -48,7 +48,7 @@ def blind(model):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_step_waits_for_the_device_only_when_it_looks(monkeypatch, name):
+def test_a_step_waits_for_the_device_only_in_sync(monkeypatch, name):
     monkeypatch.setattr(Rows, "sync", lambda self, healthy: True)
     chosen = policy(name)
     wanted = [Request(str(i), (2, 3, 4 + i), chosen, 8, 8) for i in range(3)]
@@ -66,7 +66,7 @@ CACHED = [
 
 @pytest.mark.parametrize(("family", "cache"), CACHED)
 @pytest.mark.parametrize("lengths", [(18, 18), (18, 20)])
-def test_so_do_other_families_and_caches(monkeypatch, family, lengths, cache):
+def test_a_step_waits_only_in_sync_for_every_family_and_cache(monkeypatch, family, lengths, cache):
     """A mixture waits in its own layers: how many tokens an expert gets depends on the data."""
     model = blind(MODELS[family])
     monkeypatch.setattr(Rows, "sync", lambda self, healthy: True)
@@ -80,7 +80,7 @@ def test_so_do_other_families_and_caches(monkeypatch, family, lengths, cache):
     step(batch)  # some of both
 
 
-def test_looking_is_a_round_trip():
+def test_sync_is_a_round_trip():
     """Else the tests above could not fail."""
     wanted = [Request("q", (2, 3), policy("lc"), 8, 8)]
     with pytest.raises((NotImplementedError, RuntimeError), match="meta"):

@@ -61,12 +61,12 @@ def test_other_processes_are_refused_by_name(config: dict[str, Any], reason: str
         family(config)
 
 
-def test_dream_reasoner_is_no_dream() -> None:
+def test_dream_reasoner_is_refused() -> None:
     with pytest.raises(UserError, match="DreamReasoner"):
         family(CONFIGS["Dream"]).native_config({**CONFIGS["Dream"], "block_size": 32})
 
 
-def test_which_kind_an_a2d_model_is_has_to_be_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kind_of_an_a2d_model_must_be_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save(random_model("a2d-qwen3"), tmp_path / "m")
     assert load(folder).block_size is None  # as it was saved
     config = json.loads((folder / "config.json").read_text())
@@ -99,7 +99,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]
     return asked
 
 
-def test_a_survey_fetches_no_weights(published: list[list[str]]) -> None:
+def test_a_summary_downloads_no_weights(published: list[list[str]]) -> None:
     found = summarize("GSAI-ML/LLaDA-8B-Instruct")
     assert found.parameters == 8_015_581_184
     assert found.weights == found.missing == 16_031_162_368
@@ -117,7 +117,7 @@ def doctor(*arguments: str) -> tuple[int, dict[str, tuple[str, str]]]:
     return ran.exit_code, {row["check"]: (row["state"], row["detail"]) for row in rows}
 
 
-def test_doctor_says_what_a_model_is_and_whether_it_fits(
+def test_doctor_shows_what_a_model_is_and_whether_it_fits(
     published: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("twotemp.engine.memory.free_bytes", lambda device: 12_000_000_000)

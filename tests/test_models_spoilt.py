@@ -153,13 +153,13 @@ def test_other_spellings_of_the_same_model_load(case: str, tmp_path: Path) -> No
     "changes",
     [{"rope_scaling": "linear"}, {"rope_parameters": [1]}, {"num_experts_per_tok": 99}, {"n_group": 3}],
 )
-def test_configs_that_cannot_be_are_errors_of_the_user(changes: dict[str, Any]) -> None:
+def test_impossible_configs_are_user_errors(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"take config\.json from the published checkpoint"):
         FAMILIES["llada2_moe"].native_config({**CONFIGS["llada2_moe"], **changes})
 
 
 @pytest.mark.parametrize("model_type", ["Dream", "sdar", "llada2_moe"])
-def test_other_families_refuse_other_architectures_too(model_type: str, tmp_path: Path) -> None:
+def test_every_family_refuses_other_architectures(model_type: str, tmp_path: Path) -> None:
     folder = save(random_model(model_type), tmp_path / "copy")
     for changes, message in (
         ({"rope_scaling": {"type": "yarn"}}, "rope_scaling"),
@@ -174,7 +174,7 @@ def test_other_families_refuse_other_architectures_too(model_type: str, tmp_path
             load(spoilt)
 
 
-def test_weights_that_do_not_fit_are_an_error_that_says_what_would(
+def test_weights_that_do_not_fit_are_an_error_that_names_the_fix(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: torch.nn.Module, *, device: torch.device) -> None:
@@ -295,7 +295,7 @@ def test_published_checkpoints_need_no_arguments(
     assert len(set(found.forbidden_ids) - {mask_id}) == unused
 
 
-def test_the_caller_wins_then_the_files_then_what_is_known() -> None:
+def test_arguments_precede_files_and_files_precede_family_facts() -> None:
     facts = Facts("f", ("<|role_end|>",), PublishedIds((VOCABULARY,), mask_id=10, eos_ids=(11,)))
     tokenizer = word_tokenizer()
     assert resolve(facts, VOCABULARY, {}).mask_id == 10

@@ -73,7 +73,7 @@ def test_a_token_is_overwritten_by_another_above_tau_until_none_is_drawn(edits):
 
 @pytest.mark.parametrize("name", EDITORS)
 @pytest.mark.parametrize("share", [0.3, 1.0])
-def test_edits_are_what_they_say(name, share):
+def test_edits_follow_their_rule(name, share):
     """Row by row and position by position."""
     rows, width, vocab, budget, tau = 60, 6, 9, 2, 0.15
     source = torch.Generator().manual_seed(1)
@@ -133,14 +133,14 @@ def test_traces_keep_what_was_rewritten_within_the_budget(name):
             assert seen[step + 1][sample.positions[n]] == token
 
 
-def test_traces_of_older_versions_are_read_and_written_as_they_were():
+def test_traces_without_edits_are_stored_without_them():
     old = {"steps": [0, 1], "confidence": [0.5, 0.25], "entropy": [0.1, 0.2]}
     trace = Trace.from_dict(old)
     assert trace.edits == ()
     assert json.loads(json.dumps(trace.to_dict())) == old
 
 
-def test_an_eos_stop_waits_until_the_block_has_come_to_rest():
+def test_an_eos_stop_waits_until_the_block_is_final():
     """The model is sure of EOS as long as the first block has a mask, and of another token afterwards."""
     model = FixedModel(torch.zeros(5, 4), mask_id=3, eos_ids=(1,))
     first, then = (torch.eye(4)[token] * 20 for token in (1, 2))
@@ -154,7 +154,7 @@ def test_an_eos_stop_waits_until_the_block_has_come_to_rest():
         assert found.tokens == (token,) * 4, name
 
 
-def test_nothing_of_a_text_that_may_be_edited_is_certain():
+def test_text_that_may_be_edited_is_not_final():
     model = language_model(ToyModel(sharpness=1.5))
     for name in ("lc", "t2m"):
         (request,) = requests_of(model, policy(name), count=1, length=4)

@@ -162,7 +162,7 @@ def test_every_parameter_can_be_spelled():
             assert parse(f"{name}:{key}={value}") == preset.policy
 
 
-def test_policies_of_the_first_version_mean_what_they_meant():
+def test_policies_of_the_first_version_keep_their_meaning():
     """They had neither a fallback nor a schedule; `steps` was Dream's."""
     younger = {"tpp", "egi", "fork", "llada2.1", "t2m", "odd"}
     for name, preset in PRESETS.items():
