@@ -155,7 +155,7 @@ def test_a_fixed_shape_is_one_shape():
 
 def test_impossible_shapes_are_refused():
     model, wanted = ToyModel(), requests_of(ToyModel(), policy("lc"), count=2)
-    with pytest.raises(UserError, match="give batch_size too"):
+    with pytest.raises(UserError, match="set batch_size as well"):
         run(model, wanted, columns=30)
     with pytest.raises(UserError, match="more than columns=10"):
         list(run(model, wanted, batch_size=2, columns=10))
