@@ -75,7 +75,7 @@ def static(model: LanguageModel, wanted: list[Request], slots: int, *, shared: b
     for first in range(0, len(wanted), slots):
         some = wanted[first : first + slots]
         batch, idle = Batch(model, some, *widths(some, model)), Observer()
-        batch.rows.twins &= shared
+        batch.rows.shared_prompts &= shared
         while len(batch.commit(batch.run(idle))[0]) < len(some):
             pass
         finished += len(list(batch.samples(range(len(some)))))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twotemp.errors import UserError
-from twotemp.plain import read_yaml
+from twotemp.serialization import read_yaml
 
 if TYPE_CHECKING:
     from recipes.log import Watch

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from twotemp.folders import KINDS, replacing
 from twotemp.folders.identity import differences, refuse
-from twotemp.plain import json_text
+from twotemp.serialization import json_text
 
 FILE = "checkpoint.safetensors"
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from twotemp.errors import UserError, unknown
-from twotemp.plain import read_yaml, record
+from twotemp.serialization import read_yaml, record
 from twotemp.tasks import SOURCES
 
 

@@ -42,11 +42,11 @@ from twotemp.likelihood.queries import (
 from twotemp.metrics import auc
 from twotemp.models.checkpoint import save
 from twotemp.models.load import load
-from twotemp.plain import read_yaml, record
 from twotemp.policies import parse
 from twotemp.records import Problem
 from twotemp.rewards.denoiser import answer_row, checks, scaled_thirds, with_checks
 from twotemp.sampling import draw
+from twotemp.serialization import read_yaml, record
 from twotemp.tasks import SOURCES
 from twotemp.tasks.generated import Split
 

@@ -156,7 +156,7 @@ def test_a_prompt_is_taken_in_once_for_all_its_rows(monkeypatch, slots):
 
 
 @pytest.mark.parametrize("cache", [None, "dual"])
-def test_twins_are_looked_for_only_among_rows_of_one_prompt(model, monkeypatch, cache):
+def test_equal_states_are_searched_only_among_rows_of_one_prompt(model, monkeypatch, cache):
     from twotemp.engine import runner
 
     def unwanted(*_):
@@ -164,7 +164,7 @@ def test_twins_are_looked_for_only_among_rows_of_one_prompt(model, monkeypatch, 
 
     others = [Request(f"q{i}", (2, 3, 4 + i), policy("lc"), 4, 4) for i in range(3)]
     twins = [Request("q", (2, 3, 4), policy("lc"), 4, 4, index=i) for i in range(3)]
-    monkeypatch.setattr(runner, "Once", unwanted)
+    monkeypatch.setattr(runner, "DistinctRows", unwanted)
     assert len(list(run(model, others, cache=cache))) == 3
     with pytest.raises(AssertionError, match="cannot be in the same state"):
         list(run(model, twins, cache=cache))
@@ -218,13 +218,13 @@ def test_one_row_that_does_not_fit_is_an_error():
 
 
 def test_halving_keeps_the_order_of_the_queue():
-    line = Scheduler("abcdef", 4)
-    line.schedule()
-    assert line.halve() == [2, 3]
-    assert "".join(line.waiting) == "cdef"
-    assert line.schedule() == ({}, [], [])
-    line.finish([0])
-    assert line.schedule() == ({0: "c"}, [], [])
+    scheduler = Scheduler("abcdef", 4)
+    scheduler.schedule()
+    assert scheduler.halve() == [2, 3]
+    assert "".join(scheduler.waiting) == "cdef"
+    assert scheduler.schedule() == ({}, [], [])
+    scheduler.finish([0])
+    assert scheduler.schedule() == ({0: "c"}, [], [])
 
 
 # --- drift

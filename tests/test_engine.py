@@ -15,8 +15,8 @@ from tests.helpers.toy import FixedModel, ToyModel
 from theory.table import TableModel
 from twotemp.engine import run, states
 from twotemp.engine.scheduler import Scheduler
+from twotemp.experimental.editing import BlockText
 from twotemp.policies import PRESETS, parse, policy
-from twotemp.policies.positions import Text
 from twotemp.policies.step import Noise, PolicyBatch
 from twotemp.records import Request, Sample
 from twotemp.rng import row_key
@@ -68,7 +68,7 @@ def assert_replays(model, request: Request, found: Sample) -> None:
         asked = masked = tokens == model.mask_id
         if batch.edit is not None:
             asked = torch.ones_like(masked)
-            text = Text(tokens, asked, edits.gather(1, at))
+            text = BlockText(tokens, asked, edits.gather(1, at))
         want = torch.zeros_like(ids, dtype=torch.bool)
         want[0, at[asked]] = True
         noise = Noise(key, torch.tensor([step]), at)
@@ -103,7 +103,7 @@ def test_block_cache_is_exact(fixture_models, family, name, monkeypatch):
     model = fixture_models[family]
     wanted = requests_of(model, parse(name), count=4, length=14)
     cached = by_key(run(model, wanted, batch_size=3))
-    monkeypatch.setattr(batch, "runner_for", lambda model, *_: runner.Uncached(model))
+    monkeypatch.setattr(batch, "runner_for", lambda model, *_: runner.UncachedRunner(model))
     for key, full in by_key(run(model, wanted, batch_size=3)).items():
         assert cached[key].tokens == full.tokens
         assert cached[key].processed < full.processed
@@ -295,32 +295,32 @@ def test_finished_rows_cost_nothing():
 
 
 def test_scheduler_refills_in_place_then_shrinks():
-    line = Scheduler("abcdef", 3)
-    assert line.schedule() == ({}, [], ["a", "b", "c"])
-    line.finish([1])
-    assert line.schedule() == ({1: "d"}, [], [])
-    assert line.running == ["a", "d", "c"]
-    line.finish([2, 0])
-    assert line.schedule() == ({0: "e", 2: "f"}, [], [])
-    line.finish([0, 2])
-    assert line.schedule() == ({}, [0, 2], [])
-    assert line.running == ["d"]
-    line.add("g")
-    line.add("h")
-    line.finish([0])
-    assert line.schedule() == ({0: "g"}, [], ["h"])
-    line.finish([0, 1])
-    assert line.idle
+    scheduler = Scheduler("abcdef", 3)
+    assert scheduler.schedule() == ({}, [], ["a", "b", "c"])
+    scheduler.finish([1])
+    assert scheduler.schedule() == ({1: "d"}, [], [])
+    assert scheduler.running == ["a", "d", "c"]
+    scheduler.finish([2, 0])
+    assert scheduler.schedule() == ({0: "e", 2: "f"}, [], [])
+    scheduler.finish([0, 2])
+    assert scheduler.schedule() == ({}, [0, 2], [])
+    assert scheduler.running == ["d"]
+    scheduler.add("g")
+    scheduler.add("h")
+    scheduler.finish([0])
+    assert scheduler.schedule() == ({0: "g"}, [], ["h"])
+    scheduler.finish([0, 1])
+    assert scheduler.idle
 
 
 def test_scheduler_cancels_what_waits_and_what_runs():
-    line = Scheduler("abcd", 2)
-    line.schedule()
+    scheduler = Scheduler("abcd", 2)
+    scheduler.schedule()
     for item in "ca":
-        line.cancel(item)
-    assert line.schedule() == ({0: "d"}, [], [])
-    line.cancel("a")  # gone already
-    assert line.running == ["d", "b"]
+        scheduler.cancel(item)
+    assert scheduler.schedule() == ({0: "d"}, [], [])
+    scheduler.cancel("a")  # gone already
+    assert scheduler.running == ["d", "b"]
 
 
 # --- habits of other code bases that must not come back

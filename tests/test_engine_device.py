@@ -32,8 +32,8 @@ def test_compact_is_nonzero(rows, share):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_step_waits_for_the_device_only_when_it_looks(monkeypatch, name):
-    monkeypatch.setattr(Rows, "look", lambda self, healthy: True)
+def test_a_step_waits_for_the_device_only_in_sync(monkeypatch, name):
+    monkeypatch.setattr(Rows, "sync", lambda self, healthy: True)
     chosen = policy(name)
     wanted = [Request(str(i), (2, 3, 4 + i), chosen, 8, 8) for i in range(3)]
     step(batch_of(blind(LLADA), wanted))
@@ -50,21 +50,21 @@ CACHED = [
 
 @pytest.mark.parametrize(("family", "cache"), CACHED)
 @pytest.mark.parametrize("lengths", [(18, 18), (18, 20)])
-def test_so_do_other_families_and_caches(monkeypatch, family, lengths, cache):
+def test_a_step_waits_only_in_sync_for_every_family_and_cache(monkeypatch, family, lengths, cache):
     """A mixture waits in its own layers: how many tokens an expert gets depends on the data."""
     model = blind(MODELS[family])
-    monkeypatch.setattr(Rows, "look", lambda self, healthy: True)
+    monkeypatch.setattr(Rows, "sync", lambda self, healthy: True)
     wanted = [
         Request(str(i), (2 + i,) * n, policy("tct"), 8, model.block_size or 4) for i, n in enumerate(lengths)
     ]
     batch = batch_of(model, wanted, cache)
     step(batch)  # the whole row
     step(batch)  # only the block, where there is a cache
-    batch.rows.cached[0] = -1
+    batch.rows.state.cached[0] = -1
     step(batch)  # some of both
 
 
-def test_looking_is_a_round_trip():
+def test_sync_is_a_round_trip():
     """Else the tests above could not fail."""
     wanted = [Request("q", (2, 3), policy("lc"), 8, 8)]
     with pytest.raises((NotImplementedError, RuntimeError), match="meta"):

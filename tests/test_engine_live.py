@@ -44,7 +44,7 @@ def test_a_sample_does_not_depend_on_when_its_request_arrives(name):
 @pytest.mark.parametrize(
     ("family", "name"), [*((family, "tct") for family in CONFIGS), ("llada", "klass"), ("sdar", "klass")]
 )
-def test_nor_with_real_layouts_and_caches(family, name):
+def test_arrival_does_not_matter_with_real_layouts_and_caches(family, name):
     model = random_model(family)
     wanted = requests_of(model, policy(name), count=6, length=9)
     for cache in (None, "prefix", "dual") if family in BIDIRECTIONAL else (None,):
@@ -56,17 +56,17 @@ def test_requests_leave_while_they_wait_and_while_they_run():
     model = ToyModel()
     wanted = requests_of(model, policy("tct"), count=5)
     live = Live(model, 2)
-    tickets = [live.submit(request) for request in wanted]
+    handles = [live.submit(request) for request in wanted]
     live.turn()
-    live.cancel(tickets[0])
-    live.cancel(tickets[3])
+    live.cancel(handles[0])
+    live.cancel(handles[3])
     found = {}
     while not live.idle:
         found |= dict(live.turn())
-    assert set(found) == {tickets[1], tickets[2], tickets[4]}
+    assert set(found) == {handles[1], handles[2], handles[4]}
     expected = by_key(run(model, wanted))
     assert all(same(sample, expected[sample.request, sample.index]) for sample in found.values())
-    live.cancel(tickets[1])  # over already
+    live.cancel(handles[1])  # over already
     only = live.submit(wanted[0])
     live.cancel(only)
     assert live.turn() == []
@@ -76,11 +76,11 @@ def test_requests_leave_while_they_wait_and_while_they_run():
 def test_policies_of_several_structures_take_turns():
     model, live = ToyModel(), Live(ToyModel(), 2)
     wanted = [Request(name, (2, 3, 4), policy(name), 8, 4) for name in ("lc", "eb", "klass")]
-    tickets = {live.submit(request): request for request in wanted}
+    handles = {live.submit(request): request for request in wanted}
     outcomes = live.turn()
     while not live.idle:
         outcomes += live.turn()
-    assert {ticket for ticket, _ in outcomes} == set(tickets)
+    assert {handle for handle, _ in outcomes} == set(handles)
     expected = by_key(run(model, wanted))
     assert all(same(sample, expected[sample.request, 0]) for _, sample in outcomes)
 
@@ -102,16 +102,16 @@ def poisoned(token: int) -> ToyModel:
 def test_a_row_with_broken_logits_fails_alone():
     wanted = [Request(str(i), (2, 3, 7 if i == 1 else 10 + i), policy("lc"), 6, 3) for i in range(4)]
     live = Live(poisoned(7), 3)
-    tickets = [live.submit(request) for request in wanted]
+    handles = [live.submit(request) for request in wanted]
     first = live.turn()
-    assert [ticket for ticket, _ in first] == [tickets[1]]
+    assert [handle for handle, _ in first] == [handles[1]]
     error = first[0][1]
     assert isinstance(error, UserError)
     assert "'1', sample 0, row 1, step 0, position 3" in str(error)
     rest = {}
     while not live.idle:
         rest |= dict(live.turn())
-    assert set(rest) == {tickets[0], tickets[2], tickets[3]}
+    assert set(rest) == {handles[0], handles[2], handles[3]}
     for sample in rest.values():
         assert same(next(run(ToyModel(), [wanted[int(sample.request)]])), sample)
     with pytest.raises(UserError, match="NaN or infinite logits for request '1'"):

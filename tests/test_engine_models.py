@@ -30,7 +30,7 @@ def test_the_mask_is_never_written_whatever_the_model_says(name):
 
 
 @pytest.mark.parametrize("eos", ["free", "never"])
-def test_logits_stay_the_model_s(eos):
+def test_logits_of_the_model_are_not_modified(eos):
     table = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
     model = FixedModel(table.clone(), mask_id=5, eos_ids=(1,))
     model.logits = lambda ids, attention_mask, want: model.table  # itself: all eight positions are wanted
@@ -39,7 +39,7 @@ def test_logits_stay_the_model_s(eos):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_logits_in_half_precision_are_taken(dtype):
+def test_half_precision_logits_are_accepted(dtype):
     model = ToyModel()
     honest = model.logits
     model.logits = lambda *given: honest(*given).to(dtype)
@@ -153,9 +153,9 @@ def test_a_fixed_shape_is_one_shape():
     assert shapes == {((3, 30), 3 * 4, False)}
 
 
-def test_shapes_that_cannot_be_are_refused():
+def test_impossible_shapes_are_refused():
     model, wanted = ToyModel(), requests_of(ToyModel(), policy("lc"), count=2)
-    with pytest.raises(UserError, match="give batch_size too"):
+    with pytest.raises(UserError, match="set batch_size as well"):
         run(model, wanted, columns=30)
     with pytest.raises(UserError, match="more than columns=10"):
         list(run(model, wanted, batch_size=2, columns=10))

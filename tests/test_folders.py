@@ -29,9 +29,9 @@ from twotemp.folders import (
     read_log,
     write_run,
 )
-from twotemp.plain import from_json, json_text, record, to_json
 from twotemp.policies import policy
 from twotemp.records import Policy
+from twotemp.serialization import from_json, json_text, record, to_json
 
 # Whole or not at all.
 

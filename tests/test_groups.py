@@ -22,9 +22,9 @@ from twotemp.engine.rows import Rows
 from twotemp.engine.scheduler import Scheduler
 from twotemp.errors import UserError
 from twotemp.executors.messages import cut
+from twotemp.experimental.repulsion import Repulsion, SampleGroups
 from twotemp.groups import parts
 from twotemp.policies import PRESETS, parse, policy
-from twotemp.policies.repulsion import Crowd, Groups, push
 from twotemp.policies.step import Noise, PolicyBatch
 from twotemp.records import Policy, Request, Sample
 from twotemp.rl.settings import GrpoSettings
@@ -69,16 +69,16 @@ def by_autograd(z: Tensor, masked: Tensor, tokens: Tensor, eos: list[int]) -> Te
     return g / g.norm(dim=-1).amax(1).clamp_min(1e-8)[:, None, None]
 
 
-def crowd_of(groups: Groups, masked: Tensor, tokens: Tensor, vocab: int) -> Crowd:
+def repulsion_of(groups: SampleGroups, masked: Tensor, tokens: Tensor, vocab: int) -> Repulsion:
     written = bag(torch.zeros(*masked.shape, vocab), masked, tokens) > 0
-    return Crowd(groups, written, masked.sum(1) / masked.shape[1])
+    return Repulsion(groups, written, masked.sum(1) / masked.shape[1])
 
 
-def arranged(sizes: list[int], alpha: float = 16.0) -> Groups:
+def arranged(sizes: list[int], alpha: float = 16.0) -> SampleGroups:
     """Groups of these sizes, their rows shuffled among each other."""
     rows = [r for n, size in enumerate(sizes) for r in group(replace(ODD, repel=alpha), size, id=str(n))]
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(5)).tolist()
-    found = Groups.of([rows[i] for i in order], "cpu")
+    found = SampleGroups.of([rows[i] for i in order], "cpu")
     assert found is not None
     return found
 
@@ -94,8 +94,8 @@ def test_the_closed_form_is_the_gradient(written):
     twin, other = groups.slots[2][1:3]
     z[twin], masked[twin], tokens[twin] = z[other], masked[other], tokens[other]
     index = torch.arange(masked.numel())
-    crowd = crowd_of(groups, masked, tokens, vocab)
-    moved = push(z.flatten(0, 1), index, masked, torch.tensor([1, 7]), crowd).view_as(z)
+    repulsion = repulsion_of(groups, masked, tokens, vocab)
+    moved = repulsion.push(z.flatten(0, 1), index, masked, torch.tensor([1, 7])).view_as(z)
     assert torch.equal(moved[~masked], z[~masked])
     for slots in groups.slots:
         assert torch.equal(moved[slots[0]], z[slots[0]]), "nothing pushes the first"
@@ -103,7 +103,7 @@ def test_the_closed_form_is_the_gradient(written):
         expected = (
             z[slots]
             - 16
-            * crowd.open[slots, None, None]
+            * repulsion.masked_share[slots, None, None]
             * g
             * torch.tensor([k > 0 for k in range(len(slots))])[:, None, None]
         )
@@ -114,16 +114,16 @@ def test_the_closed_form_is_the_gradient(written):
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_the_push_is_that_of_the_authors_code(number):
+def test_the_push_matches_the_authors_code(number):
     """Their alpha_t = alpha (1 - t / steps) at a step before which t of 5 positions were written."""
     case = json.loads(FIXTURE.read_text())["cases"][number]
     z, ids, theirs = (torch.tensor(case[name]) for name in ("logits", "ids", "pushed"))
     masked, size = ids == 8, len(ids)
-    groups = Groups.of(group(replace(ODD, repel=case["alpha"]), size), "cpu")
+    groups = SampleGroups.of(group(replace(ODD, repel=case["alpha"]), size), "cpu")
     assert groups is not None
     index = masked.flatten().nonzero()[:, 0]
-    crowd = crowd_of(groups, masked, ids.masked_fill(masked, -1), z.shape[-1])
-    found = push(z[masked], index, masked, torch.tensor([1, 7]), crowd)
+    repulsion = repulsion_of(groups, masked, ids.masked_fill(masked, -1), z.shape[-1])
+    found = repulsion.push(z[masked], index, masked, torch.tensor([1, 7]))
     torch.testing.assert_close(found, theirs[masked], rtol=0, atol=1e-4)
     assert float((found - z[masked]).abs().max()) > 0.5
 
@@ -134,16 +134,16 @@ def test_samples_in_one_state_do_not_push_each_other():
     groups, z = arranged([5]), torch.randn(1, 6, 300, generator=noise).repeat(5, 1, 1)
     z += 1e-6 * torch.randn(z.shape, generator=noise)
     masked = torch.ones(5, 6, dtype=torch.bool)
-    crowd = crowd_of(groups, masked, torch.full((5, 6), -1), 300)
+    repulsion = repulsion_of(groups, masked, torch.full((5, 6), -1), 300)
     z = z.flatten(0, 1)
-    assert torch.equal(push(z, torch.arange(30), masked, torch.tensor([1]), crowd), z)
+    assert torch.equal(repulsion.push(z, torch.arange(30), masked, torch.tensor([1])), z)
 
 
 # --- a group is drawn in lock-step: by brute force
 
 
 def lock_step(model, requests: list[Request]) -> Iterator[Sample | tuple[int, ...]]:
-    """The whole definition: one row after the other, gradients by autograd, rows that are over stay what they are."""
+    """Yield the tokens by definition: row by row, gradients by autograd, finished rows unchanged."""
     first = requests[0]
     start, total = len(first.prompt), len(first.prompt) + first.length
     ids = torch.tensor([[*first.prompt, *[model.mask_id] * first.length]] * len(requests))
@@ -208,7 +208,7 @@ def scattered(chosen: Policy) -> list[list[Request]]:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_whatever_stands_beside_it_a_group_is_the_same(name):
+def test_a_group_does_not_depend_on_its_batch(name):
     """Alone, beside other groups, refilled, in any order; and sample k of n the same for every n > k."""
     model, chosen = ToyModel(sharpness=0.8), policy(name, repel=8.0, t_token=1.0)
     most = by_key(run(model, group(chosen, 7, length=6, block=3)))
@@ -227,7 +227,7 @@ def test_whatever_stands_beside_it_a_group_is_the_same(name):
 
 
 @pytest.mark.parametrize("spec", ["odd", "tct:repel=8,t_token=1.2", "klass:repel=8"])
-def test_lack_of_memory_sends_whole_groups_back(spec):
+def test_out_of_memory_returns_whole_groups_to_the_queue(spec):
     model, squeezed = ToyModel(sharpness=0.8), ToyModel(sharpness=0.8)
     wanted = list(chain(*scattered(parse(spec))))
     expected, honest, ran_out = by_key(run(model, wanted)), squeezed.logits, []
@@ -245,23 +245,23 @@ def test_lack_of_memory_sends_whole_groups_back(spec):
     assert all(same(found[key], expected[key]) for key in expected)
 
 
-def test_a_group_that_lost_its_batch_half_way_begins_again_as_a_whole(monkeypatch):
-    """Some of it are over already when memory runs out; nothing is told twice."""
+def test_a_group_that_lost_its_batch_restarts_as_a_whole(monkeypatch):
+    """Some of its rows have finished when memory runs out; no event is sent twice."""
     model, chosen = ToyModel(sharpness=0.7), parse("tct:repel=6,t_token=1.2")
     wanted = [*group(chosen, 5), *group(chosen, 4, "r", (5, 6))]
     expected = by_key(run(model, wanted))
     assert len({s.nfe for s in expected.values() if s.request == "r"}) > 1
-    real, looks = Rows.look, []
+    real, syncs = Rows.sync, []
 
-    def look(self, healthy):
-        looks.append([s for s in self.over if s is not None])
-        if len(looks) == min(s.nfe for s in expected.values()) + 2:
+    def sync(self, healthy):
+        syncs.append([info.sample for info in self.info if info.sample is not None])
+        if len(syncs) == min(s.nfe for s in expected.values()) + 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(self, healthy)
 
-    monkeypatch.setattr(Rows, "look", look)
+    monkeypatch.setattr(Rows, "sync", sync)
     found = list(run(model, wanted))
-    assert any(looks[:-1]), "some were over"
+    assert any(syncs[:-1]), "some had finished"
     assert len(found) == 9
     assert all(same(s, expected[s.request, s.index]) for s in found)
 
@@ -293,37 +293,37 @@ def test_a_row_that_stops_at_eos_still_counts():
         assert all(same(s, found[key]) for key, s in by_key(run(model, wanted[:n])).items())
 
 
-def test_a_group_costs_no_wait_for_the_device(monkeypatch):
-    monkeypatch.setattr(Rows, "look", lambda self, healthy: True)
+def test_a_group_causes_no_wait_for_the_device(monkeypatch):
+    monkeypatch.setattr(Rows, "sync", lambda self, healthy: True)
     batch = batch_of(blind(random_model("llada")), group(ODD, 3, length=8, block=8))
-    batch.rows.twins = False  # to know rows in the same state costs a wait, for every policy
+    batch.rows.shared_prompts = False  # to know rows in the same state costs a wait, for every policy
     step(batch)
 
 
 # --- who else handles requests
 
 
-def test_the_scheduler_seats_and_halves_whole_groups():
-    line = Scheduler("aabbbcdd", 5, lambda letter: letter)
-    assert line.schedule().added == list("aabbb")
-    line.finish([0, 1])
-    assert line.schedule() == ({0: "c"}, [1], [])  # dd waits for two
-    assert line.schedule() == ({}, [], [])
-    line.finish([0])
-    assert line.schedule() == ({0: "d"}, [], ["d"])
-    assert line.running == list("dbbbd")
-    assert line.halve() == [1, 2, 3]
-    assert (line.running, line.slots, "".join(line.waiting)) == (["d", "d"], 2, "bbb")
-    assert line.schedule() == ({}, [], [])
-    line.finish([0, 1])
-    assert line.schedule() == ({0: "b", 1: "b"}, [], ["b"])  # larger than the batch has become: alone
+def test_the_scheduler_adds_and_removes_whole_groups():
+    scheduler = Scheduler(["aa", "bbb", "c", "dd"], 5)
+    assert scheduler.schedule().added == list("aabbb")
+    scheduler.finish([0, 1])
+    assert scheduler.schedule() == ({0: "c"}, [1], [])  # dd waits for two
+    assert scheduler.schedule() == ({}, [], [])
+    scheduler.finish([0])
+    assert scheduler.schedule() == ({0: "d"}, [], ["d"])
+    assert scheduler.running == list("dbbbd")
+    assert scheduler.halve() == [1, 2, 3]
+    assert (scheduler.running, scheduler.slots, "".join(scheduler.waiting)) == (["d", "d"], 2, "bbb")
+    assert scheduler.schedule() == ({}, [], [])
+    scheduler.finish([0, 1])
+    assert scheduler.schedule() == ({0: "b", 1: "b"}, [], ["b"])  # larger than the batch has become: alone
     with pytest.raises(UserError, match="3 samples that repel each other do not fit"):
-        line.halve()
-    line.cancel("b")
-    assert line.idle
+        scheduler.halve()
+    scheduler.cancel("b")
+    assert scheduler.idle
 
 
-def test_requests_are_cut_at_groups():
+def test_requests_are_split_at_groups():
     wanted = list(chain(*(group(ODD, n, str(n)) for n in (5, 2, 6, 1, 4)), group(policy("lc"), 9)))
     assert [len(some) for some in parts(wanted, 3)] == [5, 8, 5, 3, 3, 3]
     assert list(chain(*parts(wanted, 3))) == wanted
@@ -346,11 +346,11 @@ def test_a_batch_holds_the_largest_group(monkeypatch):
     assert max(model.rows) == 5
 
 
-def test_a_group_may_come_again_as_soon_as_it_is_over():
+def test_a_group_may_be_submitted_again_once_it_finished():
     live, short, long = Live(ToyModel(), 4), group(ODD, 2, length=4), group(ODD, 2, id="long")
     first, _ = live.submit_group(short)
     live.submit_group(long)
-    while not any(ticket is first and isinstance(event, Sample) for ticket, event in live.turn()):
+    while not any(handle is first and isinstance(event, Sample) for handle, event in live.turn()):
         pass
     again, _ = live.submit_group(short)  # its rows still stand in the batch, beside those that go on
     live.cancel(first)  # which is over: this says nothing about the second time
@@ -360,7 +360,7 @@ def test_a_group_may_come_again_as_soon_as_it_is_over():
     live.submit_group(short)
 
 
-def test_each_group_is_looked_at_a_few_times_however_many_there_are(monkeypatch):
+def test_groups_are_compared_a_bounded_number_of_times(monkeypatch):
     looked, real = [], Request.group.fget
     monkeypatch.setattr(Request, "group", property(lambda self: looked.append(1) or real(self)))
     live = Live(ToyModel(), 4)
@@ -386,11 +386,11 @@ def test_what_cannot_be_drawn_as_a_group_is_refused():
         with pytest.raises(UserError, match=message):
             call()
     live = Live(model, 4)
-    tickets = live.submit_group(wanted)
+    handles = live.submit_group(wanted)
     with pytest.raises(UserError, match="being drawn already"):
         live.submit_group(wanted)
     live.turn()
-    live.cancel(tickets[2])
+    live.cancel(handles[2])
     assert live.turn() == []
     assert live.idle
     with (
@@ -407,7 +407,7 @@ def test_sampling_with_a_larger_n_keeps_the_first_samples():
     assert [s.tokens for s in few] == [s.tokens for s in many[6:9]]
 
 
-def test_a_row_with_broken_logits_takes_its_group_with_it():
+def test_a_row_with_broken_logits_fails_its_group():
     """The samples after it would be pushed from fewer than they should, and be others."""
     model = ToyModel(sharpness=0.7)
     wanted = [*group(ODD, 4, trace=True), *group(ODD, 3, id="other", trace=True)]
@@ -424,20 +424,20 @@ def test_a_row_with_broken_logits_takes_its_group_with_it():
 
     model.logits = logits
     live = Live(model, 8)
-    tickets = [*live.submit_group(wanted[:4]), *live.submit_group(wanted[4:])]
+    handles = [*live.submit_group(wanted[:4]), *live.submit_group(wanted[4:])]
     events = []
     while not events:
         events = live.turn()
-    assert {ticket for ticket, _ in events} == {*tickets[:4]}
+    assert {handle for handle, _ in events} == {*handles[:4]}
     for _, error in events:
         assert isinstance(error, UserError)
         assert "request 'q', sample 1" in str(error)
     while not live.idle:
         events += live.turn()
-    assert {ticket for ticket, _ in events[4:]} == {*tickets[4:]}
+    assert {handle for handle, _ in events[4:]} == {*handles[4:]}
     assert all(same(sample, expected["other", sample.index]) for _, sample in events[4:])
 
 
-def test_however_far_samples_are_pushed_they_are_samples():
+def test_extreme_repulsion_still_gives_samples():
     found = twotemp.sample(ToyModel(), [2, 3], "odd:repel=1e300", n=3, length=8, block=4)
     assert len({s.tokens for s in found}) == 3

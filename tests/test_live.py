@@ -96,14 +96,14 @@ def test_watched_rows_tell_what_the_trace_says():
     watched = Request("w", (2, 3), policy("tct"), 12, 4, trace=True)
     live = Live(model, 4)
     live.submit(Request("other", (4,), policy("tct"), 16, 8))
-    ticket = live.submit(watched, watch=True)
+    handle = live.submit(watched, watch=True)
     steps, sample = [], None
     while not live.idle:
         for whose, event in live.turn():
             if isinstance(event, Written):
-                assert whose is ticket, "only watched rows are told"
+                assert whose is handle, "only watched rows are told"
                 steps.append(event)
-            elif whose is ticket:
+            elif whose is handle:
                 sample = event
     at = {position: n for n, position in enumerate(sample.positions)}
     told = {at[p]: (w.step, token, surely) for w in steps for p, token, surely in w.commits}
@@ -214,7 +214,7 @@ def test_a_row_that_does_not_fit_fails_alone():
         live.submit(request)
     ended = {}
     while not live.idle:
-        ended |= {ticket.request.id: event for ticket, event in live.turn()}
+        ended |= {handle.request.id: event for handle, event in live.turn()}
     assert "one row alone does not fit" in str(ended.pop("large"))
     for one in run(model, fitting):
         assert same(one, ended.pop(one.request))

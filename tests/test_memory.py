@@ -31,19 +31,19 @@ def free(monkeypatch):
 def test_the_batch_is_no_larger_than_the_run_and_says_why(free, caplog):
     model = ToyModel()
     free(2**40)
-    assert fit_batch(model, requests_of(1), None) == (1, "all there are")
-    assert fit_batch(model, requests_of(MOST_ROWS), None) == (MOST_ROWS, "all there are")
+    assert fit_batch(model, requests_of(1), None) == (1, "all requests")
+    assert fit_batch(model, requests_of(MOST_ROWS), None) == (MOST_ROWS, "all requests")
     assert fit_batch(model, requests_of(MOST_ROWS + 1), None) == (
         MOST_ROWS,
-        "the most, unless asked for more",
+        "the default maximum",
     )
     free(2 * 3 * row_bytes(model, requests_of(), None))
-    assert fit_batch(model, requests_of(9), None) == (3, "what should fit into the memory that is free")
+    assert fit_batch(model, requests_of(9), None) == (3, "the estimate of what fits into free memory")
     free(0)
     assert fit_batch(model, requests_of(9), None)[0] == 1
     with caplog.at_level(logging.INFO, "twotemp"):
         list(run(model, requests_of(1)))
-    assert "batch size 1: all there are (set batch_size to change it)" in caplog.text
+    assert "batch size 1: all requests (set batch_size to change it)" in caplog.text
 
 
 def test_a_block_is_no_wider_than_the_row():

@@ -17,7 +17,7 @@ from twotemp.models import catalogue
 from twotemp.models.checkpoint import INDEX, save
 from twotemp.models.families import FAMILIES, family
 from twotemp.models.load import load
-from twotemp.models.survey import survey
+from twotemp.models.summary import summarize
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,8 +47,11 @@ def test_a_family_is_known_by_architecture_before_model_type(name: str) -> None:
         ({"model_type": "diffusion_gemma", "architectures": ["DiffusionGemmaForBlockDiffusion"]}, "uniform"),
         ({"model_type": "wedlm", "architectures": ["WeDLMForCausalLM"]}, "WeDLM: .* verified"),
         ({"model_type": "qwen3", "architectures": ["IDLMForCausalLM"]}, "I-DLM: .* verified"),
-        ({"model_type": "qwen3", "architectures": ["EfficientDLM"]}, "modeling_edlm.py .* becomes a family"),
-        ({"model_type": "edlm"}, "Efficient-DLM: the code"),
+        (
+            {"model_type": "qwen3", "architectures": ["EfficientDLM"]},
+            "modeling_edlm.py .* can become a family",
+        ),
+        ({"model_type": "edlm"}, "Efficient-DLM: its authors' code"),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "unknown model family"),
         ({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}, "unknown model family"),
     ],
@@ -58,12 +61,12 @@ def test_other_processes_are_refused_by_name(config: dict[str, Any], reason: str
         family(config)
 
 
-def test_dream_reasoner_is_no_dream() -> None:
+def test_dream_reasoner_is_refused() -> None:
     with pytest.raises(UserError, match="DreamReasoner"):
         family(CONFIGS["Dream"]).native_config({**CONFIGS["Dream"], "block_size": 32})
 
 
-def test_which_kind_an_a2d_model_is_has_to_be_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kind_of_an_a2d_model_must_be_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save(random_model("a2d-qwen3"), tmp_path / "m")
     assert load(folder).block_size is None  # as it was saved
     config = json.loads((folder / "config.json").read_text())
@@ -96,8 +99,8 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]
     return asked
 
 
-def test_a_survey_fetches_no_weights(published: list[list[str]]) -> None:
-    found = survey("GSAI-ML/LLaDA-8B-Instruct")
+def test_a_summary_downloads_no_weights(published: list[list[str]]) -> None:
+    found = summarize("GSAI-ML/LLaDA-8B-Instruct")
     assert found.parameters == 8_015_581_184
     assert found.weights == found.missing == 16_031_162_368
     assert found.dtype == torch.bfloat16  # by its size: the published config.json does not say
@@ -114,7 +117,7 @@ def doctor(*arguments: str) -> tuple[int, dict[str, tuple[str, str]]]:
     return ran.exit_code, {row["check"]: (row["state"], row["detail"]) for row in rows}
 
 
-def test_doctor_says_what_a_model_is_and_whether_it_fits(
+def test_doctor_shows_what_a_model_is_and_whether_it_fits(
     published: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("twotemp.engine.memory.free_bytes", lambda device: 12_000_000_000)

@@ -138,9 +138,7 @@ def test_int8_is_quantized_while_it_is_read(tmp_path: Path) -> None:
     assert found["peak"] < 1.2 * (found["size"] + shard)
 
 
-def test_device_map_auto_is_the_cpu_where_there_is_no_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_map_auto_is_the_cpu_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("accelerate", reason="needs the extra: pip install 'twotemp[train]'")
     folder = save(random_model("llada"), tmp_path / "m")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

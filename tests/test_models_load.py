@@ -54,7 +54,7 @@ def test_save_and_load_give_the_same_model(model_type: str, tied: bool, tmp_path
     assert [path.name for path in folder.parent.iterdir()] == ["copy"]
 
 
-def test_a_tokenizer_travels_along(tmp_path: Path) -> None:
+def test_a_tokenizer_is_saved_and_loaded(tmp_path: Path) -> None:
     model = random_model("llada", word_tokenizer())
     again = load(save(model, tmp_path / "copy"))
     assert again.tokenizer.chat_template == model.tokenizer.chat_template
@@ -63,7 +63,7 @@ def test_a_tokenizer_travels_along(tmp_path: Path) -> None:
 
 
 def test_a_dream_tokenizer_needs_no_remote_code(tmp_path: Path) -> None:
-    """Dream ships vocab.json and merges.txt under a class name of its own; Qwen2's reads them."""
+    """Dream ships vocab.json and merges.txt under its own class name; Qwen2's class reads them."""
     folder = save(random_model("Dream"), tmp_path / "dream")
     vocabulary = {"a": 0, "b": 1, "ab": 2, "Ġ": 3, "<|endoftext|>": EOS, "<|mask|>": MASK}
     vocabulary |= {f"w{i}": i for i in range(4, 30)}
@@ -154,7 +154,7 @@ def test_sharded_folders(model_type: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llada", "a2d-qwen3"])
-def test_a_stored_head_counts_though_the_config_ties_it(model_type: str, tmp_path: Path) -> None:
+def test_a_stored_head_is_used_even_if_the_config_ties_it(model_type: str, tmp_path: Path) -> None:
     """dllm's smaller checkpoints have one of their own."""
     changes = {"weight_tying" if model_type == "llada" else "tie_word_embeddings": True}
     model = random_model(model_type, changes=changes)

@@ -124,7 +124,7 @@ def test_a_saved_copy_has_the_published_layout(name: str, tmp_path: Path) -> Non
         ("a2d-qwen3-bd3lm", {"block_size": 0}),
     ],
 )
-def test_a_porting_mistake_would_be_seen(name: str, mistake: Any, tmp_path: Path) -> None:
+def test_a_porting_mistake_is_detected(name: str, mistake: Any, tmp_path: Path) -> None:
     """The tolerance is worth something: each of these loads without complaint and is far outside it."""
     about = reference(name)
     config = json.loads((FIXTURES / name / "config.json").read_text())
@@ -235,7 +235,7 @@ DREAM_7B = {
         (FastDLLM, DREAM_7B, 339, 15_231_233_024),
     ],
 )
-def test_the_published_sizes_come_out(
+def test_published_sizes_are_reproduced(
     family: type[Transformer], config: dict[str, Any], keys: int, size: int
 ) -> None:
     """Number of keys and bytes (two a weight) in the hub's own index of these checkpoints."""

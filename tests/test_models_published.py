@@ -15,7 +15,7 @@ from tests.helpers.tiny_checkpoints import EOS, random_model, word_tokenizer
 from twotemp.models.checkpoint import INDEX, save
 from twotemp.models.families import family
 from twotemp.models.load import load
-from twotemp.models.survey import survey
+from twotemp.models.summary import summarize
 
 # Without `torch_dtype`, and with an odd number of heads (a checkpoint of 100M parameters made with dllm).
 LLADA = {
@@ -152,7 +152,7 @@ def test_a_published_config_needs_no_arguments(
     config: dict[str, Any], about: str, eos_ids: tuple[int, ...], tmp_path: Path
 ) -> None:
     write(config, tmp_path)
-    found = survey(str(tmp_path))
+    found = summarize(str(tmp_path))
     assert (found.about, found.complete, found.missing) == (about, True, 0)
     assert (found.dtype, found.weights // found.parameters) == (torch.bfloat16, 2)
     model = load(tmp_path)

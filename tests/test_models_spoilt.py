@@ -28,7 +28,7 @@ from twotemp.errors import UserError
 from twotemp.models.checkpoint import INDEX, SINGLE, save
 from twotemp.models.families import FAMILIES
 from twotemp.models.load import load
-from twotemp.models.special import Facts, Given, Published, resolve
+from twotemp.models.token_ids import Facts, LoadOverrides, PublishedIds, resolve
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: shard(f, weight_map={"a": "/etc/passwd"}),
         "names passwd, which is missing",
     ),
-    "a weight in two files": (shard_twice, "is in another file of the folder, too"),
+    "a weight in two files": (shard_twice, "is also in another file of the folder"),
     "missing weight": (lambda f: change_weights(f, lambda w: w.pop(HEAD)), f"missing {HEAD}"),
     "unexpected weight": (
         lambda f: change_weights(f, lambda w: w.update(extra=torch.ones(1))),
@@ -76,7 +76,7 @@ SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "quantized by others": (
         lambda f: change_weights(f, lambda w: w.update({HEAD: w[HEAD].to(torch.int8)})),
-        "is stored as I8; take the checkpoint in 16 or 32 bits",
+        "is stored as I8; use a 16- or 32-bit checkpoint",
     ),
     "config of another size": (lambda f: change_config(f, n_layers=3), "missing .*blocks.2"),
     "config of thousands of layers": (
@@ -101,7 +101,7 @@ SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
     "mask id is a list": (lambda f: change_config(f, mask_token_id=[39]), r"mask_id: \[39\] is not one"),
     "eos is nested": (lambda f: change_config(f, eos_token_id=[[1]]), r"eos_ids: \[1\] is not one"),
     "eos is an object": (lambda f: change_config(f, eos_token_id={"a": 1}), "eos_ids: {'a': 1} is not one"),
-    "odd heads": (lambda f: change_config(f, n_heads=32, n_kv_heads=32), "must be pairs"),
+    "odd heads": (lambda f: change_config(f, n_heads=32, n_kv_heads=32), "must be an even number"),
     "no feed-forward width": (lambda f: change_config(f, mlp_hidden_size=None), "mlp_ratio is missing"),
     "architectures are numbers": (
         lambda f: change_config(f, architectures=[1], model_type="DROP"),
@@ -153,13 +153,13 @@ def test_other_spellings_of_the_same_model_load(case: str, tmp_path: Path) -> No
     "changes",
     [{"rope_scaling": "linear"}, {"rope_parameters": [1]}, {"num_experts_per_tok": 99}, {"n_group": 3}],
 )
-def test_configs_that_cannot_be_are_errors_of_the_user(changes: dict[str, Any]) -> None:
+def test_impossible_configs_are_user_errors(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"take config\.json from the published checkpoint"):
         FAMILIES["llada2_moe"].native_config({**CONFIGS["llada2_moe"], **changes})
 
 
 @pytest.mark.parametrize("model_type", ["Dream", "sdar", "llada2_moe"])
-def test_other_families_refuse_other_architectures_too(model_type: str, tmp_path: Path) -> None:
+def test_every_family_refuses_other_architectures(model_type: str, tmp_path: Path) -> None:
     folder = save(random_model(model_type), tmp_path / "copy")
     for changes, message in (
         ({"rope_scaling": {"type": "yarn"}}, "rope_scaling"),
@@ -174,14 +174,14 @@ def test_other_families_refuse_other_architectures_too(model_type: str, tmp_path
             load(spoilt)
 
 
-def test_weights_that_do_not_fit_are_an_error_that_says_what_would(
+def test_weights_that_do_not_fit_are_an_error_that_names_the_fix(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: torch.nn.Module, *, device: torch.device) -> None:
         raise torch.OutOfMemoryError("tried to allocate 1 GiB")
 
     monkeypatch.setattr(torch.nn.Module, "to_empty", full)
-    with pytest.raises(UserError, match=r"has no room \(tried .* quantize='int8' .* doctor --model"):
+    with pytest.raises(UserError, match=r"does not fit on cpu \(tried .* quantize='int8' .* doctor --model"):
         load(folder)
 
 
@@ -198,7 +198,7 @@ def test_a_tokenizer_of_another_model_is_refused(folder: Path) -> None:
 def test_bad_arguments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="no model 'nowhere'"):
         load("nowhere")
-    with pytest.raises(UserError, match="could not be fetched from the hub: the hub cannot be reached"):
+    with pytest.raises(UserError, match="could not be downloaded from the hub: the hub cannot be reached"):
         load("someone/something")  # tests run with the hub offline
     for name in ("GSAI-ML/LLaDA-8B-Instrct", "LLaDA-8B-Instruct", "gsai/llada-8b-instruct"):
         with pytest.raises(UserError, match="did you mean 'GSAI-ML/LLaDA-8B-Instruct'"):
@@ -216,7 +216,7 @@ def test_bad_arguments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in ("./nope", "../nope", "/nope/nope"):
         with pytest.raises(UserError, match="not a folder"):
             load(path)
-    with pytest.raises(UserError, match="could not be fetched"):
+    with pytest.raises(UserError, match="could not be downloaded"):
         load("a/b..c")  # which the hub's own check refuses
     monkeypatch.setattr("twotemp.models.load.files", lambda package: folder)
     with pytest.raises(UserError, match="embedded model 'tiny'"):
@@ -295,14 +295,16 @@ def test_published_checkpoints_need_no_arguments(
     assert len(set(found.forbidden_ids) - {mask_id}) == unused
 
 
-def test_the_caller_wins_then_the_files_then_what_is_known() -> None:
-    facts = Facts("f", ("<|role_end|>",), Published((VOCABULARY,), mask_id=10, eos_ids=(11,)))
+def test_arguments_precede_files_and_files_precede_family_facts() -> None:
+    facts = Facts("f", ("<|role_end|>",), PublishedIds((VOCABULARY,), mask_id=10, eos_ids=(11,)))
     tokenizer = word_tokenizer()
     assert resolve(facts, VOCABULARY, {}).mask_id == 10
     assert resolve(facts, VOCABULARY, {"mask_token_id": 12}).mask_id == 12
-    assert resolve(facts, VOCABULARY, {"mask_token_id": 12}, given=Given(mask_id=13)).mask_id == 13
+    assert (
+        resolve(facts, VOCABULARY, {"mask_token_id": 12}, overrides=LoadOverrides(mask_id=13)).mask_id == 13
+    )
     single = resolve(facts, VOCABULARY, {"eos_token_id": 14}, tokenizer, {"eos_token_id": [15, 16]})
     assert single.eos_ids == (6, 11, 14, 15, 16)
     assert resolve(facts, VOCABULARY, {"eos_token_id": [14]}, tokenizer).eos_ids == (14,)
-    assert resolve(facts, VOCABULARY, {}, tokenizer, given=Given(eos_ids=(1,))).eos_ids == (1,)
+    assert resolve(facts, VOCABULARY, {}, tokenizer, overrides=LoadOverrides(eos_ids=(1,))).eos_ids == (1,)
     assert single.forbidden_ids == (10, *range(30, 38))

@@ -47,7 +47,7 @@ def test_every_state_matches_the_definition(table) -> None:
     torch.testing.assert_close(q, expected, atol=1e-6, rtol=1e-5)
 
 
-def test_left_to_right_the_chain_rule_gives_the_table_back() -> None:
+def test_left_to_right_the_chain_rule_reproduces_the_table() -> None:
     table = [((0, 1, 2, 0), 1.0), ((0, 2, 2, 1), 2.0), ((1, 1, 0, 0), 5.0)]
     model = TableModel(table, VOCABULARY, MASK)
     for ids, weight in table:

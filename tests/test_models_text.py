@@ -93,7 +93,7 @@ def byte_tokenizer(template: str) -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_chats_read_as_the_published_templates_render_them(family: str) -> None:
+def test_chats_match_the_published_templates(family: str) -> None:
     """System, user and assistant turns, with and without a beginning of the answer."""
     if family in UNSEEN:
         assert family not in RENDERED["families"]
@@ -168,7 +168,7 @@ def test_words_without_a_token_are_named_not_swallowed() -> None:
         tiny.encode("2+2 20 zebra")
 
 
-def test_a_plain_denoiser_gets_text_edges_and_a_fingerprint_of_what_it_answers() -> None:
+def test_a_plain_denoiser_gets_text_methods_and_a_fingerprint_of_its_logits() -> None:
     toy = ToyModel()
     adapted = language_model(toy)
     assert isinstance(adapted, LanguageModel)

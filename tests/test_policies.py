@@ -136,7 +136,7 @@ def test_ar_takes_the_leftmost_and_soft_ar_loosens_it():
     assert chi_square(soft.commit.sum(0).tolist(), [x / sum(w) for x in w]) > 1e-3
 
 
-def test_margin_and_entropy_rank_as_they_say():
+def test_margin_and_entropy_rank_by_their_scores():
     p = torch.tensor([[0.5, 0.45, 0.05], [0.45, 0.28, 0.27], [0.5, 0.25, 0.25]])
     margin = decide(policy("margin", t_token=0.0), p.log(), 1)
     entropy = decide(policy("entropy", t_token=0.0), p.log(), 1)
@@ -337,7 +337,7 @@ def test_bad_policies_are_refused(call, message):
         call()
 
 
-def test_numbers_of_numpy_become_pythons_which_can_be_stored():
+def test_numpy_numbers_become_python_numbers():
     given = policy("tct", t_pos=np.float32(0.5), top_k=np.int64(2), threshold=np.float64(0.25))
     assert given == policy("tct", t_pos=0.5, top_k=2, threshold=0.25)
     assert [type(value) for value in (given.t_pos, given.top_k, given.threshold)] == [float, int, float]

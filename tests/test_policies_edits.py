@@ -16,11 +16,11 @@ from tests.helpers.toy import FixedModel, ToyModel
 from twotemp.engine import Live, run, states
 from twotemp.engine.prefix import Prefix
 from twotemp.errors import UserError
+from twotemp.experimental.editing import BlockText
 from twotemp.likelihood.estimators import ESTIMATORS
 from twotemp.likelihood.queries import Completion, CompletionBatch
 from twotemp.models.base import language_model
 from twotemp.policies import PRESETS, policy
-from twotemp.policies.positions import Text
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import Sample, Trace
 
@@ -74,7 +74,7 @@ def test_a_token_is_overwritten_by_another_above_tau_until_none_is_drawn(edits):
 
 @pytest.mark.parametrize("name", EDITORS)
 @pytest.mark.parametrize("share", [0.3, 1.0])
-def test_edits_are_what_they_say(name, share):
+def test_edits_follow_their_rule(name, share):
     """Row by row and position by position."""
     rows, width, vocab, budget, tau = 60, 6, 9, 2, 0.15
     source = torch.Generator().manual_seed(1)
@@ -84,7 +84,7 @@ def test_edits_are_what_they_say(name, share):
     masked = torch.rand(rows, width, generator=source) < 0.3
     used = torch.randint(0, budget + 1, (rows, width), generator=source)
     everything = torch.ones_like(masked)
-    text = Text(stood.masked_fill(masked, vocab - 1), everything, used)
+    text = BlockText(stood.masked_fill(masked, vocab - 1), everything, used)
     batch, at = (
         PolicyBatch([chosen] * rows, forbidden_ids=[vocab - 1], mask_id=vocab - 1),
         noise(rows, width),
@@ -141,7 +141,7 @@ def test_a_trace_without_edits_does_not_write_them():
     assert json.loads(json.dumps(trace.to_dict())) == plain
 
 
-def test_an_eos_stop_waits_until_the_block_has_come_to_rest():
+def test_an_eos_stop_waits_until_the_block_is_final():
     """The model is sure of EOS as long as the first block has a mask, and of another token afterwards."""
     model = FixedModel(torch.zeros(5, 4), mask_id=3, eos_ids=(1,))
     first, then = (torch.eye(4)[token] * 20 for token in (1, 2))
@@ -155,7 +155,7 @@ def test_an_eos_stop_waits_until_the_block_has_come_to_rest():
         assert found.tokens == (token,) * 4, name
 
 
-def test_nothing_of_a_text_that_may_be_edited_is_certain():
+def test_text_that_may_be_edited_is_not_final():
     model = language_model(ToyModel(sharpness=1.5))
     for name in ("lc", "t2m"):
         (request,) = requests_of(model, policy(name), count=1, length=4)

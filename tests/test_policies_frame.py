@@ -1,4 +1,4 @@
-"""The newer points of the frame: a score that is there before the draw, a fallback, a first step of its own."""
+"""The newer points of the frame: a score that precedes the draw, a fallback, a separate first step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from twotemp.policies.step import PolicyBatch
 
 
 def close(found: torch.Tensor, p: float) -> bool:
-    """Do so many of these flags happen if each has probability p?"""
+    """Return whether the number of True flags is plausible if each has probability p."""
     return stats.binomtest(int(found.sum()), found.numel(), p).pvalue > 1e-3
 
 
@@ -161,7 +161,7 @@ def of_step(chosen, table, number, rows=DRAWS):
 
 
 @pytest.mark.parametrize("t_pos", [0.0, 0.7])
-def test_egi_begins_with_the_highest_entropy_and_goes_on_as_tpp(t_pos):
+def test_egi_starts_with_the_highest_entropy_and_continues_as_tpp(t_pos):
     chosen = policy("egi", t_pos=t_pos)
     table = logits_with_confidence([0.9, 0.5, 0.7])
     q = table.double().softmax(-1)
@@ -190,7 +190,7 @@ def test_rows_at_their_first_step_share_a_batch_with_others_and_greedy_ones():
         assert len(set(found.tokens[1 - greedy :: 2, 0].tolist())) > 10
 
 
-def test_a_first_step_of_its_own_is_not_left_to_right():
+def test_a_separate_first_step_is_not_left_to_right():
     """An AR row with a first commit elsewhere needs predictions of all masks, and pays for every step."""
     chosen = replace(policy("ar", t_token=0.0), first_score="entropy", first_t_token=0.0)
     assert policy("ar").left_to_right

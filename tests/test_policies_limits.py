@@ -117,7 +117,7 @@ def test_steps_split_a_block_as_llada_does(name, masks, steps, expected):
     while left:
         masked = (torch.arange(masks) < left)[None]
         since = torch.tensor([len(taken)])
-        found, _ = step(batch, noise(1, masks, 7), torch.randn(left, 5), masked, since=since)
+        found, _ = step(batch, noise(1, masks, 7), torch.randn(left, 5), masked, block_step=since)
         taken.append(int(found.commit.sum()))
         left -= taken[-1]
     assert taken == expected
@@ -146,7 +146,7 @@ def test_names_of_scores_and_rules_are_those_of_the_tables():
         ({"steps": -1}, "steps must be an integer >= 0"),
         ({"k": True}, "k must be an integer >= 1"),
         ({"top_k": 2**31}, "top_k must be at most 2147483647"),
-        ({"name": ["x"]}, "a policy's name must be a text"),
+        ({"name": ["x"]}, "a policy's name must be a string"),
     ],
 )
 def test_every_field_of_a_policy_is_checked(fields, message):
@@ -162,7 +162,7 @@ def test_every_parameter_can_be_spelled():
             assert parse(f"{name}:{key}={value}") == preset.policy
 
 
-def test_policies_of_the_first_version_mean_what_they_meant():
+def test_policies_of_the_first_version_keep_their_meaning():
     """They had neither a fallback nor a schedule; `steps` was Dream's."""
     younger = {"tpp", "egi", "fork", "llada2.1", "t2m", "odd"}
     for name, preset in PRESETS.items():

@@ -40,7 +40,7 @@ def test_addresses_are_unrelated():
         assert abs(r) < 4 / (4000 * 8) ** 0.5
 
 
-def test_a_row_does_not_see_its_batch():
+def test_noise_does_not_depend_on_the_batch():
     whole = _uniforms(16, 32)
     key = torch.tensor([rng.row_key(0, "q", 5)])
     alone = rng.uniform(key, torch.tensor([0]), torch.arange(7, 11)[None], rng.Stream.TOKEN)

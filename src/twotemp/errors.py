@@ -1,4 +1,4 @@
-"""One exception for everything a user can mend. The message says what is wrong and names the fix."""
+"""One exception for everything that a user can fix. The message says what is wrong and names the fix."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ class UserError(ValueError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """An error for a name that does not exist, with the nearest one that does, whatever its capitals."""
+    """Return an error for a name that does not exist, with the nearest one that does, ignoring case."""
     choices = {str(choice).lower(): choice for choice in sorted(known)}
     near = get_close_matches(str(name).lower(), choices, n=1, cutoff=0.4)
     hint = f"; did you mean {choices[near[0]]!r}?" if near else ""
-    elsewhere = "; one of a plug-in comes with --plugin FILE.py" if kind in PLUGGABLE else ""
+    elsewhere = "; names of a plug-in need --plugin FILE.py" if kind in PLUGGABLE else ""
     return UserError(f"unknown {kind} {name!r}{hint} (known: {', '.join(choices.values())}{elsewhere})")
 
 
 @contextmanager
 def understood(what: object, hint: str) -> Iterator[None]:
-    """What others wrote may be anything: where it cannot be read, the error says what it is. (A disk's and a
-    connection's own errors pass.)"""
+    """Turn any exception of the block into a UserError that names `what` could not be read; OSErrors pass."""
     try:
         yield
     except (UserError, OSError):

@@ -1,7 +1,8 @@
-"""Samples that repel each other (`Policy.repel`) are drawn as one group: complete, in order, at the same time.
+"""Which requests must stay together: a group is what schedulers and workers handle, usually of one request.
 
-Sample k is pushed away from samples 0 to k - 1 of its question. So it is the same for every n > k, but only where
-these are drawn beside it. Whoever cuts, sorts or splits requests does it by whole groups, with the functions here.
+Samples that repel each other (`Policy.repel`) form a larger group, drawn completely, in order and at the same time:
+sample k is pushed away from samples 0 to k - 1 of its prompt. So it is the same for every n > k, but only if these
+are drawn with it. Code that sorts or splits requests does it by whole groups, with the functions here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from twotemp.records import Policy, Request
 
 
 def gather(requests: Sequence[Request]) -> list[list[Request]]:
-    """Whole groups, each by index, where its first one stood; requests that repel nobody are groups of one."""
+    """Return whole groups in the order of their first requests, each sorted by index; most are groups of one."""
     groups: dict[object, list[Request]] = {}
     for number, request in enumerate(requests):
         groups.setdefault(number if request.group is None else request.group, []).append(request)
@@ -22,28 +23,28 @@ def gather(requests: Sequence[Request]) -> list[list[Request]]:
 
 
 def parts(requests: Iterable[Request], size: int) -> Iterator[list[Request]]:
-    """So many at a time, and with the last of them the rest of its group."""
+    """Yield at least `size` requests at a time, completed by the rest of the last one's group."""
     rest, held = iter(requests), list[Request]()
-    while some := held + list(islice(rest, size - len(held))):
+    while part := held + list(islice(rest, size - len(held))):
         held = []
-        for request in rest if some[-1].group else ():
-            if request.group != some[-1].group:
+        for request in rest if part[-1].group else ():
+            if request.group != part[-1].group:
                 held = [request]
                 break
-            some.append(request)
-        yield some
+            part.append(request)
+        yield part
 
 
 def check_whole(group: Sequence[Request], slots: int) -> None:
-    """Refuse a group in which a sample lacks one that it is pushed away from, or that no batch can hold."""
+    """Raise a UserError for a group that lacks a sample which others depend on, or that no batch can hold."""
     first, size = group[0], len(group)
     if first.group is None:
         return
     if [request.index for request in group] != list(range(size)):
-        has = ", ".join(str(request.index) for request in group)
+        indices = ", ".join(str(request.index) for request in group)
         raise UserError(
-            f"request {first.id!r}: with repel={first.policy.repel:g} a sample depends on those before it, so that "
-            f"they are drawn together, each once and from 0 on; these are samples {has}"
+            f"request {first.id!r}: with repel={first.policy.repel:g} a sample depends on those before it, so "
+            f"request samples 0, 1, 2, ... together, each once; these are samples {indices}"
         )
     if size > slots:
         raise UserError(
@@ -53,7 +54,7 @@ def check_whole(group: Sequence[Request], slots: int) -> None:
 
 
 def refuse(policy: Policy, where: str) -> None:
-    """For whoever draws rows one by one."""
+    """Raise a UserError if the policy needs groups, which `where` (drawing rows one by one) cannot provide."""
     if policy.repel:
         raise UserError(
             f"policy {policy.name} has repel={policy.repel:g}: its samples are drawn in whole groups, which {where} "

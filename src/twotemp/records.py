@@ -1,18 +1,19 @@
-"""The plain data that flows between the rooms: frozen, self-validating, without torch.
+"""The records that packages exchange: frozen, validated, without torch.
 
 Problem -> Request -> (engine) -> Sample -> (grader) -> Grade
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from numbers import Integral, Real
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+from twotemp import checks
+from twotemp.checks import MOST
 from twotemp.errors import UserError, unknown
-from twotemp.plain import from_json, record, to_json
+from twotemp.serialization import from_json, record, to_json
 
 Score = Literal["log_confidence", "confidence", "log_top", "log_margin", "entropy", "neg_entropy", "position"]
 First = Literal["same", Score]
@@ -23,21 +24,20 @@ Edit = Literal["never", "overwrite", "remask"]
 Schedule = Literal["even", "dream"]
 Eos = Literal["free", "last", "never"]
 Outcome = Literal["passed", "failed", "timeout", "ungraded"]
-MOST = 2**31 - 1  # of a whole number: sums of a few of them fit into a tensor's integers
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A field of `Policy`: what it means and which values it may have. Everything else derives from this."""
+    """A field of `Policy`: what it means and which values it may have. Checks, help and docs derive from this."""
 
     text: str
     kind: type  # float, int or bool: a number; str: one of `values`
-    interval: str = ""  # of a number, as mathematicians write it: "(0, 1]"
+    interval: str = ""  # of a number, in mathematical notation: "(0, 1]"
     values: tuple[str, ...] = ()
-    structural: bool = False  # rows of one batch share it; the other fields may differ from row to row
+    structural: bool = False  # rows of one batch share it; other fields may differ from row to row
 
     def checked(self, name: str, value: Any) -> Any:
-        """The value, a number as Python's own: NumPy's cannot be stored."""
+        """Return the value, a number as a plain Python number (NumPy's cannot be stored), or raise a UserError."""
         if self.kind is str:
             if value not in self.values:
                 raise unknown(f"value of {name}", str(value), self.values)
@@ -47,23 +47,11 @@ class Parameter:
                 raise UserError(f"{name} must be true or false, not {value!r}")
             return value
         if self.kind is int:
-            least = int(self.interval.strip("[)").split(",")[0])
-            if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-                raise UserError(f"{name} must be an integer >= {least}, not {value!r}")
-            if int(value) > MOST:
-                raise UserError(f"{name} must be at most {MOST}")
-            return int(value)
-        if isinstance(value, bool) or not isinstance(value, Real) or not self._holds(float(value)):
-            raise UserError(f"{name} must be in {self.interval}, not {value!r}")
-        return value if isinstance(value, int) else float(value)
-
-    def _holds(self, value: float) -> bool:
-        low, high = map(float, self.interval[1:-1].split(","))
-        above = value > low if self.interval[0] == "(" else value >= low
-        return above and (value < high if self.interval[-1] == ")" else value <= high)
+            return checks.integer(name, value, least=int(self.interval.strip("[)").split(",")[0]))
+        return checks.number(name, value, self.interval)
 
     def read(self, name: str, text: str) -> Any:
-        """The value that a text on the command line stands for."""
+        """Return the value that a text on the command line means."""
         try:
             return text if self.kind is str else self.kind(text)
         except ValueError:
@@ -85,9 +73,9 @@ class Policy:
     score: Annotated[Score, "what ranks the positions", _STRUCTURE]
     rule: Annotated[Rule, "which of them are committed", _STRUCTURE]
     confidence: Annotated[Confidence, "of q itself, or of the tempered and filtered q", _STRUCTURE] = "model"
-    fallback: Annotated[Fallback, "who fills up to k where a rule finds fewer", _STRUCTURE] = "best"
+    fallback: Annotated[Fallback, "which positions fill up to k if the rule finds fewer", _STRUCTURE] = "best"
     first_score: Annotated[First, "what ranks the positions at the first step", _STRUCTURE] = "same"
-    edit: Annotated[Edit, "what may become of tokens already written in the block", _STRUCTURE] = "never"
+    edit: Annotated[Edit, "what may happen to tokens already written in the block", _STRUCTURE] = "never"
     t_token: Annotated[float, "token temperature, 0: greedy", "[0, inf)"] = 0.8
     first_t_token: Annotated[float, "token temperature of a first step with its own score", "[0, inf)"] = 0.8
     t_pos: Annotated[float, "position temperature", "[0, inf]"] = 0.0
@@ -102,20 +90,18 @@ class Policy:
         int, "for how many steps in a row the prediction must have been stable", "[1, inf)"
     ] = 1
     edit_threshold: Annotated[float, "tau: when a written token is in doubt", "[0, 1]"] = 0.0
-    edit_share: Annotated[float, "of a block's tokens, at most so many are rewritten in a step", "(0, 1]"] = (
-        1.0
-    )
+    edit_share: Annotated[float, "largest share of a block's tokens rewritten per step", "(0, 1]"] = 1.0
     edits: Annotated[int, "how often a position may be rewritten, so that rows end", "[0, inf)"] = 0
     steps: Annotated[int, "> 0: k follows a schedule over this many steps", "[0, inf)"] = 0
-    schedule: Annotated[Schedule, "even: so many steps per block; dream: Dream's time grid"] = "even"
-    repel: Annotated[float, "alpha: how far a sample is pushed from those before it", "[0, inf)"] = 0.0
+    schedule: Annotated[Schedule, "even: this many steps per block; dream: Dream's time grid"] = "even"
+    repel: Annotated[float, "alpha: how far a sample is pushed away from those before it", "[0, inf)"] = 0.0
     top_k: Annotated[int, "0: no filter", "[0, inf)"] = 0
     top_p: Annotated[float, "1: no filter", "(0, 1]"] = 1.0
     eos: Annotated[Eos, "as any token, lowest confidence, forbidden"] = "free"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise UserError(f"a policy's name must be a text, not {self.name!r}")
+            raise UserError(f"a policy's name must be a string, not {self.name!r}")
         for name, parameter in PARAMETERS.items():
             object.__setattr__(self, name, parameter.checked(name, getattr(self, name)))
 
@@ -127,23 +113,24 @@ class Policy:
 
     @property
     def left_to_right(self) -> bool:
-        """Strictly: every step writes the k leftmost masks, whatever the model says."""
+        """Whether every step writes the k leftmost masks, whatever the model says."""
         order = self.score, self.rule, self.first_score, self.edit, self.t_pos, self.steps
         return order == ("position", "budget", "same", "never", 0, 0)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON data: T_pos = inf becomes "inf"."""
+        """Return it as JSON data; T_pos = inf becomes "inf"."""
         data: dict[str, Any] = to_json(asdict(self))
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:
+        """Return the policy that `to_dict` wrote."""
         numbers = {key: from_json(value) for key, value in data.items() if value == "inf"}
         return record(cls, {**data, **numbers}, "the policy")
 
 
 class Key(NamedTuple):
-    """Which sample of a cell: of which request, which of its n samples, with which seed."""
+    """Identifies a sample in a cell: its request, which of the n samples of that request it is, and its seed."""
 
     request: str
     index: int  # type: ignore[assignment]  # a tuple has a method of this name, which no key needs
@@ -169,7 +156,7 @@ PARAMETERS: dict[str, Parameter] = {
 
 @dataclass(frozen=True)
 class Request:
-    """One sample to draw: a prompt in token ids, and how. `(seed, id, index)` fixes all of its noise."""
+    """One sample to draw: a prompt in token ids, and how. `(seed, id, index)` determines all of its noise."""
 
     id: str
     prompt: tuple[int, ...]
@@ -177,7 +164,7 @@ class Request:
     length: int = 256  # tokens to generate after the prompt; 0: fill the masks inside the prompt
     block: int | None = None  # width of a decoding block; None: 32, or the model's own block size
     seed: int = 0
-    index: int = 0  # which of the n samples of this question
+    index: int = 0  # which of the n samples of this prompt
     eos_stop: bool = False  # stop once everything up to the first EOS is committed
     trace: bool = False
 
@@ -199,7 +186,7 @@ class Request:
 
     @property
     def group(self) -> Hashable | None:
-        """Equal for those that differ in their index alone and repel each other; None: repels nobody."""
+        """What requests of samples that repel each other share: everything but the index; None if none repel."""
         if not self.policy.repel:
             return None
         return self.id, self.seed, self.policy, self.prompt, self.length, self.block, self.eos_stop
@@ -207,15 +194,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Trace:
-    """When and how surely each generated position was committed; aligned with `Sample.positions`.
+    """When and how confidently each generated position was committed; aligned with `Sample.positions`.
 
-    Where nothing is edited every position is committed once, and three numbers per position are the whole history.
+    Unless the policy edits, every position is committed once, and three numbers per position are the whole history.
     """
 
     steps: tuple[int, ...]  # the step (from 0) at which the position was last written; -1: never (EOS stop)
     confidence: tuple[float, ...]  # probability of the committed token when it was committed
-    entropy: tuple[float, ...]  # entropy (nats) of the model's prediction there and then
-    # What was written and later rewritten, by step: (step, place in `Sample.positions`, token; a remask: the mask).
+    entropy: tuple[float, ...]  # entropy (nats) of the model's prediction at that step
+    # What was written and later rewritten, by step: (step, index in `Sample.positions`, token; a remask: the mask).
     edits: tuple[tuple[int, int, int], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -224,6 +211,7 @@ class Trace:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trace:
+        """Return the trace that `to_dict` wrote."""
         edits = tuple(tuple(edit) for edit in data.get("edits", ()))
         return cls(**{name: tuple(value) for name, value in data.items() if name != "edits"}, edits=edits)
 
@@ -239,7 +227,7 @@ class Sample:
     prompt: tuple[int, ...]
     positions: tuple[int, ...]  # where the row was masked; column 0 is the first prompt token
     tokens: tuple[int, ...]  # what was written there
-    nfe: int  # as in the paper: AR counts tokens before EOS, the others steps until all is unmasked
+    nfe: int  # as in the paper: AR counts tokens before EOS, the others count steps until all is unmasked
     forwards: int  # forward passes this row was part of, cache refresh and commit passes included
     processed: int  # token positions the model computed for this row
     seconds: float  # from the row's entry into the batch to its end
@@ -253,7 +241,7 @@ class Sample:
 
     @property
     def said(self) -> str:
-        """The text, or the token ids where there is no tokenizer."""
+        """The text, or the token ids if there is no tokenizer."""
         return " ".join(map(str, self.tokens)) if self.text is None else self.text
 
     def __repr__(self) -> str:
@@ -261,12 +249,14 @@ class Sample:
         return f"Sample({said!r}, {self.policy.name}, {self.nfe} NFE, {self.request} [{self.index}])"
 
     def to_dict(self) -> dict[str, Any]:
-        # Not asdict: it copies every token by itself, which costs more than writing the sample to the disk.
+        """Return it as JSON data."""
+        # Not asdict: it copies token by token, which takes longer than writing the sample to disk.
         trace = None if self.trace is None else self.trace.to_dict()
         return {**vars(self), "policy": self.policy.to_dict(), "trace": trace}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:
+        """Return the sample that `to_dict` wrote."""
         trace = data.get("trace")
         return cls(
             **{
@@ -280,9 +270,14 @@ class Sample:
         )
 
 
+def first_eos(tokens: Sequence[int], eos_ids: Collection[int]) -> int:
+    """Return the index of the first end token, which ends the text; the number of tokens if there is none."""
+    return next((n for n, token in enumerate(tokens) if token in eos_ids), len(tokens))
+
+
 @dataclass(frozen=True)
 class Problem:
-    """One question of a task: the user's turn as text, and what a grader needs to judge an answer."""
+    """One problem of a task: the user's turn as text, and what a grader needs to judge an answer."""
 
     id: str
     task: str
@@ -293,12 +288,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Grade:
-    """A grader's verdict. `ungraded` is our own fault: counted and excluded, never "wrong"."""
+    """A grader's verdict. `ungraded` means that grading failed: counted and excluded, never "wrong"."""
 
     outcome: Outcome
     answer: str | None = None  # what was extracted from the text
     rule: str = ""  # which extraction rule found it
-    detail: str = ""  # why it failed, for people
+    detail: str = ""  # why it failed, for readers
 
     @property
     def passed(self) -> bool:

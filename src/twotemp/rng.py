@@ -1,8 +1,8 @@
 """Counter-based noise: every random number is a pure function of what it is for.
 
-A number is addressed by (seed, request, sample) -> row key, then (step, position, stream). So a sample is the
-same alone, in a batch, after its neighbours left, after a resume, on another worker; there is no generator
-state to carry and no global RNG. The mixing function is SplitMix64's finaliser, applied once per coordinate.
+A number is addressed by (seed, request, sample) -> row key, then (step, position, stream). So a sample is the same
+alone, in any batch, after a resume and on another worker; there is no generator state to carry and no global RNG. The
+mixing function is SplitMix64's finalizer, applied once per coordinate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Stream(IntEnum):
-    """What a number is used for; two uses never share one."""
+    """The use of a number; two uses never share one."""
 
     TOKEN = 1
     POSITION = 2
@@ -23,13 +23,13 @@ class Stream(IntEnum):
 
 
 def row_key(seed: int, request: str, sample: int) -> int:
-    """A signed 64-bit key of one sample. Hashing the parts keeps neighbouring seeds unrelated."""
+    """Return a signed 64-bit key of one sample. Hashing makes neighboring seeds unrelated."""
     text = f"{seed}\x1f{request}\x1f{sample}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
 
 
 def _signed(value: int) -> int:
-    """An integer modulo 2^64, as torch's int64 spells it."""
+    """Return an integer modulo 2^64, as torch's int64 represents it."""
     value %= 1 << 64
     return value - (1 << 64) if value >= 1 << 63 else value
 
@@ -40,16 +40,20 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """SplitMix64 finaliser on int64 (wrapping products; shifts made logical by masking the sign bits)."""
+    """Apply SplitMix64's finalizer to int64 (products wrap; masking the sign bits makes shifts logical)."""
     for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
         x = (x >> shift).bitwise_and_((1 << 64 - shift) - 1).bitwise_xor_(x).mul_(factor)
     return (x >> 31).bitwise_and_((1 << 33) - 1).bitwise_xor_(x)
 
 
 def uniform(keys: Tensor, step: Tensor, position: Tensor, stream: Stream) -> Tensor:
-    """Uniforms in the open interval (0, 1), float64 with 52 random bits.
+    """Return uniforms in the open interval (0, 1), [B, W] float64 with 52 random bits.
 
-    keys, step: [B] int64; position: [B, W] int64. Returns [B, W].
+    Args:
+        keys: [B] int64, from `row_key`.
+        step: [B] int64.
+        position: [B, W] int64.
+        stream: What the numbers are used for.
     """
     h = _mix(keys + (step + 1) * _GOLDEN)
     h = _mix(h ^ _signed(stream * _MIX_1))
@@ -59,10 +63,10 @@ def uniform(keys: Tensor, step: Tensor, position: Tensor, stream: Stream) -> Ten
 
 
 def gumbel(u: Tensor) -> Tensor:
-    """Standard Gumbel noise from uniforms: -log(-log u)."""
+    """Return standard Gumbel noise from uniforms: -log(-log u)."""
     return -torch.log(-torch.log(u))
 
 
 def logistic(u: Tensor) -> Tensor:
-    """Standard Logistic noise from uniforms: log u - log(1 - u)."""
+    """Return standard Logistic noise from uniforms: log u - log(1 - u)."""
     return torch.log(u) - torch.log1p(-u)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from twotemp.models.families import FAMILIES
-from twotemp.models.special import Given, resolve
+from twotemp.models.token_ids import LoadOverrides, resolve
 from twotemp.models.transformer import Transformer
 
 VOCABULARY, MASK, EOS = 40, 39, 38
@@ -55,9 +55,9 @@ SHIFTED = tuple(name for name in CONFIGS if FAMILIES[name].lookback)
 BLOCK = 4
 
 
-def given(model_type: str) -> Given:
+def given(model_type: str) -> LoadOverrides:
     """What this family's config leaves out."""
-    return Given(MASK, (EOS,), BLOCK) if model_type in BLOCK_CAUSAL else Given()
+    return LoadOverrides(MASK, (EOS,), BLOCK) if model_type in BLOCK_CAUSAL else LoadOverrides()
 
 
 def random_model(
@@ -73,8 +73,8 @@ def random_model(
         for key, tensor in module.state_dict().items():
             noise = torch.randn(tensor.shape, generator=generator)
             tensor.copy_(1 + 0.2 * noise if "norm" in key else 0.3 * noise)
-    special = resolve(family.facts, native.vocab_size, config, tokenizer, given=given(model_type))
-    return family(module, config, special, tokenizer, model_type)
+    token_ids = resolve(family.facts, native.vocab_size, config, tokenizer, overrides=given(model_type))
+    return family(module, config, token_ids, tokenizer, model_type)
 
 
 def word_tokenizer(template: str | None = "{{ messages[0].content }}<|eot_id|>") -> PreTrainedTokenizerFast:

@@ -30,7 +30,7 @@ from twotemp.engine import run
 from twotemp.models.checkpoint import save
 from twotemp.models.families import FAMILIES
 from twotemp.models.load import load
-from twotemp.models.special import resolve
+from twotemp.models.token_ids import resolve
 from twotemp.policies import parse
 from twotemp.records import Request
 from twotemp.store import Store
@@ -90,8 +90,8 @@ def checkpoints(folder: Path) -> tuple[Path, Path]:
     core = Tokenizer(models.WordLevel(words, unk_token="w0"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="w0", eos_token="<|endoftext|>")
-    special = resolve(family.facts, native.vocab_size, CONFIG, tokenizer)
-    ours = save(family(module, CONFIG, special, tokenizer, "random"), folder / "ours")
+    token_ids = resolve(family.facts, native.vocab_size, CONFIG, tokenizer)
+    ours = save(family(module, CONFIG, token_ids, tokenizer, "random"), folder / "ours")
     (theirs := folder / "theirs").mkdir()
     for file in ours.iterdir():
         if file.name != "config.json":

@@ -167,7 +167,7 @@ def test_a_request_without_a_name_draws_by_sglangs_and_the_servers_policy(checkp
         ({"custom": {"policy": "odd"}}, "whole groups, which SGLang cannot do"),
         (
             {"custom": {"policy": {"name": ["x"], "score": "confidence", "rule": "threshold"}}},
-            "must be a text",
+            "must be a string",
         ),
         ({"custom": {"policy": f"lc:top_k={10**30}"}}, "top_k must be at most"),
         ({"custom": {"seed": "many"}}, "custom_params"),

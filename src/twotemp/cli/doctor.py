@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from twotemp import processes
-from twotemp.plain import json_text
+from twotemp.serialization import json_text
 
 EXTRAS = {
     "math_verify": ("eval", "grading MATH-500 (plain numbers work without it)"),
@@ -63,11 +63,11 @@ def _model(source: str) -> Iterator[Check]:
     from twotemp.errors import UserError
     from twotemp.models import catalogue
     from twotemp.models.load import usable_device, usable_dtype
-    from twotemp.models.survey import survey
+    from twotemp.models.summary import summarize
 
     known = catalogue.find(source)
     try:
-        found = survey(source)
+        found = summarize(source)
     except UserError as error:
         yield "model", "broken", str(error)
         if known is not None:

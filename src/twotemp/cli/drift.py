@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twotemp.cli.options import DecodingOptions, Json, LoadingOptions, Model
-from twotemp.plain import json_text
+from twotemp.serialization import json_text
 
 if TYPE_CHECKING:
     from twotemp.records import Sample

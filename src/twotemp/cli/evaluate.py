@@ -30,7 +30,7 @@ from twotemp.cli.options import (
 from twotemp.cli.report import show_table, summary, write_report
 from twotemp.cli.workers import DrawingOptions, Job, WorkerOptions
 from twotemp.errors import UserError
-from twotemp.plain import json_text
+from twotemp.serialization import json_text
 
 if TYPE_CHECKING:
     from twotemp.evaluation import Plan, Progress

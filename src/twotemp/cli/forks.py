@@ -9,7 +9,7 @@ import typer
 
 from twotemp.cli.options import DecodingOptions, Json, LoadingOptions, Model, Out, TaskOptions
 from twotemp.cli.workers import Job, WorkerOptions
-from twotemp.plain import json_text
+from twotemp.serialization import json_text
 
 if TYPE_CHECKING:
     from twotemp.evaluation import Drawer, Evaluation, Plan, TaskChoice

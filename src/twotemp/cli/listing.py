@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import typer
 
 from twotemp.cli.options import Json
-from twotemp.plain import json_text
+from twotemp.serialization import json_text
 
 
 def policies(as_json: Json = False) -> None:
@@ -19,17 +19,25 @@ def policies(as_json: Json = False) -> None:
             "parameters": {key: getattr(p.policy, key) for key in p.settable},
             "formula": p.formula,
             "source": p.source,
+            "experimental": p.experimental,
         }
         for name, p in PRESETS.items()
     }
     if as_json:
         typer.echo(json_text(rows, indent=2))
         return
-    shown = []
-    for name, p in PRESETS.items():
-        defaults = "\n".join(f"{key} = {getattr(p.policy, key)}" for key in (*p.parameters, "t_token"))
-        shown.append([name, defaults, p.formula, p.source])
-    _show(["policy", "parameters (defaults)", "commits at each step", "source"], shown)
+    columns = ["policy", "parameters (defaults)", "commits at each step", "source"]
+    for experimental in (False, True):
+        shown = []
+        for name, p in PRESETS.items():
+            if p.experimental == experimental:
+                defaults = "\n".join(
+                    f"{key} = {getattr(p.policy, key)}" for key in (*p.parameters, "t_token")
+                )
+                shown.append([name, defaults, p.formula, p.source])
+        if experimental:
+            typer.echo("\nexperimental: accepted everywhere, without a demonstrated gain")
+        _show(columns, shown)
     typer.echo("every policy also takes repel, top_k, top_p and eos = free | last | never")
 
 

@@ -22,7 +22,7 @@ from twotemp.cli.options import (
     Traced,
 )
 from twotemp.errors import UserError
-from twotemp.plain import json_text
+from twotemp.serialization import json_text
 
 if TYPE_CHECKING:
     from twotemp.records import Sample

@@ -11,7 +11,7 @@ import typer
 from twotemp.cli.options import Altered, DataFiles, task_files
 from twotemp.cli.report import INCOMPLETE, Judges, judges_of, show_blocks, show_gaps, show_page
 from twotemp.errors import UserError
-from twotemp.plain import json_text
+from twotemp.serialization import json_text
 
 
 def select(

@@ -21,7 +21,7 @@ from twotemp.cli.options import (
     TaskOptions,
 )
 from twotemp.cli.workers import DrawingOptions, Job
-from twotemp.plain import json_text
+from twotemp.serialization import json_text
 
 if TYPE_CHECKING:
     from twotemp.evaluation import Progress

@@ -1,6 +1,6 @@
 """Denoiser and policy meet here, and only here."""
 
-from twotemp.engine.engine import Live, Ticket, run
+from twotemp.engine.engine import Live, RowHandle, run
 from twotemp.engine.ledger import Ledger
 from twotemp.engine.observer import Observer, Steps, StepView, Written
 from twotemp.engine.service import Service, Stopped
@@ -10,11 +10,11 @@ __all__ = [
     "Ledger",
     "Live",
     "Observer",
+    "RowHandle",
     "Service",
     "StepView",
     "Steps",
     "Stopped",
-    "Ticket",
     "Written",
     "run",
     "states",

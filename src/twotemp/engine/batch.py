@@ -14,10 +14,10 @@ from twotemp.engine.observer import Observer, StepView
 from twotemp.engine.rows import Rows, Window, block_of
 from twotemp.engine.runner import runner_for
 from twotemp.errors import UserError
+from twotemp.experimental.repulsion import Repulsion
 from twotemp.models.base import Denoiser
-from twotemp.policies.repulsion import Crowd
 from twotemp.policies.step import Decision, Memory, Noise, PolicyBatch
-from twotemp.records import Policy, Request, Sample, Trace
+from twotemp.records import Policy, Request, Sample, Trace, first_eos
 
 
 class Batch:
@@ -32,7 +32,16 @@ class Batch:
         cache: str | None = None,
         fixed_rows: int | None = None,
     ) -> None:
-        """fixed_rows: every forward pass computes so many, whatever the number of requests."""
+        """Start the requests.
+
+        Args:
+            model: The model.
+            requests: One per row.
+            columns: Room for rows of this length.
+            block_width: Room for blocks of this width.
+            cache: See `engine.run`.
+            fixed_rows: See `runner.runner_for`.
+        """
         self.model = model
         self.rows = Rows(requests, model, columns, block_width)
         self.runner = runner_for(model, len(requests), columns, cache, fixed_rows)
@@ -40,7 +49,7 @@ class Batch:
         self._stacked: list[Policy] = []
 
     def _stack_policies(self) -> None:
-        """Anew only where the rows' policies are not those of the step before: rows come and go all the time."""
+        """Stack the rows' policies, unless they are those of the step before."""
         wanted = [r.policy for r in self.rows.requests]
         if wanted != self._stacked:
             self._stacked = wanted
@@ -48,125 +57,155 @@ class Batch:
                 wanted,
                 self.model.device,
                 eos_ids=self.model.eos_ids,
-                # Whatever a model says: a row that writes masks would never end.
+                # The mask is forbidden whatever a model says: a row that writes masks would never end.
                 forbidden_ids=sorted({*self.model.forbidden_ids, self.model.mask_id}),
                 mask_id=self.model.mask_id,
             )
 
     def run(self, observer: Observer) -> StepView:
-        """A forward pass and what the policies make of it. Changes nothing that counts: it may be taken again."""
+        """Run a forward pass and let the policies decide. Nothing is written: the step may be repeated."""
         self._stack_policies()
-        rows, window = self.rows, self.rows.window(self.policies.candidates)
+        rows, state = self.rows, self.rows.state
+        window = rows.window(self.policies.candidates)
         observer.lap("bookkeeping")
         logits = self.runner.logits(rows, window)
         observer.lap("forward")
-        noise = Noise(rows.key, rows.step, window.positions)
-        since = rows.forwards - rows.begun
-        crowd = None if rows.groups is None else rows.crowd(rows.groups)
-        decide = partial(self._decide, window, noise, since, self.memory, crowd)
+        noise = Noise(state.key, state.step, window.positions)
+        block_step = state.forwards - state.steps_before
+        decide = partial(self._decide, window, noise, block_step, self.memory, rows.repulsion())
         decision, memory = decide(logits, observer)
-        return StepView(rows, window, logits, decision, memory, noise.step, since, decide)
+        return StepView(rows, window, logits, decision, memory, noise.step, block_step, decide)
 
     def _decide(
         self,
         window: Window,
         noise: Noise,
-        since: Tensor,
+        block_step: Tensor,
         memory: Memory | None,
-        crowd: Crowd | None,
+        repulsion: Repulsion | None,
         logits: Tensor,
         observer: Observer | None = None,
     ) -> tuple[Decision, Memory | None]:
         lap = (observer or Observer()).lap
-        if crowd is not None:
-            logits = self.policies.repel(logits, window.masked, window.index, crowd)
-        drawn = self.policies.draw(
-            noise, logits, window.asked, window.index, entropy=self.rows.traced, text=window.text
+        policies = self.policies
+        if repulsion is not None:
+            logits = policies.repel(logits, window.masked, window.index, repulsion)
+        drawn = policies.draw(
+            noise, logits, window.predicted, window.index, entropy=self.rows.traced, text=window.text
         )
         lap("draw")
-        when = since.to(self.model.device, non_blocking=True) if self.policies.even is not None else None
-        chosen = self.policies.choose(
-            noise, drawn, window.masked, memory=memory, since=when, text=window.text
+        scheduled = policies.even_schedule is not None
+        decision = policies.choose(
+            noise,
+            drawn,
+            window.masked,
+            memory=memory,
+            block_step=block_step.to(self.model.device, non_blocking=True) if scheduled else None,
+            text=window.text,
         )
         lap("select")
-        return chosen
+        return decision
 
     def commit(self, view: StepView) -> tuple[list[int], dict[int, UserError]]:
-        """Write what was decided; the slots that are finished now, and what is wrong with those that failed."""
-        rows, window, decision = self.rows, view.window, view.decision
+        """Write what was decided.
+
+        Returns:
+            The slots that have finished now, and by slot the errors of rows that failed.
+        """
+        rows, decision = self.rows, view.decision
         self.memory = view.memory
-        self.runner.book(rows, window)
-        rows.commit(window, decision)
+        self.runner.record_step(rows, view.window)
+        rows.commit(view.window, decision)
         healthy = torch.isfinite(decision.log_norm)
-        failed = {} if rows.look(healthy.all()) else _not_numbers(view, healthy)
-        if failed and rows.groups is not None:  # without it the others of its group would be other samples
-            for some in rows.groups.slots:
-                if errors := [failed[slot] for slot in some if slot in failed]:
-                    failed |= dict.fromkeys(some, errors[0])
-        over = [slot for slot, left in enumerate(rows.open.tolist()) if not left and slot not in failed]
-        if rows.groups is not None:  # those that are over rest until their group is, and still count in it
-            new = [slot for slot in over if rows.over[slot] is None]
-            for slot, sample in zip(new, list(self.samples(new)) if new else ()):
-                rows.over[slot] = sample
-            whole = [some for some in rows.groups.slots if {*over, *failed}.issuperset(some)]
-            over = [slot for some in whole for slot in some if slot not in failed]
-        return over, failed
+        failed = {} if rows.sync(healthy.all()) else _broken_rows(view, healthy)
+        pending = rows.state.pending.tolist()
+        finished = [slot for slot, count in enumerate(pending) if not count and slot not in failed]
+        if rows.groups is not None:
+            return self._whole_groups(rows.groups.slots, finished, failed)
+        return finished, failed
+
+    def _whole_groups(
+        self, groups: list[list[int]], finished: list[int], failed: dict[int, UserError]
+    ) -> tuple[list[int], dict[int, UserError]]:
+        """Let groups of samples that repel each other finish, or fail, as a whole.
+
+        Those that have finished keep their slot until the group has, as the others are still pushed away from them.
+        """
+        for group in groups:
+            if errors := [failed[slot] for slot in group if slot in failed]:
+                failed = failed | dict.fromkeys(group, errors[0])
+        new = [slot for slot in finished if self.rows.info[slot].sample is None]
+        for slot, sample in zip(new, list(self.samples(new)) if new else ()):
+            self.rows.info[slot].sample = sample
+        whole = [group for group in groups if {*finished, *failed}.issuperset(group)]
+        return [slot for group in whole for slot in group if slot not in failed], failed
 
     def refill(self, requests: Mapping[int, Request]) -> None:
-        """Put new rows where finished ones stood."""
+        """Put new rows into the slots of finished ones."""
         if requests:
             self.rows.replace(requests)
-            if self.memory is not None:  # it is not about the new rows
+            if self.memory is not None:  # it is about the old rows
                 self.memory.positions[list(requests)] = -1
 
     def drop(self, slots: Sequence[int]) -> None:
+        """Remove these slots."""
         if slots:
             kept = [slot for slot in range(len(self.rows.requests)) if slot not in set(slots)]
             self.rows.keep(kept)
             self.runner.keep(kept)
             if self.memory is not None:
-                self.memory = self.memory.rows(
+                self.memory = self.memory.take(
                     torch.tensor(kept, dtype=torch.int64, device=self.model.device)
                 )
 
     def widen(self, columns: int, block_width: int) -> None:
-        """Room for rows of so many columns, where there is not enough."""
+        """Make room for rows of this many columns and blocks of this width, if there is not enough."""
         if columns > self.rows.columns or block_width > self.rows.block_width:
             self.rows.widen(max(columns, self.rows.columns), max(block_width, self.rows.block_width))
-            self._make_room()
+            self._grow()
 
     def append(self, requests: Sequence[Request]) -> None:
-        """Rows behind the last one."""
+        """Add rows after the last one."""
         if requests:
             self.rows.append(requests)
-            self._make_room()
+            self._grow()
 
-    def _make_room(self) -> None:
+    def _grow(self) -> None:
         self.runner.grow(len(self.rows.requests), self.rows.columns)
         if self.memory is not None:
             self.memory = self.memory.grow(len(self.rows.requests), self.rows.block_width)
 
     def samples(self, slots: Sequence[int]) -> Iterator[Sample]:
-        """Samples of finished rows; what an EOS stop left masked becomes that EOS."""
-        now, rows = perf_counter(), self.rows
-        index = torch.tensor(slots, dtype=torch.int64, device=rows.ids.device)
-        names = ("ids", "generated", "origin", "step", "commit_step", "confidence", "entropy")
-        # As arrays: a row at a time, numpy is several times faster than torch.
-        host = {name: getattr(rows, name)[index].cpu().numpy() for name in names}
-        host |= {name: getattr(rows, name)[list(slots)].numpy() for name in ("forwards", "processed")}
+        """Yield the samples of finished rows; what an EOS stop left masked becomes that EOS."""
+        now, state = perf_counter(), self.rows.state
+        index = torch.tensor(slots, dtype=torch.int64)
+        on_device = index.to(state.ids.device)
+        # As arrays: row by row, numpy is several times faster than torch.
+        ids, generated, origin, steps, *traces = (
+            tensor[on_device].cpu().numpy()
+            for tensor in (
+                *(state.ids, state.generated, state.origin, state.step),
+                *(state.commit_step, state.confidence, state.entropy),
+            )
+        )
+        forwards, processed = state.forwards[index].tolist(), state.processed[index].tolist()
         mask_id, eos_ids = self.model.mask_id, set(self.model.eos_ids)
         for i, slot in enumerate(slots):
-            if (rested := rows.over[slot]) is not None:
-                yield rested
+            info = self.rows.info[slot]
+            if info.sample is not None:
+                yield info.sample
                 continue
-            request = rows.requests[slot]
-            # Beyond what was asked for lies at most the rest of a block-causal model's last block.
-            asked = host["generated"][i, : len(request.prompt) + request.length]
-            (positions,) = asked.nonzero()
-            tokens = host["ids"][i, positions].tolist()
-            written = next((n for n, token in enumerate(tokens) if token in eos_ids), len(tokens))
+            request = info.request
+            # Columns beyond what was requested complete the last block of a block-causal model.
+            (positions,) = generated[i, : len(request.prompt) + request.length].nonzero()
+            tokens = ids[i, positions].tolist()
+            written = first_eos(tokens, eos_ids)
             if mask_id in tokens:  # only after an EOS stop
                 tokens = [tokens[written] if token == mask_id else token for token in tokens]
+            trace = None
+            if request.trace:
+                when, confidence, entropy = (tuple(values[i, positions].tolist()) for values in traces)
+                trace = Trace(when, confidence, entropy, _by_index(info.rewritten, positions.tolist()))
             yield Sample(
                 request=request.id,
                 index=request.index,
@@ -177,58 +216,61 @@ class Batch:
                 tokens=tuple(tokens),
                 nfe=paper_nfe(
                     request,
-                    (positions[:written] - host["origin"][i]).tolist(),
+                    (positions[:written] - origin[i]).tolist(),
                     block_of(request, self.model),
-                    int(host["step"][i]),
+                    int(steps[i]),
                 ),
-                forwards=int(host["forwards"][i]),
-                processed=int(host["processed"][i]),
-                seconds=now - rows.entered[slot],
+                forwards=forwards[i],
+                processed=processed[i],
+                seconds=now - info.entered,
                 finish="eos" if written < len(tokens) else "length",
-                trace=Trace(
-                    steps=tuple(host["commit_step"][i, positions].tolist()),
-                    confidence=tuple(host["confidence"][i, positions].tolist()),
-                    entropy=tuple(host["entropy"][i, positions].tolist()),
-                    edits=_placed(rows.rewritten[slot], positions.tolist()),
-                )
-                if request.trace
-                else None,
+                trace=trace,
             )
 
 
-def _placed(
+def _by_index(
     rewritten: Sequence[tuple[int, int, int]], positions: Sequence[int]
 ) -> tuple[tuple[int, int, int], ...]:
-    """By step, and by place in the sample instead of the position; what is no part of it is left out."""
+    """Return edits by step, with the index in the sample instead of the position; others are left out."""
     if not rewritten:
         return ()
-    place = {position: n for n, position in enumerate(positions)}
-    return tuple(sorted((step, place[at], token) for step, at, token in rewritten if at in place))
+    index = {position: n for n, position in enumerate(positions)}
+    return tuple(
+        sorted((step, index[position], token) for step, position, token in rewritten if position in index)
+    )
 
 
 def paper_nfe(request: Request, positions: Sequence[int], block: int, steps: int) -> int:
-    """The paper's accounting: AR costs the passes that write what comes before EOS (positions), K tokens of a block
-    at a time; the others every step run."""
+    """Return the number of function evaluations as the paper counts them.
+
+    AR costs the passes that write what comes before EOS, K tokens of a block at a time; all others every step.
+
+    Args:
+        request: What was sampled.
+        positions: What comes before EOS, counted from the start of the block grid.
+        block: Width of a block.
+        steps: Steps that were run.
+    """
     policy = request.policy
     if policy.left_to_right:
-        blocks = Counter(at // block for at in positions)
+        blocks = Counter(position // block for position in positions)
         return sum(-(-count // policy.k) for count in blocks.values())
     return steps
 
 
-def _not_numbers(view: StepView, healthy: Tensor) -> dict[int, UserError]:
-    """What to say about each row whose logits are broken, by its first broken position."""
+def _broken_rows(view: StepView, healthy: Tensor) -> dict[int, UserError]:
+    """Return an error for each row with NaN or infinite logits, by its first broken position."""
     broken = (~healthy).nonzero()[:, 0]
-    rows, places = view.window.row[broken].tolist(), view.window.at[broken].tolist()
+    rows, positions = view.window.row[broken].tolist(), view.window.column[broken].tolist()
     steps = view.step.tolist()
-    found: dict[int, UserError] = {}
-    for row, at in zip(rows, places):
+    errors: dict[int, UserError] = {}
+    for row, position in zip(rows, positions):
         request = view.requests[row]
-        found.setdefault(
+        errors.setdefault(
             row,
             UserError(
                 f"the model returned NaN or infinite logits for request {request.id!r}, sample {request.index}, "
-                f"row {row}, step {steps[row]}, position {at}; check the weights and the dtype (try float32)"
+                f"row {row}, step {steps[row]}, position {position}; check the weights and the dtype (try float32)"
             ),
         )
-    return found
+    return errors

@@ -1,6 +1,6 @@
 """How far an approximation strays: at every state a run visits, its logits against the exact ones.
 
-An approximation is a cache, or another model in the place of the right one: quantized, or in fewer digits.
+An approximation is a cache, or a quantized or lower-precision copy of the model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from twotemp.records import Request, Sample
 class Drift:
     """KL(exact || ours) over the predictions that are approximate, and the decisions it changed in the whole run."""
 
-    predictions: int  # with a cache those that read it: at the first step of a block it is computed afresh
+    predictions: int  # with a cache only those that read it: the first step of a block computes it
     kl_mean: float
     kl_median: float
     kl_p99: float
@@ -42,8 +42,16 @@ def drift(
     batch_size: int | None = None,
     on_sample: Callable[[Sample], None] | None = None,
 ) -> Drift:
-    """Sample, and at every step ask for the exact logits too: of `against` (None: this model), without a cache. Costs
-    both, in memory too: unset, batch_size is half of what would fit without the comparison."""
+    """Sample, and compare the logits of every step with the exact ones.
+
+    Args:
+        model: The model to sample from.
+        requests: What to sample.
+        cache: The approximate cache to sample with.
+        against: The model whose logits, computed without a cache, are exact (None: the same model).
+        batch_size: Unset, it is half of what would fit without the comparison, which needs memory for both.
+        on_sample: Called with every sample.
+    """
     if not requests:
         raise UserError("nothing to compare: give at least one request")
     if cache is None and against is None:
@@ -58,7 +66,7 @@ def drift(
 
 
 class _Comparison(Observer):
-    """Notes at every step what the exact logits would have done; the sample does not pay for it."""
+    """Records at every step what the exact logits would have decided; the samples are unchanged."""
 
     def __init__(self, against: Denoiser | None) -> None:
         self.against = against
@@ -68,12 +76,12 @@ class _Comparison(Observer):
     def step(self, view: StepView) -> None:
         rows, window, model = view.rows, view.window, view.rows.model
         width = rows.width
-        real = torch.arange(width, device=model.device) < rows.length[:, None]
+        real = torch.arange(width, device=model.device) < rows.state.length[:, None]
         exact = self.against or model
-        truth = exact.logits(view.before[:, :width], real, window.row * width + window.at)
+        truth = exact.logits(view.before[:, :width], real, window.row * width + window.column)
         ours, theirs = view.decision, view.decide(truth)[0]
 
-        read = (view.since > (-1 if self.against else 0)).to(model.device)[window.row]
+        read = (view.block_step > (-1 if self.against else 0)).to(model.device)[window.row]
         forbidden = torch.tensor([*model.forbidden_ids, model.mask_id], device=model.device)
         p, q = (z[read].index_fill(1, forbidden, -torch.inf).log_softmax(-1) for z in (truth, view.logits))
         self.kl.append((p.exp() * (p - q)).nan_to_num(0.0).sum(-1).cpu())  # forbidden ids: 0 * nan

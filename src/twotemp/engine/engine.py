@@ -1,10 +1,10 @@
-"""The loop: one for every model, policy and cache. Token ids in, samples out, in the order rows finish."""
+"""The decoding loop, one for every model, policy and cache. Token ids in, samples out, in the order rows finish."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 
@@ -12,9 +12,9 @@ import torch
 
 from twotemp import groups
 from twotemp.engine.batch import Batch
-from twotemp.engine.memory import Survived, fit_batch
+from twotemp.engine.memory import CatchOutOfMemory, fit_batch
 from twotemp.engine.observer import Observer, Written
-from twotemp.engine.rows import block_of, check, span_of, widths
+from twotemp.engine.rows import block_of, check, columns_of, widths
 from twotemp.engine.runner import check_cache
 from twotemp.engine.scheduler import Scheduler
 from twotemp.errors import UserError
@@ -37,11 +37,19 @@ def run(
 
     Requests whose policies differ in structure (say LC and an entropy bound) are batched apart; numbers such as
     T_pos may differ from row to row. Long rows go first, so that a batch holds rows of similar length.
-    batch_size: None takes what should fit into memory; if it does not, the batch is halved and goes on.
-    cache: None is exact; "prefix" and "dual" are Fast-dLLM's approximations for bidirectional models.
-    columns: fixes the shape of every forward pass to batch_size rows of so many columns. In half precision rounding
-    depends on the shape, so that a sample depends on its request alone only where the shape is always the same.
-    observer: sees every step, and keeps time if it likes; a `Ledger` for one.
+
+    Args:
+        model: The model.
+        requests: What to sample.
+        batch_size: Rows of a batch, at most. None takes what should fit into memory; if it does not, the batch is
+            halved and the run continues.
+        cache: None is exact; "prefix" and "dual" are Fast-dLLM's approximations for bidirectional models.
+        columns: Fixes the shape of every forward pass to `batch_size` rows of this many columns. In half precision,
+            rounding depends on the shape, so a sample depends on its request alone only if the shape is fixed.
+        observer: Sees every step, and may measure time; for instance a `Ledger`.
+
+    Returns:
+        An iterator over the samples, in the order in which rows finish.
     """
     waiting = list(requests)
     for request in waiting:
@@ -49,18 +57,18 @@ def run(
     _check_shape(model, cache, batch_size, columns)
     if not waiting:
         return iter(())
-    lane = partial(_lane_of, model, columns)
-    waiting.sort(key=lambda r: (lane(r), -len(r.prompt) - r.length))
-    lanes = [groups.gather(list(some)) for _, some in groupby(waiting, key=lane)]
+    structure = partial(_batch_key, model, columns)
+    waiting.sort(key=lambda r: (structure(r), -len(r.prompt) - r.length))
+    batches = [groups.gather(list(alike)) for _, alike in groupby(waiting, key=structure)]
     if batch_size is None:
-        batch_size, why = fit_batch(model, waiting, cache)
-        if (largest := max(len(group) for some in lanes for group in some)) > batch_size:
-            batch_size, why = largest, "the largest group of samples that repel each other"
-        log.info("batch size %d: %s (set batch_size to change it)", batch_size, why)
-    for group in (group for some in lanes for group in some):
+        batch_size, reason = fit_batch(model, waiting, cache)
+        if (largest := max(len(group) for queue in batches for group in queue)) > batch_size:
+            batch_size, reason = largest, "the largest group of samples that repel each other"
+        log.info("batch size %d: %s (set batch_size to change it)", batch_size, reason)
+    for group in (group for queue in batches for group in queue):
         groups.check_whole(group, batch_size)
     shape = (batch_size, cache, columns)
-    return (s for some in lanes for s in _finish(Live(model, *shape, observer=observer), some))
+    return (s for queue in batches for s in _drain(Live(model, *shape, observer=observer), queue))
 
 
 def _check_shape(model: Denoiser, cache: str | None, batch_size: int | None, columns: int | None) -> None:
@@ -69,18 +77,18 @@ def _check_shape(model: Denoiser, cache: str | None, batch_size: int | None, col
         raise UserError(f"batch_size must be >= 1, not {batch_size}")
     if columns is not None and (cache is not None or batch_size is None):
         raise UserError(
-            "columns fixes the shape of every forward pass: give batch_size too, and leave cache out"
+            "columns fixes the shape of every forward pass: set batch_size as well, and leave cache out"
         )
 
 
-def _lane_of(model: Denoiser, columns: int | None, request: Request) -> tuple[Hashable, ...]:
-    """Which requests are decoded together: policies of one structure and, where the shape is fixed, of one block."""
+def _batch_key(model: Denoiser, columns: int | None, request: Request) -> tuple[Hashable, ...]:
+    """Return what requests of one batch share: their policy's structure and, if the shape is fixed, their block."""
     return (*request.policy.structure, *([] if columns is None else [block_of(request, model)]))
 
 
-def _finish(live: Live, waiting: list[list[Request]]) -> Iterator[Sample]:
-    """Submit all, take turns until nothing is left."""
-    for group in waiting:
+def _drain(live: Live, queue: list[list[Request]]) -> Iterator[Sample]:
+    """Submit all groups and yield their samples."""
+    for group in queue:
         live.submit_group(group)
     while not live.idle:
         for _, event in live.turn():
@@ -90,24 +98,23 @@ def _finish(live: Live, waiting: list[list[Request]]) -> Iterator[Sample]:
                 yield event
 
 
-@dataclass(eq=False)  # two tickets are never the same, even for equal requests
-class Ticket:
+@dataclass(eq=False)  # two handles are never equal, even for equal requests
+class RowHandle:
     """A request that was submitted."""
 
     request: Request
-    watched: bool = False  # is every step of it an event?
-    group: object = field(default_factory=object)  # the same for those that run together
+    watched: bool = False  # whether every step of it is an event
 
 
-# What happened to a request: a step of a watched row, then either its sample or what went wrong with it: a
-# `UserError` where it is about the request, anything else where its whole batch failed.
+# What happened to a request: a step of a watched row, then either its sample or its error: a `UserError` if it is
+# about the request, any other exception if its whole batch failed.
 Event = Written | Sample | Exception
 
 
 class Live:
-    """Batches that requests may join and leave while they run, one for each structure of policies.
+    """Batches that requests may join and leave while they run, one for each policy structure.
 
-    A sample is the same whenever its request arrived. Not thread-safe: one thread submits, cancels and turns.
+    A sample does not depend on when its request arrived. Not thread-safe: one thread submits, cancels and turns.
     """
 
     def __init__(
@@ -119,143 +126,158 @@ class Live:
         *,
         observer: Observer | None = None,
     ) -> None:
-        """slots: the rows of each batch, at most; cache, columns and observer: see `run`."""
+        """Create an engine without requests.
+
+        Args:
+            model: The model.
+            slots: Rows of each batch, at most.
+            cache: See `run`.
+            columns: See `run`.
+            observer: See `run`.
+        """
         _check_shape(model, cache, slots, columns)
         self.model, self.slots, self.cache, self.columns = model, slots, cache, columns
         self.observer = observer or Observer()
-        self._lanes: dict[Hashable, _Lane] = {}
-        self._groups: dict[Hashable, object] = {}  # of samples that repel each other: `Ticket.group` of each
+        self._loops: dict[Hashable, _BatchLoop] = {}
+        self._groups: dict[
+            Hashable, list[RowHandle]
+        ] = {}  # of samples that repel each other, by `Request.group`
 
     @property
     def idle(self) -> bool:
-        return not self._lanes
+        """Whether there is nothing to do."""
+        return not self._loops
 
-    def submit(self, request: Request, watch: bool = False) -> Ticket:
-        """Line up; the row joins its batch as soon as there is a slot. watch: tell what each step writes."""
+    def submit(self, request: Request, watch: bool = False) -> RowHandle:
+        """Queue a request; its row joins a batch as soon as a slot is free. With `watch` every step is an event."""
         return self.submit_group([request], watch)[0]
 
-    def submit_group(self, requests: Sequence[Request], watch: bool = False) -> list[Ticket]:
-        """Line up a whole group: samples that repel each other, or one that repels nobody."""
+    def submit_group(self, requests: Sequence[Request], watch: bool = False) -> list[RowHandle]:
+        """Queue a whole group: samples that repel each other, or a single request."""
         first = requests[0]
         for request in requests:
             check(request, self.model)
         groups.check_whole(requests, self.slots)
-        if self.columns is not None and (needed := span_of(first, self.model)) > self.columns:
+        if self.columns is not None and (needed := columns_of(first, self.model)) > self.columns:
             raise UserError(f"request {first.id!r} needs {needed} columns, more than columns={self.columns}")
-        together = object()
-        if first.group is not None and self._groups.setdefault(first.group, together) is not together:
+        handles = [RowHandle(request, watch) for request in requests]
+        if first.group is not None and self._groups.setdefault(first.group, handles) is not handles:
             raise UserError(f"request {first.id!r}: its group is being drawn already; wait for it")
-        key = _lane_of(self.model, self.columns, first)
-        if key not in self._lanes:
-            self._lanes[key] = _Lane(self.model, self.slots, self.cache, self.columns, self.observer)
-        tickets = [Ticket(request, watch, together) for request in requests]
-        for ticket in tickets:
-            self._lanes[key].scheduler.add(ticket)
-        return tickets
+        key = _batch_key(self.model, self.columns, first)
+        if key not in self._loops:
+            self._loops[key] = _BatchLoop(self.model, self.slots, self.cache, self.columns, self.observer)
+        self._loops[key].scheduler.add(handles)
+        return handles
 
-    def cancel(self, ticket: Ticket) -> None:
-        """Take a request out, waiting or running, and its group with it; there will be no further event."""
-        if lane := self._lanes.get(_lane_of(self.model, self.columns, ticket.request)):
-            lane.scheduler.cancel(ticket)
-        self._forget(ticket)
+    def cancel(self, handle: RowHandle) -> None:
+        """Remove a request, waiting or running, and its group with it; there will be no further event."""
+        if loop := self._loops.get(_batch_key(self.model, self.columns, handle.request)):
+            loop.scheduler.cancel(handle)
+        self._forget(handle)
 
-    def turn(self) -> list[tuple[Ticket, Event]]:
-        """One step of every batch: what it wrote into watched rows, and of the rows that ended their samples, or
-        what went wrong with them. A batch that fails as a whole is given up; the others go on."""
-        events: list[tuple[Ticket, Event]] = []
-        for key, lane in list(self._lanes.items()):
+    def turn(self) -> list[tuple[RowHandle, Event]]:
+        """Take one step of every batch.
+
+        Returns:
+            What was written into watched rows, then the samples of rows that finished and the errors of rows that
+            failed. A batch that fails as a whole is abandoned; the others continue.
+        """
+        events: list[tuple[RowHandle, Event]] = []
+        for key, loop in list(self._loops.items()):
             try:
-                if not lane.scheduler.idle:
-                    events += lane.turn()
+                if not loop.scheduler.idle:
+                    events += loop.turn()
             except Exception as error:
-                events += [(ticket, error) for ticket in lane.scheduler.clear()]
-            if lane.scheduler.idle:
-                del self._lanes[key]
-        for ticket, event in events:
+                events += [(handle, error) for handle in loop.scheduler.clear()]
+            if loop.scheduler.idle:
+                del self._loops[key]
+        for handle, event in events:
             if not isinstance(event, Written):
-                self._forget(ticket)
+                self._forget(handle)
         return events
 
-    def _forget(self, ticket: Ticket) -> None:
-        """Its group is over. (It may have been submitted again since.)"""
-        group = ticket.request.group
-        if self._groups.get(group) is ticket.group:
+    def _forget(self, handle: RowHandle) -> None:
+        """Allow the handle's group to be submitted again, unless it already was."""
+        group = handle.request.group
+        if handle in self._groups.get(group, ()):
             del self._groups[group]
 
 
-class _Lane:
+class _BatchLoop:
     """Requests that are decoded together: those that wait, and the batch."""
 
     def __init__(
         self, model: Denoiser, slots: int, cache: str | None, columns: int | None, observer: Observer
     ) -> None:
         self.model, self.cache, self.columns, self.observer = model, cache, columns, observer
-        self.scheduler: Scheduler[Ticket] = Scheduler((), slots, lambda ticket: ticket.group)
+        self.scheduler: Scheduler[RowHandle] = Scheduler((), slots)
         self.batch: Batch | None = None
 
     @torch.inference_mode()
-    def turn(self) -> list[tuple[Ticket, Event]]:
-        """Schedule, run, commit: one step of every row."""
+    def turn(self) -> list[tuple[RowHandle, Event]]:
+        """Schedule, run, commit: take one step of every row."""
         with self.observer.turn():
-            with Survived() as attempt:
+            with CatchOutOfMemory() as attempt:
                 batch = self._schedule()
                 view = batch.run(self.observer)
-                self.batch = None  # rows that are only half written would have to begin again
+                self.batch = None  # if the commit fails, rows are half written and have to start again
                 finished, failed = batch.commit(view)
                 self.batch = batch
             if attempt.ran_out:
                 return self._recover()
             self.observer.step(view)
-            tickets = self.scheduler.running
-            events: list[tuple[Ticket, Event]] = []
-            if seen := [n for n, ticket in enumerate(tickets) if ticket.watched and n not in failed]:
-                events += [(tickets[slot], written) for slot, written in zip(seen, view.written(seen))]
+            handles = self.scheduler.running
+            events: list[tuple[RowHandle, Event]] = []
+            if watched := [n for n, handle in enumerate(handles) if handle.watched and n not in failed]:
+                events += [(handles[slot], written) for slot, written in zip(watched, view.written(watched))]
             samples = zip(finished, batch.samples(finished)) if finished else ()
-            events += [(tickets[slot], sample) for slot, sample in samples]
-            events += [(tickets[slot], error) for slot, error in failed.items()]
+            events += [(handles[slot], sample) for slot, sample in samples]
+            events += [(handles[slot], error) for slot, error in failed.items()]
             self.scheduler.finish([*finished, *failed])
             return events
 
     def _schedule(self) -> Batch:
-        """The batch with the rows that are due."""
-        moves = self.scheduler.schedule()
+        """Return the batch with the rows that run now."""
+        change = self.scheduler.schedule()
         batch, self.batch = self.batch, None
         if batch is None:
-            known = [ticket.request for ticket in (*self.scheduler.running, *self.scheduler.waiting)]
-            running = known[: len(self.scheduler.running)]
-            wide, block = widths(known, self.model)
+            running = [handle.request for handle in self.scheduler.running]
+            waiting = [handle.request for group in self.scheduler.waiting for handle in group]
             if self.columns is None:
-                batch = Batch(self.model, running, wide, block, self.cache)
+                batch = Batch(self.model, running, *widths(running + waiting, self.model), self.cache)
             else:
                 block = min(self.columns, block_of(running[0], self.model))
                 batch = Batch(self.model, running, self.columns, block, fixed_rows=self.scheduler.slots)
         else:
-            added = [ticket.request for ticket in moves.added]
-            refilled = {slot: ticket.request for slot, ticket in moves.refilled.items()}
+            added = [handle.request for handle in change.added]
+            refilled = {slot: handle.request for slot, handle in change.refilled.items()}
             if new := [*added, *refilled.values()]:
                 batch.widen(*widths(new, self.model))
             batch.refill(refilled)
-            batch.drop(moves.dropped)
+            batch.drop(change.dropped)
             batch.append(added)
         self.batch = batch
         return batch
 
-    def _recover(self) -> list[tuple[Ticket, Event]]:
-        """Out of memory: half of the rows wait again. A batch that cannot even be made smaller is given up and its
-        rows begin again; their samples are the same. Who does not fit alone fails alone."""
+    def _recover(self) -> list[tuple[RowHandle, Event]]:
+        """Send half of the rows back to the queue after running out of memory.
+
+        If there is not even enough memory to shrink the batch, it is abandoned and its rows start again, with the
+        same samples. A row that does not fit alone fails alone.
+        """
         rows = len(self.scheduler.running)
         if self.columns is not None:
             raise UserError(f"a fixed shape of {self.scheduler.slots} rows does not fit; lower batch_size")
         try:
             dropped = self.scheduler.halve()
         except UserError as error:
-            self.batch = None  # as wide as they are: whoever comes next would not fit either
+            self.batch = None  # it is as wide as these rows: the next ones would not fit either
             self.scheduler.finish(range(rows))
-            return [(ticket, error) for ticket in self.scheduler.running]
-        log.warning("out of memory with %d rows; going on with %d", rows, len(self.scheduler.running))
+            return [(handle, error) for handle in self.scheduler.running]
+        log.warning("out of memory with %d rows; continuing with %d", rows, len(self.scheduler.running))
         batch, self.batch = self.batch, None
         if batch is not None:
-            with Survived():
+            with CatchOutOfMemory():
                 batch.drop(dropped)
                 self.batch = batch
         return []

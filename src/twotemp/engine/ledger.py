@@ -1,4 +1,4 @@
-"""Where a run's time goes: seconds by part, measured in laps. Costs one clock reading per lap."""
+"""Where a run's time goes: seconds by part. Costs one clock reading per part and step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTS = ("forward", "head", "draw", "select", "bookkeeping")
 
 
 class Ledger(Observer):
-    """Seconds spent in each part of the loop, and how many steps and row-steps they cover.
+    """Measures the seconds spent in each part of the loop, and the steps and row-steps they cover.
 
     forward: the network's body; head: its last projection; draw: tokens, confidences and entropies;
     select: which positions to commit; bookkeeping: everything else the engine does.
@@ -30,7 +30,7 @@ class Ledger(Observer):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Body and head lie inside the model's call, so they are timed by hooks and not by a lap."""
+        """Time body and head by hooks, as they lie inside the model's call."""
         hooks = []
         if self._parts is not None:
             body, head = self._parts
@@ -39,7 +39,7 @@ class Ledger(Observer):
                 head.register_forward_pre_hook(lambda *_: self._book("forward")),
                 head.register_forward_hook(lambda *_: self._book("head")),
             ]
-        self._last = self._now()  # the time since the last turn was the caller's
+        self._last = self._now()  # the time since the last turn belongs to the caller
         try:
             yield
             self._book("bookkeeping")
@@ -48,7 +48,7 @@ class Ledger(Observer):
                 hook.remove()
 
     def lap(self, part: str) -> None:
-        # What the model does after its head is not the forward pass, where the hooks know better.
+        # With hooks, the forward pass is measured up to the head; what the model does after that is overhead.
         self._book("bookkeeping" if self._parts is not None and part == "forward" else part)
 
     def step(self, view: StepView) -> None:
@@ -61,11 +61,12 @@ class Ledger(Observer):
         self._last = now
 
     def _now(self) -> float:
-        if self._device is not None:  # else a lap would time the launch, not the work
+        if self._device is not None:  # else this would time the kernel launches, not the work
             torch.cuda.synchronize(self._device)
         return perf_counter()
 
     def report(self) -> str:
+        """Return the measurements as a small table."""
         total = sum(self.seconds.values()) or 1.0
         lines = [f"{part:12}{s:9.3f} s {100 * s / total:6.1f} %" for part, s in self.seconds.items()]
         lines.append(

@@ -1,17 +1,29 @@
-"""The state of the rows in a batch, as tensors. Column = position in the row; rows are padded on the right.
+"""The state of the rows in a batch. A column is a position in the row; rows are padded on the right.
 
-What can be derived is derived: a row's block is the one that holds its leftmost mask, so there is no block
-pointer to keep in step, and infilling is generation whose masks lie elsewhere. Policies that edit need one thing
-more: a block without masks is `settled` only by a step that rewrites nothing.
+**What is stored.** `RowState` is a plain record of tensors, one entry per row, which batches `take`, `append` and
+`pad` as rows leave, join and grow. What follows from it is computed: a row's active block is the one that holds its
+leftmost mask, so there is no block pointer to keep consistent, and infilling is generation whose masks lie elsewhere.
 
-The host knows the shape of what comes next (where each row's block is, how many masks are open in it) from one
-small transfer per step, `look`; nothing else waits for the device.
+**Why two devices.** A step on a GPU is a queue of kernels. The host may run ahead of it as long as it never asks for
+a value, and asking costs a full wait. The shapes of the next step (where the active block is, how many positions are
+predicted) are host decisions, though. So the host keeps its own copy of those few numbers and refreshes all of them
+in one transfer per step, `Rows.sync`, together with the check that the logits were finite. Nothing else waits for the
+device: facts that only change when rows join or leave are computed from the requests (`Rows._summarize`), and the
+number of entries that `nonzero` would ask for is known in advance (`compact`).
+
+**Why a block can be without masks and yet be active.** Policies that edit (`twotemp.experimental.editing`) may
+rewrite a token until a step leaves the whole block unchanged. For them a position is pending until it is `final`; for
+all other policies it is pending while it is a mask.
+
+**Why finished rows may stay.** Samples that repel each other (`twotemp.experimental.repulsion`) are compared at every
+step, also with those that have finished. These keep their slot and their last window, predict nothing, and their
+sample is set aside (`RowInfo.sample`) until the whole group has finished.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
@@ -19,9 +31,9 @@ from torch import Tensor
 
 from twotemp import rng
 from twotemp.errors import UserError
+from twotemp.experimental.editing import BlockText
+from twotemp.experimental.repulsion import Repulsion, SampleGroups
 from twotemp.models.base import Denoiser, LanguageModel
-from twotemp.policies.positions import Text
-from twotemp.policies.repulsion import Crowd, Groups
 from twotemp.policies.step import Decision
 from twotemp.records import Request, Sample
 
@@ -34,30 +46,32 @@ class Window:
 
     positions: Tensor
     masked: Tensor
-    asked: Tensor  # what is predicted: `masked` and, where policies edit, what stands beside it
-    text: Text | None  # where policies edit
-    index: Tensor  # [N]: the True entries of `asked.flatten()`
-    row: Tensor  # [N]: of these entries
-    at: Tensor  # [N]: their positions in the row
+    predicted: Tensor  # `masked` and, where policies edit, the tokens already written in the block
+    text: BlockText | None  # where policies edit
+    index: Tensor  # [N]: the True entries of `predicted.flatten()`
+    row: Tensor  # [N]: the row of each of these entries
+    column: Tensor  # [N]: its position in the row
     # [B], on the host:
-    count: Tensor  # asked.sum(1)
+    count: Tensor  # predicted.sum(1)
     start: Tensor  # first position of the block
     end: Tensor  # one past its last position
 
 
 def compact(flags: Tensor, count: int) -> Tensor:
-    """The indices of the True entries of `flags.flatten()`, where their number is known.
+    """Return the indices of the True entries of `flags.flatten()`, of which there are `count`.
 
-    `nonzero` would ask the device for it; prefix sums need not.
+    `nonzero` would have to ask the device for that number; prefix sums do not.
     """
     flags = flags.flatten()
-    place = torch.where(flags, flags.cumsum(0) - 1, count)  # all others share a last entry, which is cut off
-    found = torch.empty(count + 1, dtype=torch.int64, device=flags.device)
-    return found.scatter_(0, place, torch.arange(len(flags), device=flags.device))[:count]
+    target = torch.where(
+        flags, flags.cumsum(0) - 1, count
+    )  # all False entries share a last slot, cut off below
+    indices = torch.empty(count + 1, dtype=torch.int64, device=flags.device)
+    return indices.scatter_(0, target, torch.arange(len(flags), device=flags.device))[:count]
 
 
 def check(request: Request, model: Denoiser) -> None:
-    """Refuse what cannot be sampled, before anything runs."""
+    """Raise a UserError for a request that this model cannot sample, before anything runs."""
     where = f"request {request.id!r}"
     masks = request.prompt.count(model.mask_id)
     bad = [t for t in request.prompt if not 0 <= t < model.vocab_size]
@@ -90,258 +104,295 @@ def check(request: Request, model: Denoiser) -> None:
 
 
 def block_of(request: Request, model: Denoiser) -> int:
+    """Return the width of the request's decoding blocks."""
     return model.block_size or request.block or DEFAULT_BLOCK
 
 
-def span_of(request: Request, model: Denoiser) -> int:
-    """How many columns the row has. A block-causal model knows whole blocks only, so the last one is completed with
-    masks, as SDAR and LLaDA-2 do; what is written beyond `length` is no part of the sample."""
-    asked = len(request.prompt) + request.length
+def columns_of(request: Request, model: Denoiser) -> int:
+    """Return the number of columns of the request's row.
+
+    A block-causal model knows whole blocks only, so the last one is completed with masks, as in SDAR and LLaDA-2;
+    what is written beyond `length` is not part of the sample.
+    """
+    requested = len(request.prompt) + request.length
     if model.block_size is None or not request.length:
-        return asked
-    whole = -(-asked // model.block_size) * model.block_size
+        return requested
+    whole = -(-requested // model.block_size) * model.block_size
     return whole if model.max_length is None else min(whole, model.max_length)
 
 
 def widths(requests: Iterable[Request], model: Denoiser) -> tuple[int, int]:
-    """The columns and the widest block that these rows need."""
-    needed = [(span_of(r, model), block_of(r, model)) for r in requests]
-    columns = max(span for span, _ in needed)
+    """Return the number of columns and the widest block that these rows need."""
+    needed = [(columns_of(r, model), block_of(r, model)) for r in requests]
+    columns = max(width for width, _ in needed)
     return columns, min(columns, max(block for _, block in needed))
 
 
-class Rows:
-    """Tensors [B] and [B, C] of the rows being decoded."""
+@dataclass
+class RowState:
+    """The tensors of B rows with C columns; the first dimension of each is the row."""
 
-    def __init__(self, requests: Sequence[Request], model: Denoiser, columns: int, block_width: int) -> None:
-        self.model = model
-        self.columns = columns
-        self.block_width = block_width
-        self.requests: list[Request] = []
-        self.entered: list[float] = []
-        # Of traced rows that edit: (step, position, token) of what was written and later rewritten.
-        self.rewritten: list[list[tuple[int, int, int]]] = []
-        # Rows that are over before the others of their group stay, at rest, and the samples that they are.
-        self.over: list[Sample | None] = []
-        self.edited = any(r.policy.edit != "never" for r in requests)  # one structure: all of them or none
-        device = model.device
-        self.ids = torch.empty(0, columns, dtype=torch.int64, device=device)
-        self.length = torch.empty(0, dtype=torch.int64, device=device)  # tokens of the row
-        self.asked = torch.empty(0, dtype=torch.int64, device=device)  # those the request is about
-        self.origin = torch.empty(0, dtype=torch.int64, device=device)  # where the block grid starts
-        self.block = torch.empty(0, dtype=torch.int64, device=device)
-        self.key = torch.empty(0, dtype=torch.int64, device=device)
-        self.step = torch.empty(0, dtype=torch.int64, device=device)
-        self.eos_stop = torch.empty(0, dtype=torch.bool, device=device)
-        self.generated = torch.empty(0, columns, dtype=torch.bool, device=device)  # masked at the start
-        self.commit_step = torch.empty(0, columns, dtype=torch.int32, device=device)
-        self.confidence = torch.empty(0, columns, device=device)
-        self.entropy = torch.empty(0, columns, device=device)
-        # On the host.
-        self.tokens = torch.empty(0, dtype=torch.int64)  # `length` again
-        self.start = torch.empty(0, dtype=torch.int64)  # of the active block
-        self.end = torch.empty(0, dtype=torch.int64)
-        self.open = torch.empty(0, dtype=torch.int64)  # unsettled in the active block; 0: the row is finished
-        self.begun = torch.empty(0, dtype=torch.int64)  # steps taken before the active block
-        self.cached = torch.empty(0, dtype=torch.int64)  # start of the block the cache is about, -1: none
-        self.forwards = torch.empty(0, dtype=torch.int64)
-        self.processed = torch.empty(0, dtype=torch.int64)
-        self.eos_ids = torch.tensor(model.eos_ids, dtype=torch.int64, device=device)
-        if self.edited:
-            self.settled = torch.empty(0, columns, dtype=torch.bool, device=device)  # never to change again
-            self.edits = torch.empty(0, columns, dtype=torch.int64, device=device)  # how often rewritten
-        self.append(requests)
+    # On the model's device.
+    ids: Tensor  # [B, C] int64: tokens; the mask where nothing is written yet
+    length: Tensor  # [B] int64: columns of the row
+    requested: Tensor  # [B] int64: those that the request is about; a completed last block has more
+    origin: Tensor  # [B] int64: where the block grid starts
+    block: Tensor  # [B] int64: width of its blocks
+    key: Tensor  # [B] int64: address of the row's noise
+    step: Tensor  # [B] int64: steps taken
+    eos_stop: Tensor  # [B] bool: ends once everything up to its first EOS is committed
+    generated: Tensor  # [B, C] bool: masked at the start
+    commit_step: Tensor  # [B, C] int32: when it was last written, -1: never
+    confidence: Tensor  # [B, C] float32: of what was written
+    entropy: Tensor  # [B, C] float32: of the prediction it was drawn from
+    # On the host, [B] int64.
+    host_length: Tensor  # `length` again
+    start: Tensor  # first column of the active block
+    end: Tensor  # one past its last column
+    pending: Tensor  # positions of the active block that may still change; 0: the row has finished
+    steps_before: Tensor  # steps taken before the active block
+    cached: Tensor  # start of the block whose first step the cache has seen, -1: none
+    forwards: Tensor  # forward passes so far
+    processed: Tensor  # positions computed so far
+    # On the model's device, where policies edit.
+    final: Tensor | None = None  # [B, C] bool: never to change again
+    edits: Tensor | None = None  # [B, C] int64: how often it was rewritten
 
-    _ON_DEVICE = (
-        "ids length asked origin block key step eos_stop generated commit_step confidence entropy".split()
-    )
-    _ON_HOST = "tokens start end open begun cached forwards processed".split()
-    _OF_EDITS = ("settled", "edits")
-
-    def append(self, requests: Sequence[Request]) -> None:
-        fresh = self._fresh(requests)
-        for name, values in fresh.items():
-            setattr(self, name, torch.cat([getattr(self, name), values]))
-        self.requests += requests
-        self.entered += [perf_counter()] * len(requests)
-        self.rewritten += [[] for _ in requests]
-        self.over += [None] * len(requests)
-        self._know_the_batch()
-
-    def widen(self, columns: int, block_width: int) -> None:
-        """Room for longer rows and wider blocks."""
-        wide = ("ids", "generated", "commit_step", "confidence", "entropy")
-        for name in (*wide, *self._OF_EDITS) if self.edited else wide:
-            tensor = getattr(self, name)
-            setattr(self, name, torch.nn.functional.pad(tensor, (0, columns - self.columns)))
-        self.columns, self.block_width = columns, block_width
-
-    def replace(self, slots: Mapping[int, Request]) -> None:
-        """Put new rows where finished ones stood."""
-        index = torch.tensor(list(slots))
-        for name, values in self._fresh(list(slots.values())).items():
-            getattr(self, name)[index.to(values.device)] = values
-        for slot, request in slots.items():
-            self.requests[slot], self.entered[slot], self.rewritten[slot] = request, perf_counter(), []
-            self.over[slot] = None
-        self._know_the_batch()
-
-    def keep(self, slots: Sequence[int]) -> None:
-        index = torch.tensor(slots, dtype=torch.int64)
-        for name in (*self._ON_DEVICE, *self._ON_HOST, *(self._OF_EDITS if self.edited else ())):
-            tensor = getattr(self, name)
-            setattr(self, name, tensor[index.to(tensor.device)])
-        self.requests = [self.requests[s] for s in slots]
-        self.entered = [self.entered[s] for s in slots]
-        self.rewritten = [self.rewritten[s] for s in slots]
-        self.over = [self.over[s] for s in slots]
-        self._know_the_batch()
-
-    def _know_the_batch(self) -> None:
-        """Facts of the batch kept on the host, so that a step needs no round trip for them."""
-        lengths = [span_of(r, self.model) for r in self.requests]
-        self.width = max(lengths, default=0)
-        self.padded = any(n != self.width for n in lengths)
-        self.completed = any(n != len(r.prompt) + r.length for n, r in zip(lengths, self.requests))
-        self.traced = any(r.trace for r in self.requests)
-        self.stops_at_eos = any(r.eos_stop for r in self.requests)
-        # Rows can only ever be in the same state if they started from the same prompt.
-        self.twins = len({r.prompt for r in self.requests}) < len(self.requests)
-        repel = any(r.policy.repel for r in self.requests)
-        self.groups = Groups.of(self.requests, self.ids.device) if repel else None
-
-    def _fresh(self, requests: Sequence[Request]) -> dict[str, Tensor]:
-        mask = self.model.mask_id
-        texts = [list(r.prompt) + [mask] * (span_of(r, self.model) - len(r.prompt)) for r in requests]
-        ids = torch.zeros(len(texts), self.columns, dtype=torch.int64)
+    @classmethod
+    def initial(cls, requests: Sequence[Request], model: Denoiser, columns: int, editing: bool) -> RowState:
+        """Return the state before the first step of these requests."""
+        texts = [list(r.prompt) + [model.mask_id] * (columns_of(r, model) - len(r.prompt)) for r in requests]
+        rows, shape = len(texts), (len(texts), columns)
+        ids = torch.zeros(shape, dtype=torch.int64)
         for row, text in enumerate(texts):
             ids[row, : len(text)] = torch.tensor(text)
         length = torch.tensor([len(text) for text in texts])
-        generated = (ids == mask) & (torch.arange(self.columns) < length[:, None])
+        generated = (ids == model.mask_id) & (torch.arange(columns) < length[:, None])
         # Block-causal models share one grid for prompt and answer; else blocks start at the first mask.
-        origin = torch.zeros_like(length) if self.model.block_size else generated.int().argmax(1)
-        block = torch.tensor([block_of(r, self.model) for r in requests])
-        start, end, open_ = _active(generated, origin, block, length)
-        shape = (len(texts), self.columns)
-        none = torch.zeros(len(texts), dtype=torch.int64)
-        values = {
-            "ids": ids,
-            "length": length,
-            "asked": torch.tensor([len(r.prompt) + r.length for r in requests]),
-            "origin": origin,
-            "block": block,
-            "key": torch.tensor([rng.row_key(r.seed, r.id, r.index) for r in requests]),
-            "step": none,
-            "eos_stop": torch.tensor([r.eos_stop for r in requests], dtype=torch.bool),
-            "generated": generated,
-            "commit_step": torch.full(shape, -1, dtype=torch.int32),
-            "confidence": torch.zeros(shape),
-            "entropy": torch.zeros(shape),
-        }
-        if self.edited:
-            values |= {"settled": torch.zeros(shape, dtype=torch.bool)}
-            values |= {"edits": torch.zeros(shape, dtype=torch.int64)}
-        on_host = {
-            "tokens": length,
-            "start": start,
-            "end": end,
-            "open": open_,
-            "begun": none,
-            "cached": none - 1,
-        }
-        on_host |= {"forwards": none, "processed": none}
-        return {name: value.to(self.ids.device) for name, value in values.items()} | on_host
+        origin = torch.zeros_like(length) if model.block_size else generated.int().argmax(1)
+        block = torch.tensor([block_of(r, model) for r in requests])
+        start, end, pending = _active_block(generated, origin, block, length)
+
+        def counter(value: int = 0) -> Tensor:
+            return torch.full((rows,), value, dtype=torch.int64)
+
+        def put(tensor: Tensor) -> Tensor:
+            return tensor.to(model.device)
+
+        return cls(
+            ids=put(ids),
+            length=put(length),
+            requested=put(torch.tensor([len(r.prompt) + r.length for r in requests])),
+            origin=put(origin),
+            block=put(block),
+            key=put(torch.tensor([rng.row_key(r.seed, r.id, r.index) for r in requests])),
+            step=put(counter()),
+            eos_stop=put(torch.tensor([r.eos_stop for r in requests], dtype=torch.bool)),
+            generated=put(generated),
+            commit_step=put(torch.full(shape, -1, dtype=torch.int32)),
+            confidence=put(torch.zeros(shape)),
+            entropy=put(torch.zeros(shape)),
+            host_length=length.clone(),
+            start=start,
+            end=end,
+            pending=pending,
+            steps_before=counter(),
+            cached=counter(-1),
+            forwards=counter(),
+            processed=counter(),
+            final=put(torch.zeros(shape, dtype=torch.bool)) if editing else None,
+            edits=put(torch.zeros(shape, dtype=torch.int64)) if editing else None,
+        )
+
+    def take(self, slots: Sequence[int]) -> RowState:
+        """Return the state of these rows, in this order."""
+        index = torch.tensor(slots, dtype=torch.int64)
+        return self._each(lambda name, tensor: tensor[index.to(tensor.device)])
+
+    def append(self, other: RowState) -> RowState:
+        """Return the state of these rows and the others after them."""
+        return self._each(lambda name, tensor: torch.cat([tensor, getattr(other, name)]))
+
+    def pad(self, columns: int) -> RowState:
+        """Return the state with this many further columns, which belong to no row yet."""
+        pad = torch.nn.functional.pad
+        return self._each(lambda name, tensor: pad(tensor, (0, columns)) if tensor.dim() > 1 else tensor)
+
+    def write(self, slots: Sequence[int], other: RowState) -> None:
+        """Overwrite these rows, in place, with the others."""
+        index = torch.tensor(slots, dtype=torch.int64)
+        for name, tensor in self._tensors():
+            tensor[index.to(tensor.device)] = getattr(other, name)
+
+    def _each(self, change: Callable[[str, Tensor], Tensor]) -> RowState:
+        return RowState(**{name: change(name, tensor) for name, tensor in self._tensors()})
+
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        return [(name, tensor) for name, tensor in vars(self).items() if tensor is not None]
+
+
+@dataclass
+class RowInfo:
+    """What the host remembers of a row beside its tensors."""
+
+    request: Request
+    entered: float = field(default_factory=perf_counter)
+    # Of a traced row that is edited: (step, position, token) of what was written and later rewritten.
+    rewritten: list[tuple[int, int, int]] = field(default_factory=list)
+    sample: Sample | None = None  # set aside while the rest of its group runs
+
+
+class Rows:
+    """The rows being decoded: their tensors (`state`) and what the host knows of them (`info`)."""
+
+    def __init__(self, requests: Sequence[Request], model: Denoiser, columns: int, block_width: int) -> None:
+        self.model, self.columns, self.block_width = model, columns, block_width
+        self.editing = any(r.policy.edit != "never" for r in requests)  # one structure: all of them or none
+        self.eos_ids = torch.tensor(model.eos_ids, dtype=torch.int64, device=model.device)
+        self.info = [RowInfo(request) for request in requests]
+        self.state = self._initial(requests)
+        self._summarize()
+
+    def append(self, requests: Sequence[Request]) -> None:
+        """Add new rows after the last one."""
+        self.state = self.state.append(self._initial(requests))
+        self.info += [RowInfo(request) for request in requests]
+        self._summarize()
+
+    def replace(self, requests: Mapping[int, Request]) -> None:
+        """Put new rows into the slots of finished ones."""
+        self.state.write(list(requests), self._initial(list(requests.values())))
+        for slot, request in requests.items():
+            self.info[slot] = RowInfo(request)
+        self._summarize()
+
+    def keep(self, slots: Sequence[int]) -> None:
+        """Drop all other rows."""
+        self.state = self.state.take(slots)
+        self.info = [self.info[slot] for slot in slots]
+        self._summarize()
+
+    def widen(self, columns: int, block_width: int) -> None:
+        """Make room for longer rows and wider blocks."""
+        self.state = self.state.pad(columns - self.columns)
+        self.columns, self.block_width = columns, block_width
+
+    def _initial(self, requests: Sequence[Request]) -> RowState:
+        return RowState.initial(requests, self.model, self.columns, self.editing)
+
+    def _summarize(self) -> None:
+        """Derive from the requests what a step would otherwise have to ask the device for."""
+        self.requests = requests = [info.request for info in self.info]
+        lengths = [columns_of(r, self.model) for r in requests]
+        self.width = max(lengths, default=0)
+        self.padded = any(n != self.width for n in lengths)
+        self.completed = any(n != len(r.prompt) + r.length for n, r in zip(lengths, requests))
+        self.traced = any(r.trace for r in requests)
+        self.stops_at_eos = any(r.eos_stop for r in requests)
+        # Rows can only ever be in the same state if they started from the same prompt.
+        self.shared_prompts = len({r.prompt for r in requests}) < len(requests)
+        repel = any(r.policy.repel for r in requests)
+        self.groups = SampleGroups.of(requests, self.model.device) if repel else None
 
     def masked(self) -> Tensor:
-        """[B, C]: what is still to be written."""
-        return (self.ids == self.model.mask_id) & self.generated
+        """Return [B, C] bool: what is still to be written."""
+        return (self.state.ids == self.model.mask_id) & self.state.generated
 
-    def unsettled(self) -> Tensor:
-        """[B, C]: what may still change. Masks; where policies edit, all of a block until a step leaves it alone."""
-        return self.generated & ~self.settled if self.edited else self.masked()
+    def pending(self) -> Tensor:
+        """Return [B, C] bool: what may still change."""
+        return self.masked() if self.state.final is None else self.state.generated & ~self.state.final
 
-    def crowd(self, groups: Groups) -> Crowd:
-        """What samples that repel each other know of each other: what they have written, and how far they are."""
-        open_, mask = self.masked(), self.model.mask_id
-        said = torch.where(self.generated & ~open_, self.ids, mask)
-        written = torch.zeros(len(said), self.model.vocab_size, dtype=torch.bool, device=said.device)
-        written = written.scatter_(1, said, True)
-        written[:, mask] = False
-        return Crowd(groups, written, open_.sum(1) / self.generated.sum(1))
+    def repulsion(self) -> Repulsion | None:
+        """Return what samples that repel each other know of each other, if there are any."""
+        if self.groups is None:
+            return None
+        state, masked = self.state, self.masked()
+        return Repulsion.of(self.groups, state.ids, state.generated, masked, self.model)
 
     def window(self, candidates: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Window:
-        """The block of each row that is not settled yet; `candidates`: see `PolicyBatch.candidates`."""
-        start, end = torch.stack([self.start, self.end]).to(self.ids.device, non_blocking=True)
-        at = start[:, None] + torch.arange(self.block_width, device=self.ids.device)
-        inside = at < end[:, None]
-        at = torch.where(inside, at, self.columns - 1)
-        if self.groups is not None:
-            inside = inside & (self.open > 0).to(inside.device, non_blocking=True)[:, None]
-        asked, count = candidates(inside & self.unsettled().gather(1, at), self.open)
-        masked, text = asked, None
-        if self.edited:
-            text = Text(self.ids.gather(1, at), asked, self.edits.gather(1, at))
-            masked = asked & (text.tokens == self.model.mask_id)
-        index = compact(asked, int(count.sum()))
-        row, column = index // self.block_width, at.flatten()[index]
-        return Window(at, masked, asked, text, index, row, column, count, self.start, self.end)
+        """Return the active block of each row; `candidates` is `PolicyBatch.candidates`."""
+        state = self.state
+        start, end = torch.stack([state.start, state.end]).to(state.ids.device, non_blocking=True)
+        positions = start[:, None] + torch.arange(self.block_width, device=state.ids.device)
+        inside = positions < end[:, None]
+        positions = torch.where(inside, positions, self.columns - 1)
+        if self.groups is not None:  # finished rows are still here
+            inside = inside & (state.pending > 0).to(inside.device, non_blocking=True)[:, None]
+        predicted, count = candidates(inside & self.pending().gather(1, positions), state.pending)
+        masked, text = predicted, None
+        if state.edits is not None:
+            text = BlockText(state.ids.gather(1, positions), predicted, state.edits.gather(1, positions))
+            masked = predicted & (text.tokens == self.model.mask_id)
+        index = compact(predicted, int(count.sum()))
+        row, column = index // self.block_width, positions.flatten()[index]
+        return Window(positions, masked, predicted, text, index, row, column, count, state.start, state.end)
 
-    def commit(self, window: Window, made: Decision) -> None:
-        """Write what is committed. The other candidates stay what they are: masks."""
-        row, at = window.row, window.at
-        chosen = made.commit.flatten()[window.index]
-        if made.edit is not None:
-            self._edit(window, made, chosen)
+    def commit(self, window: Window, decision: Decision) -> None:
+        """Write what is committed. The other candidates stay what they are."""
+        state, row, column = self.state, window.row, window.column
+        chosen = decision.commit.flatten()[window.index]
+        if decision.edit is not None:
+            self._record_edits(window, decision, chosen)
 
         def write(into: Tensor, values: Tensor) -> None:
-            into[row, at] = torch.where(chosen, values, into[row, at])
+            into[row, column] = torch.where(chosen, values, into[row, column])
 
-        write(self.ids, made.tokens.flatten()[window.index])
+        write(state.ids, decision.tokens.flatten()[window.index])
         if self.traced:
-            assert made.entropy is not None
-            write(self.commit_step, self.step[row].int())
-            write(self.confidence, made.confidence.flatten()[window.index])
-            write(self.entropy, made.entropy.flatten()[window.index])
-        self.step = self.step + 1  # not in place: an observer may still hold the old one
+            assert decision.entropy is not None
+            write(state.commit_step, state.step[row].int())
+            write(state.confidence, decision.confidence.flatten()[window.index])
+            write(state.entropy, decision.entropy.flatten()[window.index])
+        state.step = state.step + 1  # not in place: an observer may still hold the old one
 
-    def _edit(self, window: Window, made: Decision, chosen: Tensor) -> None:
-        """Before what is committed overwrites it: note what stood there, and which blocks have come to rest."""
-        assert made.edit is not None
-        row, at = window.row, window.at
+    def _record_edits(self, window: Window, decision: Decision, chosen: Tensor) -> None:
+        """Note what is about to be overwritten, and make blocks final that this step leaves unchanged."""
+        state, row, column = self.state, window.row, window.column
+        assert decision.edit is not None
+        assert state.edits is not None
+        assert state.final is not None
         if self.traced:
-            when = self.commit_step[row, at]
-            lost = torch.stack([row, when, at, self.ids[row, at]])[:, chosen & (when >= 0)]
+            step = state.commit_step[row, column]
+            lost = torch.stack([row, step, column, state.ids[row, column]])[:, chosen & (step >= 0)]
             for slot, *write in lost.T.tolist():
-                self.rewritten[slot].append((write[0], write[1], write[2]))
-        self.edits[row, at] += made.edit.flatten()[window.index]
-        self.settled[row, at] |= ~made.commit.any(1)[row]
+                self.info[slot].rewritten.append((write[0], write[1], write[2]))
+        state.edits[row, column] += decision.edit.flatten()[window.index]
+        state.final[row, column] |= ~decision.commit.any(1)[row]
 
-    def look(self, healthy: Tensor) -> bool:
-        """Tell the host where every row stands now, and whether all is well: the round trip of a step."""
-        unsettled = self.unsettled()
-        start, end, open_ = _active(unsettled, self.origin, self.block, self.length)
-        if self.completed:  # the rest of the last block is nobody's
-            wanted = torch.arange(self.columns, device=unsettled.device) < self.asked[:, None]
-            open_ = open_.masked_fill(~(unsettled & wanted).any(1), 0)
+    def sync(self, healthy: Tensor) -> bool:
+        """Tell the host where every row stands; the only time a step waits for the device.
+
+        Args:
+            healthy: A scalar on the device, carried along in the same transfer.
+
+        Returns:
+            The value of `healthy`.
+        """
+        state, pending = self.state, self.pending()
+        start, end, count = _active_block(pending, state.origin, state.block, state.length)
+        if self.completed:  # what completes the last block need not be written
+            wanted = torch.arange(self.columns, device=pending.device) < state.requested[:, None]
+            count = count.masked_fill(~(pending & wanted).any(1), 0)
         if self.stops_at_eos:  # nothing left to write before the first EOS
-            ended = torch.isin(self.ids, self.eos_ids) & self.generated
+            ended = torch.isin(state.ids, self.eos_ids) & state.generated
             first_eos = torch.where(ended.any(1), ended.int().argmax(1), self.columns)
-            open_ = open_.masked_fill(self.eos_stop & (first_eos < unsettled.int().argmax(1)), 0)
-        told = torch.cat([start, end, open_, healthy[None].long()]).cpu()
-        start, end, self.open = told[:-1].view(3, -1)
-        if self.groups is not None:
-            start, end = (torch.where(self.open > 0, a, b) for a, b in ((start, self.start), (end, self.end)))
-        self.begun = torch.where(start == self.start, self.begun, self.forwards)
-        self.start, self.end = start, end
-        return bool(told[-1])
+            count = count.masked_fill(state.eos_stop & (first_eos < pending.int().argmax(1)), 0)
+        host = torch.cat([start, end, count, healthy[None].long()]).cpu()
+        start, end, state.pending = host[:-1].view(3, -1)
+        if self.groups is not None:  # finished rows keep their last window
+            running = state.pending > 0
+            start, end = torch.where(running, start, state.start), torch.where(running, end, state.end)
+        state.steps_before = torch.where(start == state.start, state.steps_before, state.forwards)
+        state.start, state.end = start, end
+        return bool(host[-1])
 
 
-def _active(
-    unsettled: Tensor, origin: Tensor, block: Tensor, length: Tensor
+def _active_block(
+    pending: Tensor, origin: Tensor, block: Tensor, length: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """[B] each: where the first block that is not settled starts and ends, and how much of it is not."""
-    first = torch.where(unsettled.any(1), unsettled.int().argmax(1), origin)
+    """Return [B] each: start and end of the first block with pending positions, and their number."""
+    first = torch.where(pending.any(1), pending.int().argmax(1), origin)
     start = origin + (first - origin) // block * block
     end = torch.minimum(start + block, length)
-    inside = torch.arange(unsettled.shape[1], device=unsettled.device) < end[:, None]
-    return start, end, (unsettled & inside).sum(1)
+    inside = torch.arange(pending.shape[1], device=pending.device) < end[:, None]
+    return start, end, (pending & inside).sum(1)

@@ -1,6 +1,6 @@
 """How a step's logits are computed, and what that costs the rows (forwards, processed positions).
 
-A runner computes a *window* of every row and may reuse keys and values of the columns outside of it.
+A runner computes a *window* of every row and may reuse keys and values of the columns outside it.
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ from twotemp.errors import UserError, unknown
 from twotemp.models.base import CachedDenoiser, Denoiser
 
 CACHES = ("prefix", "dual")
-Kind = Literal["block", "prefix", "dual"]
+CacheKind = Literal["block", "prefix", "dual"]
 
 
 class Runner(Protocol):
+    """Computes the logits of a batch."""
+
     def logits(self, rows: Rows, window: Window) -> Tensor:
-        """Logits at what is asked of the window, row-major."""
+        """Return the logits [N, V] at the predicted positions of the window, row-major."""
         ...
 
-    def book(self, rows: Rows, window: Window) -> None:
-        """The step with these logits was taken: what it cost, and what the cache is about now."""
+    def record_step(self, rows: Rows, window: Window) -> None:
+        """Note that the step with these logits was taken: its cost, and what the cache now holds."""
         ...
 
     def keep(self, slots: Sequence[int]) -> None:
-        """The batch now consists of these rows only."""
+        """Drop all other rows."""
         ...
 
     def grow(self, rows: int, columns: int) -> None:
-        """The batch now has so many rows and columns, new ones last."""
+        """Make room for this many rows and columns, new ones last."""
         ...
 
 
 def check_cache(model: Denoiser, cache: str | None) -> None:
-    """Refuse a cache that does not exist or that this model cannot have."""
+    """Raise a UserError for a cache that does not exist or that this model cannot use."""
     if cache is None:
         return
     if cache not in CACHES:
@@ -52,71 +54,87 @@ def check_cache(model: Denoiser, cache: str | None) -> None:
 def runner_for(
     model: Denoiser, rows: int, columns: int, cache: str | None = None, fixed_rows: int | None = None
 ) -> Runner:
-    """The fastest exact way to compute this model's logits, or the one asked for."""
+    """Return the runner for a batch of this model.
+
+    Args:
+        model: The model.
+        rows: Rows of the batch.
+        columns: Columns of the batch.
+        cache: An approximate cache; None takes the fastest exact way.
+        fixed_rows: Compute this many rows in every forward pass, however many requests there are.
+    """
     if fixed_rows is not None:
-        return Fixed(model, fixed_rows)
+        return FixedShapeRunner(model, fixed_rows)
     if isinstance(model, CachedDenoiser):
         if model.block_size is not None:
-            return Windowed(model, rows, columns, "block")
+            return WindowRunner(model, rows, columns, "block")
         if cache is not None:
-            return Windowed(model, rows, columns, "prefix" if cache == "prefix" else "dual")
-    return Uncached(model)
+            return WindowRunner(model, rows, columns, "prefix" if cache == "prefix" else "dual")
+    return UncachedRunner(model)
 
 
-class Once:
-    """Rows in the same state are computed once: which stand for which, and how logits are handed out.
+class DistinctRows:
+    """Finds rows in the same state, so that each state is computed once and its logits are shared.
 
-    To know them costs two round trips to the device; rows that started from different prompts never ask.
+    This costs two round trips to the device, so it is only tried for rows that started from the same prompt.
     """
 
     def __init__(self, ids: Tensor, want: Tensor, length: Tensor, count: Tensor, vocab_size: int) -> None:
-        """want: indices of ids.flatten(); length: tokens per row; count: wanted ones per row, on the host."""
+        """Compare the rows.
+
+        Args:
+            ids: [B, C] tokens.
+            want: [N], the wanted entries of `ids.flatten()`.
+            length: [B], tokens per row.
+            count: [B], wanted entries per row, on the host.
+            vocab_size: Size of the vocabulary.
+        """
         wanted = torch.zeros_like(ids, dtype=torch.bool).flatten().index_fill(0, want, True).view_as(ids)
-        # All that a call depends on, in one matrix: ids, which of them are wanted, which are padding.
+        # Everything that a call depends on, in one matrix: ids, which of them are wanted, which are padding.
         state = ids + vocab_size * wanted
         state = state.masked_fill(torch.arange(ids.shape[1], device=ids.device) >= length[:, None], -1)
-        distinct, self._which = torch.unique(state, dim=0, return_inverse=True)
-        self.needed = len(distinct) < len(ids)
-        if not self.needed:
+        distinct, self._state = torch.unique(state, dim=0, return_inverse=True)
+        self.fewer = len(distinct) < len(ids)
+        if not self.fewer:
             return
-        # The first row of each state stands for it.
+        # The first row of each state represents it.
         order = torch.arange(len(ids), device=ids.device)
         first = torch.full((len(distinct),), len(ids), device=ids.device)
-        self.chosen = first.scatter_reduce(0, self._which, order, "amin")
-        self.source = self.chosen[self._which]  # [B]: the row that stands for each
+        self.rows = first.scatter_reduce(0, self._state, order, "amin")
+        self.source = self.rows[self._state]  # [B]: the row that represents each
         self._count = count
-        self.want = compact(wanted[self.chosen], int(count[self.chosen.cpu()].sum()))
+        self.want = compact(wanted[self.rows], int(count[self.rows.cpu()].sum()))
 
     def spread(self, logits: Tensor) -> Tensor:
-        """Every row takes its state's stretch of the logits of the chosen rows."""
+        """Return the logits of all rows from those of the distinct rows."""
         total, count = int(self._count.sum()), self._count.to(logits.device)
-        chosen = count[self.chosen]
-        first = (chosen.cumsum(0) - chosen)[self._which] - (count.cumsum(0) - count)
-        stretch = torch.arange(total, device=logits.device)
-        return logits[stretch + first.repeat_interleave(count, output_size=total)]
+        computed = count[self.rows]
+        shift = (computed.cumsum(0) - computed)[self._state] - (count.cumsum(0) - count)
+        entry = torch.arange(total, device=logits.device)
+        return logits[entry + shift.repeat_interleave(count, output_size=total)]
 
 
-class Uncached:
-    """Exact for every model: the whole row, every step; the head only where something may be committed."""
+class UncachedRunner:
+    """Computes the whole row at every step, exact for every model; the head only where something may be committed."""
 
     def __init__(self, model: Denoiser) -> None:
         self.model = model
 
     def logits(self, rows: Rows, window: Window) -> Tensor:
-        ids = rows.ids[:, : rows.width]
-        want = window.row * rows.width + window.at
-        real = torch.arange(rows.width, device=ids.device) < rows.length[:, None] if rows.padded else None
-        if rows.twins:
-            once = Once(ids, want, rows.length, window.count, self.model.vocab_size)
-            if once.needed:
-                some = once.chosen
-                found = self.model.logits(ids[some], None if real is None else real[some], once.want)
-                return once.spread(found)
+        ids, length = rows.state.ids[:, : rows.width], rows.state.length
+        want = window.row * rows.width + window.column
+        real = torch.arange(rows.width, device=ids.device) < length[:, None] if rows.padded else None
+        if rows.shared_prompts:
+            distinct = DistinctRows(ids, want, length, window.count, self.model.vocab_size)
+            if distinct.fewer:
+                index = distinct.rows
+                real = None if real is None else real[index]
+                return distinct.spread(self.model.logits(ids[index], real, distinct.want))
         return self.model.logits(ids, real, want)
 
-    def book(self, rows: Rows, window: Window) -> None:
-        rows.forwards += 1
-        rows.processed += rows.tokens
+    def record_step(self, rows: Rows, window: Window) -> None:
+        rows.state.forwards += 1
+        rows.state.processed += rows.state.host_length
 
     def keep(self, slots: Sequence[int]) -> None:
         pass
@@ -125,8 +143,8 @@ class Uncached:
         pass
 
 
-class Fixed(Uncached):
-    """Every forward pass has one shape: so many rows of so many columns, and a block of predictions per row.
+class FixedShapeRunner(UncachedRunner):
+    """Runs every forward pass in one shape: a fixed number of rows and columns, and a block of predictions per row.
 
     The order in which a kernel adds up depends on the shape of its operands, and in half precision that changes
     samples. Here a row's logits depend on the row and the shape alone. Missing rows are copies of the last one.
@@ -137,120 +155,127 @@ class Fixed(Uncached):
         self.rows = rows
 
     def logits(self, rows: Rows, window: Window) -> Tensor:
-        pick = torch.arange(self.rows, device=rows.ids.device).clamp_max(len(rows.requests) - 1)
-        real = torch.arange(rows.columns, device=rows.ids.device) < rows.length[:, None]
-        first = rows.columns * torch.arange(self.rows, device=rows.ids.device)
+        ids, device = rows.state.ids, rows.state.ids.device
+        pick = torch.arange(self.rows, device=device).clamp_max(len(rows.requests) - 1)
+        real = torch.arange(rows.columns, device=device) < rows.state.length[:, None]
+        first = rows.columns * torch.arange(self.rows, device=device)
         want = (first[:, None] + window.positions[pick]).flatten()
-        return self.model.logits(rows.ids[pick], real[pick], want)[window.index]
+        return self.model.logits(ids[pick], real[pick], want)[window.index]
 
 
-class Windowed:
-    """Keys and values are kept, and a step computes a window of the row only.
+class WindowRunner:
+    """Keeps keys and values, so that a step computes only a window of the row.
 
     block    exact for block-causal models: a block sees itself and what lies before, so what is committed
              before it never changes again. The window runs from the first column without final K, V to the
-             end of the block: the first pass of a row takes in its prompt, the first pass of a block the
+             end of the block: the first pass of a row computes its prompt, the first pass of a block also the
              finished block before it (the commit pass, merged), the others compute the block alone. A prompt
-             is taken in once for all rows that start from it.
+             is computed once for all rows that start from it.
     prefix   approximate (Fast-dLLM): the whole row at the first step of a block; after that the block and
-             all that follows, against the K, V of what lies before as they were then.
-    dual     approximate (Fast-dLLM): the same, but the columns after the block are frozen too.
+             all that follows, against the K, V that the columns before it had then.
+    dual     approximate (Fast-dLLM): the same, but the columns after the block are frozen as well.
     """
 
-    def __init__(self, model: CachedDenoiser, rows: int, columns: int, kind: Kind) -> None:
+    def __init__(self, model: CachedDenoiser, rows: int, columns: int, kind: CacheKind) -> None:
         self.model = model
         self.kind = kind
         self.cache = model.new_cache(rows, columns)
-        # Whose final K, V each row of the cache holds.
+        # The prompt whose final K, V each row of the cache holds.
         self.prompts: list[tuple[int, ...] | None] = [None] * rows
 
     def logits(self, rows: Rows, window: Window) -> Tensor:
-        if self.kind == "block" and bool((rows.cached < 0).any()):
-            self._take_over(rows, window)
+        if self.kind == "block" and bool((rows.state.cached < 0).any()):
+            self._share_prompts(rows, window)
         begin, end, visible = self._span(rows, window)
-        # Rows that take in a prompt or refresh the whole row go apart, so that the others stay narrow.
+        # Rows that compute a prompt or refresh the whole row go separately, so that the others stay narrow.
         wide = end - begin > 2 * rows.block_width
         if bool(wide.all()) or not bool(wide.any()):
             return self._compute(rows, window, begin, end, visible, None)
-        parts, places = [], []
-        for member in (wide, ~wide):
-            parts.append(self._compute(rows, window, begin, end, visible, member.nonzero()[:, 0]))
-            places.append(compact(member.to(self.model.device)[window.row], len(parts[-1])))
-        found = torch.empty(
-            len(window.index), *parts[0].shape[1:], dtype=parts[0].dtype, device=self.model.device
+        logits = torch.empty(
+            len(window.index), self.model.vocab_size, dtype=torch.float32, device=self.model.device
         )
-        for place, part in zip(places, parts):
-            found.index_copy_(0, place, part)
-        return found
+        for member in (wide, ~wide):
+            part = self._compute(rows, window, begin, end, visible, member.nonzero()[:, 0])
+            logits.index_copy_(0, compact(member.to(self.model.device)[window.row], len(part)), part)
+        return logits
 
-    def book(self, rows: Rows, window: Window) -> None:
+    def record_step(self, rows: Rows, window: Window) -> None:
         begin, end, _ = self._span(rows, window)
-        rows.forwards += 1
-        rows.processed += end - begin
-        rows.cached = window.start.clone()
+        rows.state.forwards += 1
+        rows.state.processed += end - begin
+        rows.state.cached = window.start.clone()
         self.prompts = [request.prompt for request in rows.requests]
 
-    def _take_over(self, rows: Rows, window: Window) -> None:
-        """Give new rows their prompt's finished blocks from a row that has had the same prompt.
+    def _share_prompts(self, rows: Rows, window: Window) -> None:
+        """Copy the finished blocks of a prompt to new rows from a row that has had the same prompt.
 
-        They are booked as if computed, so that a sample's cost does not depend on its neighbours.
+        They count as computed, so that a sample's cost does not depend on its neighbors.
         """
+        state = rows.state
         known = {prompt: slot for slot, prompt in enumerate(self.prompts) if prompt is not None}
-        new = [
-            slot for slot in (rows.cached < 0).nonzero()[:, 0].tolist() if rows.requests[slot].prompt in known
-        ]
+        unseen = (state.cached < 0).nonzero()[:, 0].tolist()
+        new = [slot for slot in unseen if rows.requests[slot].prompt in known]
         if new:
             source = torch.tensor([known[rows.requests[slot].prompt] for slot in new])
             target = torch.tensor(new)
             self.cache.copy(source.to(self.model.device), target.to(self.model.device))
-            rows.cached[target] = window.start[target]
-            rows.processed[target] += (window.start[target] - self.model.lookback).clamp_min(0)
+            state.cached[target] = window.start[target]
+            state.processed[target] += (window.start[target] - self.model.lookback).clamp_min(0)
 
     def _span(self, rows: Rows, window: Window) -> tuple[Tensor, Tensor, Tensor]:
-        """Which columns to compute, [begin, end), and how many are visible; on the host. `rows.cached`: the
-        block whose first step the cache has seen, by its start; -1: none."""
+        """Return which columns to compute, [begin, end), and how many are visible; [B] each, on the host."""
+        cached, length = rows.state.cached, rows.state.host_length
         if self.kind == "block":
-            # With the shift of a model the last position before the block, final too, predicts its first.
-            return (rows.cached - self.model.lookback).clamp_min(0), window.end, window.end
-        stale = rows.cached != window.start
+            # In a shifted model the last position before the block, which is final, predicts its first.
+            return (cached - self.model.lookback).clamp_min(0), window.end, window.end
+        stale = cached != window.start
         begin = torch.where(stale, 0, (window.start - self.model.lookback).clamp_min(0))
-        end = rows.tokens if self.kind == "prefix" else torch.where(stale, rows.tokens, window.end)
-        return begin, end, rows.tokens
+        end = length if self.kind == "prefix" else torch.where(stale, length, window.end)
+        return begin, end, length
 
     def _compute(
-        self, rows: Rows, window: Window, begin: Tensor, end: Tensor, seen: Tensor, group: Tensor | None
+        self, rows: Rows, window: Window, begin: Tensor, end: Tensor, seen: Tensor, subset: Tensor | None
     ) -> Tensor:
-        """Logits of a group of rows (on the host; None: all of them)."""
+        """Return the logits of a subset of the rows.
+
+        Args:
+            rows: All rows.
+            window: Their active blocks.
+            begin: [B], first column to compute, on the host.
+            end: [B], one past the last column to compute, on the host.
+            seen: [B], how many columns are visible, on the host.
+            subset: Which rows, on the host; None for all of them.
+        """
         device = self.model.device
-        every, count = torch.arange(len(begin)), window.count
-        if group is not None:
-            every, begin, end, seen, count = (t[group] for t in (every, begin, end, seen, count))
+        slots, count = torch.arange(len(begin)), window.count
+        if subset is not None:
+            slots, begin, end, seen, count = (t[subset] for t in (slots, begin, end, seen, count))
         # Only where nothing of the cache is reused do a row's keys and values follow from its tokens alone.
-        alone = rows.twins and not bool(((begin > 0) | (end < seen)).any())
+        uncached = rows.shared_prompts and not bool(((begin > 0) | (end < seen)).any())
         width = int((end - begin).max())
-        members, begin, end, seen = torch.stack([every, begin, end, seen]).to(device, non_blocking=True)
-        at = begin[:, None] + torch.arange(width, device=device)
-        at = torch.where(at < end[:, None], at, rows.columns)
-        row, column = window.row, window.at
-        if group is not None:
-            index = compact(window.asked[members], int(count.sum()))
-            row = index // window.asked.shape[1]
-            column = window.positions[members].flatten()[index]
+        slots, begin, end, seen = torch.stack([slots, begin, end, seen]).to(device, non_blocking=True)
+        positions = begin[:, None] + torch.arange(width, device=device)
+        positions = torch.where(positions < end[:, None], positions, rows.columns)
+        row, column = window.row, window.column
+        if subset is not None:
+            index = compact(window.predicted[slots], int(count.sum()))
+            row = index // window.predicted.shape[1]
+            column = window.positions[slots].flatten()[index]
         want = row * width + column - begin[row]
         visible = torch.arange(rows.columns, device=device) < seen[:, None]
-        ids = rows.ids if group is None else rows.ids[members]
-        tokens = ids.gather(1, at.clamp_max(rows.columns - 1))
-        if alone:
-            once = Once(tokens, want, end - begin, count, self.model.vocab_size)
-            if once.needed:
-                some = once.chosen
-                found = self.model.window_logits(
-                    tokens[some], at[some], visible[some], self.cache, once.want, members[some]
+        ids = rows.state.ids if subset is None else rows.state.ids[slots]
+        tokens = ids.gather(1, positions.clamp_max(rows.columns - 1))
+        if uncached:
+            distinct = DistinctRows(tokens, want, end - begin, count, self.model.vocab_size)
+            if distinct.fewer:
+                pick = distinct.rows
+                logits = self.model.window_logits(
+                    tokens[pick], positions[pick], visible[pick], self.cache, distinct.want, slots[pick]
                 )
-                self.cache.copy(members[once.source], members)
-                return once.spread(found)
+                self.cache.copy(slots[distinct.source], slots)
+                return distinct.spread(logits)
         return self.model.window_logits(
-            tokens, at, visible, self.cache, want, None if group is None else members
+            tokens, positions, visible, self.cache, want, None if subset is None else slots
         )
 
     def keep(self, slots: Sequence[int]) -> None:

@@ -1,10 +1,13 @@
-"""Which request goes where and when: a queue and slots. Plain Python, so refilling is tested without torch."""
+"""Which request goes where and when: a queue and slots. Plain Python, so refilling is tested without torch.
+
+The unit of scheduling is a *group*: rows that join the batch together, because their samples depend on each other
+(`twotemp.groups`). Most groups consist of one row.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections.abc import Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from twotemp.errors import UserError
@@ -12,97 +15,107 @@ from twotemp.errors import UserError
 T = TypeVar("T")
 
 
-class Moves(NamedTuple, Generic[T]):
-    """What a batch has to do to hold the rows that run now, in this order."""
+class BatchChange(NamedTuple, Generic[T]):
+    """What a batch has to do, in this order, to hold the rows that run now."""
 
-    refilled: dict[int, T]  # slot -> the row that now stands there
-    dropped: list[int]  # slots that are closed
-    added: list[T]  # rows behind the last slot
+    refilled: dict[int, T]  # slot -> its new row
+    dropped: list[int]  # slots to remove
+    added: list[T]  # rows to append after the last slot
 
 
 class Scheduler(Generic[T]):
-    """Rows waiting and rows in the batch; slot i of the batch holds `running[i]`."""
+    """Groups of rows that wait, and rows in the batch; slot i of the batch holds `running[i]`."""
 
-    def __init__(
-        self, waiting: Iterable[T], slots: int, group: Callable[[T], object] = lambda item: item
-    ) -> None:
-        """group: rows of one are seated, and sent back, together; they wait one after the other."""
+    def __init__(self, groups: Iterable[Sequence[T]], slots: int) -> None:
         if slots < 1:
             raise ValueError("a batch needs at least one slot")
-        self.waiting = deque(waiting)
+        self.waiting = deque(groups)
         self.slots = slots
-        self.group = group
         self.running: list[T] = []
+        self._groups: list[Sequence[T]] = []  # of the running rows
         self._free: set[int] = set()
 
     @property
     def idle(self) -> bool:
+        """Whether no row waits or runs."""
         return not self.waiting and len(self._free) == len(self.running)
 
-    def add(self, item: T) -> None:
-        self.waiting.append(item)
+    def add(self, group: Sequence[T]) -> None:
+        """Queue a group."""
+        self.waiting.append(group)
 
     def finish(self, slots: Iterable[int]) -> None:
-        """These rows are over; their slots are free from the next `schedule` on."""
+        """Free these slots, from the next `schedule` on."""
         self._free |= set(slots)
 
     def cancel(self, item: T) -> None:
-        """Take a row out wherever it is, and its group with it; one that is over already stays so."""
-        group = self.group(item)
-        if item in self.waiting:
-            self.waiting = deque(other for other in self.waiting if self.group(other) != group)
-        elif item in self.running:
-            self.finish(slot for slot, other in enumerate(self.running) if self.group(other) == group)
+        """Remove a row and its group from the queue or the batch, if it is still there."""
+        for group in self.waiting:
+            if item in group:
+                self.waiting.remove(group)
+                return
+        if item in self.running:
+            group = self._groups[self.running.index(item)]
+            self.finish(slot for slot, other in enumerate(self._groups) if other is group)
 
     def clear(self) -> list[T]:
-        """Take all of them out that are not over."""
-        left = [item for slot, item in enumerate(self.running) if slot not in self._free]
-        left += self.waiting
+        """Remove and return all rows that have not finished."""
+        rest = [item for slot, item in enumerate(self.running) if slot not in self._free]
+        rest += [item for group in self.waiting for item in group]
         self.waiting.clear()
         self.finish(range(len(self.running)))
-        return left
+        return rest
 
-    def schedule(self) -> Moves[T]:
-        """Free slots are refilled in place while rows wait; after that the batch shrinks. New rows fill it up."""
-        free = sorted(self._free)
-        due = self._due(max(0, self.slots - len(self.running) + len(free)))
+    def schedule(self) -> BatchChange[T]:
+        """Fill the batch: refill free slots in place, append rows after the last slot, drop slots that stay free."""
+        free, due = sorted(self._free), self._next_rows()
         refilled, dropped, added = dict(zip(free, due)), free[len(due) :], due[len(free) :]
-        for slot, item in refilled.items():
-            self.running[slot] = item
-        for slot in reversed(dropped):
-            del self.running[slot]
+        for slot, (item, group) in refilled.items():
+            self.running[slot], self._groups[slot] = item, group
+        self._drop(dropped)
         self._free.clear()
-        self.running += added
-        return Moves(refilled, dropped, added)
+        self.running += [item for item, _ in added]
+        self._groups += [group for _, group in added]
+        return BatchChange(
+            {slot: item for slot, (item, _) in refilled.items()}, dropped, [item for item, _ in added]
+        )
 
-    def _due(self, room: int) -> list[T]:
-        """The head of the queue, in whole groups. One that has become too large for the batch gets it to itself."""
-        head = list(islice(self.waiting, room + 1))
-        if len(head) > room:
-            last = self.group(head.pop())
-            while head and self.group(head[-1]) == last:
-                head.pop()
-        if not head and len(self._free) == len(self.running):
-            head = [item for item in self.waiting if self.group(item) == self.group(self.waiting[0])]
-        for _ in head:
-            self.waiting.popleft()
-        return head
+    def _next_rows(self) -> list[tuple[T, Sequence[T]]]:
+        """Take the groups from the head of the queue that have room; return their rows, each with its group.
+
+        A group that no longer fits because the batch was halved gets the whole batch when that is empty.
+        """
+        busy = len(self.running) - len(self._free)
+        due: list[tuple[T, Sequence[T]]] = []
+        while self.waiting:
+            group = self.waiting[0]
+            if busy + len(due) + len(group) > self.slots and (busy or due):
+                break
+            due += [(item, group) for item in self.waiting.popleft()]
+        return due
 
     def halve(self) -> list[int]:
-        """Send half of the rows back to the queue, for good; the slots to drop. A group cannot be halved."""
-        groups: dict[object, list[int]] = {}
-        for slot, item in enumerate(self.running):
-            groups.setdefault(self.group(item), []).append(slot)
+        """Send half of the running groups back to the head of the queue, and return the slots to drop.
+
+        The batch stays this small. A group cannot be split.
+        """
+        groups: dict[int, list[int]] = {}
+        for slot, group in enumerate(self._groups):
+            groups.setdefault(id(group), []).append(slot)
         if len(groups) == 1:
             rows = len(self.running)
-            what = "one row alone does" if rows == 1 else f"{rows} samples that repel each other do"
+            subject = "one row alone does" if rows == 1 else f"{rows} samples that repel each other do"
             raise UserError(
-                f"{what} not fit into memory; lower length{' or n' if rows > 1 else ''}, load with "
+                f"{subject} not fit into memory; lower length{' or n' if rows > 1 else ''}, load with "
                 "dtype='bfloat16', or use a device with more memory"
             )
-        dropped = [slot for slots in list(groups.values())[len(groups) // 2 :] for slot in slots]
-        self.waiting.extendleft(self.running[slot] for slot in reversed(dropped))
-        for slot in sorted(dropped, reverse=True):
-            del self.running[slot]
+        returned = list(groups.values())[len(groups) // 2 :]
+        self.waiting.extendleft(self._groups[slots[0]] for slots in reversed(returned))
+        dropped = [slot for slots in returned for slot in slots]
+        self._drop(dropped)
         self.slots = len(self.running)
         return dropped
+
+    def _drop(self, slots: Sequence[int]) -> None:
+        for slot in sorted(slots, reverse=True):
+            del self.running[slot], self._groups[slot]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Condition, Thread
 
-from twotemp.engine.engine import Event, Live, Ticket
+from twotemp.engine.engine import Event, Live, RowHandle
 from twotemp.engine.observer import Observer, Written
 from twotemp.engine.prefix import Prefix
 from twotemp.engine.rows import check
@@ -37,7 +37,7 @@ class Job:
     on_event: Callable[[Event | Stopped], None]  # called in the service's thread; must not block
     watch: bool
     prefix: Prefix | None  # where there are stop strings
-    ticket: Ticket | None = field(default=None, init=False)
+    ticket: RowHandle | None = field(default=None, init=False)
 
 
 class Service:
@@ -64,7 +64,7 @@ class Service:
         self.model = model
         self._text = language_model(model)
         self._live = Live(model, slots, cache, observer=observer)
-        self._jobs: dict[Ticket, Job] = {}  # the thread's own
+        self._jobs: dict[RowHandle, Job] = {}  # the thread's own
         self._arrived: deque[Job] = deque()
         self._left: deque[Job] = deque()
         self._changed = Condition()

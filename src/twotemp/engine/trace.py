@@ -9,9 +9,9 @@ from twotemp.records import Sample
 
 
 def states(sample: Sample, mask_id: int) -> Iterator[tuple[list[int], list[int]]]:
-    """For every step: the row of token ids before it, and the positions it wrote.
+    """Yield for every step the row of token ids before it, and the positions it wrote.
 
-    A step that only finds nothing to edit writes nothing; those after the last write are in no trace.
+    A step of an editing policy may write nothing; steps after the last write are in no trace.
     """
     if sample.trace is None:
         raise UserError(

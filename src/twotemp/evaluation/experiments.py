@@ -9,8 +9,8 @@ from typing import Any
 
 from twotemp.errors import UserError
 from twotemp.evaluation.plan import Plan, TaskChoice
-from twotemp.plain import read_yaml, record
 from twotemp.policies import parse
+from twotemp.serialization import read_yaml, record
 
 # What a plan calls by the same name.
 _SHARED = ("n", "questions", "length", "block", "seed", "cache", "trace")

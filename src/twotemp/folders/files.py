@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from twotemp.errors import UserError
-from twotemp.plain import json_text
+from twotemp.serialization import json_text
 
 TEMPORARY = ".tmp-"
 _HOST = platform.node()[:64]

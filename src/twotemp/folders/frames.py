@@ -19,7 +19,7 @@ import zstandard
 
 from twotemp.errors import UserError
 from twotemp.folders.files import AppendFile, disk_errors
-from twotemp.plain import json_text
+from twotemp.serialization import json_text
 
 SUFFIX = ".jsonl.zst"
 _CHUNK = 1 << 20

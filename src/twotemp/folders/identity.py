@@ -9,7 +9,7 @@ from typing import Any, Literal
 from twotemp import __version__
 from twotemp.errors import UserError
 from twotemp.folders.files import disk_errors, is_temporary, make_folder, read_json, sweep, write_text
-from twotemp.plain import json_text, to_json
+from twotemp.serialization import json_text, to_json
 
 FILE = "run.json"
 FORMAT = {"format": "twotemp run", "version": 2}

@@ -10,7 +10,7 @@ from typing import Any
 
 from twotemp.errors import UserError
 from twotemp.folders.files import AppendFile, disk_errors, write_text
-from twotemp.plain import json_text
+from twotemp.serialization import json_text
 
 
 class Log:

@@ -12,8 +12,8 @@ from typing import IO, Any, cast
 from twotemp.errors import UserError
 from twotemp.folders import replacing
 from twotemp.graders.base import Grader, grades
-from twotemp.plain import json_text
 from twotemp.records import Outcome, Problem
+from twotemp.serialization import json_text
 
 
 def grade_file(problems: Sequence[Problem], generations: Path, out: Path, grader: Grader) -> Counter[Outcome]:

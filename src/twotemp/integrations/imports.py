@@ -14,9 +14,9 @@ from typing import Any
 
 from twotemp.errors import UserError, understood, unknown
 from twotemp.folders import write_json
-from twotemp.plain import json_text
 from twotemp.policies import spell
 from twotemp.records import Grade, Key, Policy, Problem, Sample
+from twotemp.serialization import json_text
 from twotemp.store import Config, Store
 from twotemp.tasks import ProblemSet
 from twotemp.tasks.imported import FILE, GRADER, to_dict

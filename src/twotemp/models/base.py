@@ -1,4 +1,4 @@
-"""The contracts of a model: what the engine needs (`Denoiser`), and what a user holds (`LanguageModel`)."""
+"""The interfaces of a model: what the engine needs (`Denoiser`), and what users get (`LanguageModel`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch import Tensor, device, nn
 
 from twotemp.errors import UserError, unknown
 from twotemp.models.checkpoint import fingerprint
-from twotemp.models.special import Special
+from twotemp.models.token_ids import TokenIds
+from twotemp.records import first_eos
 
 Message = Mapping[str, str]  # one turn of a chat: {"role": "user", "content": "..."}
 ROLES = ("system", "user", "assistant")
@@ -23,7 +24,7 @@ class Denoiser(Protocol):
     """A masked diffusion LM q(x_0^k | x_t): for every masked position a distribution over tokens.
 
     Logits are *aligned to the position they predict*: a family whose network is trained with a shift
-    (Dream) undoes it in its own file. Rows are token ids; text stays at the edges (`tokenizer`).
+    (Dream) undoes it in its own file. Rows are token ids; text is handled outside, by the `tokenizer`.
     """
 
     name: str
@@ -37,11 +38,15 @@ class Denoiser(Protocol):
     device: device
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
-        """Logits [N, vocab_size] (float32) at the N positions asked for, in row-major order.
+        """Return logits [N, vocab_size] (float32) at the N wanted positions, in row-major order.
 
-        ids: [B, L] int64; attention_mask: [B, L] bool, False on padding (either side), None if nothing is
-        padded; want: [B, L] bool, or the same as indices [N] of `ids.flatten()`, which spares the device a round
-        trip. Both index alike: `[want.flatten()]`. Padding never changes the logits of a real position.
+        Padding never changes the logits of a real position.
+
+        Args:
+            ids: [B, L] int64.
+            attention_mask: [B, L] bool, False on padding (on either side); None if nothing is padded.
+            want: [B, L] bool, or the same as indices [N] of `ids.flatten()`, which saves a wait for the device. Both
+                index alike: `[want.flatten()]`.
         """
         ...
 
@@ -57,7 +62,7 @@ class CachedDenoiser(Denoiser, Protocol):
     lookback: int  # how many positions before a wanted one the window must also hold (Dream: 1)
 
     def new_cache(self, rows: int, columns: int) -> Any:
-        """An empty cache, where *column = position in the row*; `cache.keep(rows)` selects rows (a LongTensor)."""
+        """Return an empty cache with one column per position; `cache.keep(rows)` selects rows (a LongTensor)."""
         ...
 
     def window_logits(
@@ -69,11 +74,15 @@ class CachedDenoiser(Denoiser, Protocol):
         want: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Logits [N, vocab_size] (float32) of windows, row-major; writes the windows' K, V.
+        """Return logits [N, vocab_size] (float32) of a window of each row, row-major; write its K, V to the cache.
 
-        ids, positions: [B, W]; want: as above; visible: [B, cache.columns] bool, the columns that count. Positions
-        may differ from row to row; an entry with position >= cache.columns is padding, never wanted.
-        rows: which rows of the cache these are; None for all of them, in order.
+        Args:
+            ids: [B, W] tokens.
+            positions: [B, W]; may differ from row to row. An entry >= cache.columns is padding and never wanted.
+            visible: [B, cache.columns] bool, the columns to attend to.
+            cache: What `new_cache` returned.
+            want: As in `logits`.
+            rows: Which rows of the cache these are; None for all of them, in order.
         """
         ...
 
@@ -103,26 +112,25 @@ class LanguageModel(ABC):
     tokenizer: Any | None = None
     device: device
     config: Mapping[str, Any]  # config.json as it was read
-    # What the engine may know beyond that; the defaults say that nothing is known.
-    lookback: int = 0  # a token is predicted from the so many before it (Dream: 1)
-    module: nn.Module | None = None  # the network, where there is one to train
-    template_options: Mapping[
-        str, bool
-    ] = {}  # variables of its chat template, as its authors' code sets them
+    # Optional; the defaults mean that nothing is known.
+    lookback: int = 0  # how far before a position the network predicts it (Dream: 1)
+    module: nn.Module | None = None  # the network, if there is one to train
+    # Variables of its chat template, as its authors' code sets them.
+    template_options: Mapping[str, bool] = {}
 
     @property
     def body_and_head(self) -> tuple[nn.Module, nn.Module] | None:
-        """The two parts of the network, where they can be timed apart."""
+        """The two parts of the network, if they can be timed separately."""
         return None
 
     @property
     def layer_units(self) -> int:
-        """Hidden and intermediate units of a layer: they decide how many rows fit into memory."""
+        """Hidden and intermediate units of a layer, from which the memory of a row is estimated."""
         return 0
 
     @property
     def cached_bytes(self) -> int:
-        """Keys and values of one position in a cache."""
+        """Bytes of the keys and values of one position in a cache."""
         return 0
 
     @abstractmethod
@@ -131,28 +139,30 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def tensors(self) -> Mapping[str, Tensor]:
-        """The weights by name."""
+        """Return the weights by name."""
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything that decides the logits; it is computed anew each time, as weights may be trained."""
+        """A hash of everything that determines the logits; computed on each access, as weights may be trained."""
         return fingerprint(self)
 
-    # Text edges.
+    # Text in and out.
 
     @property
     def has_chat(self) -> bool:
-        """Is there a chat format?"""
+        """Whether there is a chat format."""
         return getattr(self.tokenizer, "chat_template", None) is not None
 
     def encode(
         self, prompt: str | Sequence[Message], *, prefill: str = "", chat: bool | None = None
     ) -> list[int]:
-        """Token ids of a prompt: a user's turn as text, or the messages of a chat.
+        """Return the token ids of a prompt.
 
-        prefill: text the answer already starts with; a last message of the assistant is one, too. chat: None uses
-        the chat format where there is one. Without it text is plain, with the special tokens that the tokenizer
-        adds by itself.
+        Args:
+            prompt: A user's turn as text, or the messages of a chat.
+            prefill: Text that the answer starts with; a last message of the assistant is also a prefill.
+            chat: None uses the chat format if there is one. Without it the text is encoded as it is, with the special
+                tokens that the tokenizer adds by default.
         """
         tokenizer = self._tokenizer("encode text")
         if isinstance(prompt, str):
@@ -170,12 +180,14 @@ class LanguageModel(ABC):
         return ids
 
     def conversation(self, messages: Sequence[Message]) -> str:
-        """The text of a chat before the assistant's next word, as the tokenizer's template has it; a last turn of the
-        assistant is how that begins."""
+        """Return the text of a chat up to the assistant's next word, by the tokenizer's template.
+
+        A last turn of the assistant is a prefill.
+        """
         turns = [_checked(message) for message in messages]
         if not self.has_chat:
             raise UserError(f"{self.name!r} has no chat format; give plain text (chat=False)")
-        begun = turns.pop()["content"] if turns[-1]["role"] == "assistant" else ""
+        prefill = turns.pop()["content"] if turns[-1]["role"] == "assistant" else ""
         tokenizer = self._tokenizer("render a chat")
         try:
             text = tokenizer.apply_chat_template(
@@ -184,20 +196,20 @@ class LanguageModel(ABC):
         except (TemplateError, ValueError) as error:  # templates refuse what their model was not trained on
             raise UserError(
                 f"the chat template of {self.name!r} refuses these messages ({error}); give turns it knows "
-                "(many take no system turn, or want user and assistant in turn)"
+                "(many take no system turn, or require user and assistant to alternate)"
             ) from error
-        return cast(str, text) + begun
+        return cast(str, text) + prefill
 
     def tokens(self, text: str) -> list[int]:
-        """Token ids of text as it stands: no format, no special tokens added."""
+        """Return the token ids of text as it is: no chat format, no special tokens added."""
         ids = list(self._tokenizer("encode text")(text, add_special_tokens=False)["input_ids"])
         self._refuse_unknown(ids, text)
         return ids
 
     def decode(self, ids: Sequence[int], *, cut: bool = True) -> str:
-        """The text up to the first end-of-text or end-of-turn token; cut=False: all of it."""
+        """Return the text up to the first end-of-text or end-of-turn token; with cut=False all of it."""
         tokenizer = self._tokenizer("decode ids")
-        end = next((n for n, token in enumerate(ids) if token in self.eos_ids), len(ids)) if cut else len(ids)
+        end = first_eos(ids, self.eos_ids) if cut else len(ids)
         text = tokenizer.decode(list(ids[:end]), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return cast(str, text)
 
@@ -213,24 +225,24 @@ class LanguageModel(ABC):
         tokenizer = self._tokenizer("encode text")
         unknown = tokenizer.unk_token_id
         if unknown in ids and tokenizer.unk_token not in text:
-            strange = [w for w in text.split() if unknown in tokenizer(w)["input_ids"]]
+            words = [w for w in text.split() if unknown in tokenizer(w)["input_ids"]]
             raise UserError(
-                f"{self.name!r} has no token for {', '.join(map(repr, strange[:5])) or 'a part of the prompt'}; its "
+                f"{self.name!r} has no token for {', '.join(map(repr, words[:5])) or 'a part of the prompt'}; its "
                 "vocabulary is small: write the prompt as its tasks do (`20 10 15 -> 45`), with spaces between words"
             )
 
 
-class Loaded(LanguageModel):
-    """A model on a native `transformers` class, with what was found out about its checkpoint."""
+class LoadedModel(LanguageModel):
+    """A model on a native `transformers` class, loaded from a checkpoint."""
 
     def __init__(
-        self, module: Any, config: Mapping[str, Any], special: Special, tokenizer: Any, name: str
+        self, module: Any, config: Mapping[str, Any], token_ids: TokenIds, tokenizer: Any, name: str
     ) -> None:
         self.module = module
         self.config = dict(config)  # config.json as it was read, in the family's own names
         self.tokenizer, self.name = tokenizer, name
-        self.mask_id, self.eos_ids = special.mask_id, special.eos_ids
-        self.forbidden_ids, self.block_size = special.forbidden_ids, special.block_size
+        self.mask_id, self.eos_ids = token_ids.mask_id, token_ids.eos_ids
+        self.forbidden_ids, self.block_size = token_ids.forbidden_ids, token_ids.block_size
         self.vocab_size, self.device = int(module.config.vocab_size), module.device
 
 
@@ -243,14 +255,14 @@ def _checked(message: Message) -> dict[str, str]:
 
 
 def language_model(model: Denoiser) -> LanguageModel:
-    """The model itself, or a plain `Denoiser` with the text edges that its tokenizer gives."""
+    """Return the model itself, or a plain `Denoiser` with text in and out by its tokenizer."""
     if not hasattr(model, "logits"):
         raise UserError(f"a model is what twotemp.load or twotemp.wrap returns, not {model!r}")
-    return model if isinstance(model, LanguageModel) else _Plain(model)
+    return model if isinstance(model, LanguageModel) else _DenoiserWithText(model)
 
 
-class _Plain(LanguageModel):
-    """A `Denoiser` that somebody else wrote. Its weights are out of reach: what it answers stands in for them."""
+class _DenoiserWithText(LanguageModel):
+    """A user's `Denoiser`. Its weights are unknown, so that its logits on a probe represent them."""
 
     PROBE = 8  # positions
 
@@ -264,11 +276,11 @@ class _Plain(LanguageModel):
         return self._model.logits(ids, attention_mask, want)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """The logits of one row of masks after a given token."""
-        given = next(i for i in range(self.vocab_size) if i not in self.forbidden_ids)
+        """Return the logits of one row of masks after some token."""
+        token = next(i for i in range(self.vocab_size) if i not in self.forbidden_ids)
         ids = torch.full(
             (1, min(self.PROBE, self.max_length or self.PROBE)), self.mask_id, device=self.device
         )
-        ids[0, 0] = given
+        ids[0, 0] = token
         with torch.inference_mode():
             return {"logits": self.logits(ids, None, ids == self.mask_id)}

@@ -1,4 +1,4 @@
-"""Keys and values by column: the one mechanism behind every cache, exact or approximate."""
+"""Keys and values by column: the mechanism behind every cache, exact or approximate."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class KVCache(Cache):
         return self._keys[0].shape[0]
 
     def aim(self, positions: Tensor, rows: Tensor | None = None) -> None:
-        """Say into which columns the next forward pass writes; >= `columns`: nowhere. rows: None for all."""
+        """Set the columns that the next forward pass writes (>= `columns`: none) and its rows (None: all)."""
         self._targets = positions.clamp(max=self.columns)
         self._subset = rows
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Called by every attention layer with K, V [rows, kv_heads, W, head_dim] of the window."""
-        assert self._targets is not None, "aim() comes before the forward pass"
+        """Store K, V [rows, kv_heads, W, head_dim] of the window and return all columns; every layer calls this."""
+        assert self._targets is not None, "call aim() before the forward pass"
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         targets = self._targets.to(keys.device)
         subset = None if self._subset is None else self._subset.to(keys.device)
@@ -64,16 +64,16 @@ class KVCache(Cache):
         return keys[:, :, : self.columns], values[:, :, : self.columns]
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """Give the target rows what the source rows hold."""
+        """Copy the source rows to the target rows."""
         for layer in (*self._keys, *self._values):
             layer[target.to(layer.device)] = layer[source.to(layer.device)]
 
     def keep(self, rows: Tensor) -> None:
-        """Keep these rows, in this order (an index may repeat). One layer at a time: memory may be short."""
+        """Keep these rows, in this order (an index may repeat), one layer at a time to save memory."""
         self._replace(lambda layer: layer[rows.to(layer.device)])
 
     def grow(self, rows: int, columns: int) -> None:
-        """Room for more rows and columns, empty ones; the column for padding stays the last."""
+        """Add empty rows and columns; the column for padding stays the last."""
         before, self.columns = self.columns, columns
 
         def larger(layer: Tensor) -> Tensor:

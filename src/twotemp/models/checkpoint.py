@@ -37,7 +37,7 @@ class Saveable(Protocol):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or a UserError that names the file."""
+    """Return a JSON object; a UserError names the file."""
     try:
         data = json.loads(path.read_text(encoding="utf-8-sig"))  # with or without a byte order mark
     except (FileNotFoundError, IsADirectoryError):
@@ -52,30 +52,30 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """generation_config.json, which a checkpoint may have and where some name their end-of-turn tokens."""
+    """Return generation_config.json (empty if there is none), where some checkpoints name end-of-turn tokens."""
     path = folder / "generation_config.json"
     return read_json(path) if path.is_file() else {}
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, sharded or not; a UserError where there are none."""
+    """Return the safetensors files of a folder, sharded or not; a UserError if there are none."""
     if (folder / INDEX).is_file():
         return _shards(folder)
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if files := sorted(file for file in folder.glob("*.safetensors") if file.is_file()):
-        return files  # an index that was left out is not missed: names and shapes are checked anyway
+        return files  # a missing index does not matter: names and shapes are checked anyway
     pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
     if pickles:
         raise UserError(
             f"{folder} has its weights only as pickle ({', '.join(pickles)}), which can run code when it is "
-            f"opened; convert them to {SINGLE} (safetensors.torch.save_file) in a place you trust"
+            f"opened; convert them to {SINGLE} (safetensors.torch.save_file) in an environment you trust"
         )
     raise UserError(f"{folder} has no weights: expected {SINGLE} or {INDEX} with its shards")
 
 
 def _shards(folder: Path) -> list[Path]:
-    """The files that the index names, all of them in the folder itself."""
+    """Return the files that the index names, all of them in the folder itself."""
     names = read_json(folder / INDEX).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         raise UserError(f"{folder / INDEX} has no weight_map of names and files; download it again")
@@ -87,26 +87,26 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def read_headers(files: Sequence[Path]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and number format of every tensor, under the names they have in the files; no weights are read."""
-    found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    """Return shape and dtype of every tensor, by its name in the files; no weights are read."""
+    headers: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for file in files:
         with _opened(file) as tensors:
             for key in _stored(tensors):
                 part = tensors.get_slice(key)
                 kind = part.get_dtype()
-                if key in found:
-                    raise UserError(f"{file}: {key} is in another file of the folder, too; keep one of them")
+                if key in headers:
+                    raise UserError(f"{file}: {key} is also in another file of the folder; keep one of them")
                 if kind not in DTYPES:
                     raise UserError(
-                        f"{file}: {key} is stored as {kind}; take the checkpoint in 16 or 32 bits (and load it with "
-                        "quantize where it does not fit)"
+                        f"{file}: {key} is stored as {kind}; use a 16- or 32-bit checkpoint (loaded with "
+                        "quantize if it does not fit)"
                     )
-                found[key] = (tuple(part.get_shape()), DTYPES[kind])
-    return found
+                headers[key] = (tuple(part.get_shape()), DTYPES[kind])
+    return headers
 
 
 def stream(files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of a checkpoint, one after the other; a file is closed before the next is opened."""
+    """Yield all tensors of a checkpoint by name; a file is closed before the next is opened."""
     for file in files:
         with _opened(file) as tensors:
             for key in _stored(tensors):
@@ -114,7 +114,7 @@ def stream(files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _stored(tensors: Any) -> list[str]:
-    """Names of the tensors that count: rotary frequencies, which older files hold, follow from the config."""
+    """Return the names of the weights, without rotary frequencies: older files have them, the config implies them."""
     return [key for key in tensors.keys() if not key.endswith("rotary_emb.inv_freq")]  # noqa: SIM118
 
 
@@ -131,7 +131,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def check_shapes(found: Shapes, expected: Shapes, where: str) -> None:
-    """Every expected weight, no other, each of the expected shape; errors use the checkpoint's own names."""
+    """Raise a UserError unless exactly the expected weights are there; messages use the checkpoint's names."""
     problems = [f"missing {key}" for key in sorted(expected.keys() - found.keys())]
     problems += [f"unexpected {key}" for key in sorted(found.keys() - expected.keys())]
     problems += [
@@ -143,7 +143,7 @@ def check_shapes(found: Shapes, expected: Shapes, where: str) -> None:
         more = f" and {len(problems) - 4} more" if len(problems) > 4 else ""
         raise UserError(
             f"{where}: the weights do not fit config.json: {'; '.join(problems[:4])}{more}. "
-            "Check that both come from the same checkpoint and that no shard is left out"
+            "Check that both come from the same checkpoint and that no shard is missing"
         )
 
 
@@ -155,9 +155,17 @@ def read_native(
     ignored: Callable[[str], object] = lambda key: False,
     **options: Any,
 ) -> Any:
-    """A model of a `transformers` auto class (`what`, in words) with every weight it has and, but for the
-    ignored, no other; the library alone would only warn, and initialise at random what is missing."""
-    weight_files(folder)  # a clear error for pickles and missing shards
+    """Load a model of a `transformers` auto class; the library alone would initialize missing weights at random.
+
+    Args:
+        auto: The auto class.
+        folder: The checkpoint folder.
+        what: The kind of model in words, for error messages.
+        dtype: None for that of the files.
+        ignored: Which weights the files may have beyond those of the model.
+        **options: Further arguments of `from_pretrained`.
+    """
+    weight_files(folder)  # raises a clear error for pickles and missing shards
     try:
         with _quiet():
             module, report = auto.from_pretrained(
@@ -166,7 +174,7 @@ def read_native(
                 use_safetensors=True,
                 local_files_only=True,
                 trust_remote_code=False,
-                ignore_mismatched_sizes=True,  # they are reported below, with the rest
+                ignore_mismatched_sizes=True,  # reported below
                 output_loading_info=True,
                 **options,
             )
@@ -185,7 +193,7 @@ def read_native(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without `transformers`' own progress bars and loading reports, which are for its own users."""
+    """Suppress the progress bars and loading reports of `transformers`."""
     from transformers.utils import logging as transformers_logging
 
     logging: Any = transformers_logging  # untyped
@@ -202,19 +210,19 @@ def _quiet() -> Iterator[None]:
 
 
 def read_tokenizer(folder: Path) -> Any | None:
-    """The folder's tokenizer, or None where it has none: the model then works on token ids."""
+    """Return the folder's tokenizer, or None if it has none: the model then works on token ids."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
-    has = {path.name for path in folder.iterdir()}
+    names = {path.name for path in folder.iterdir()}
     try:
         with _quiet():
-            if "tokenizer.json" in has:
+            if "tokenizer.json" in names:
                 return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-            if {"vocab.json", "merges.txt"} <= has:  # Dream: a custom class in name, Qwen2's in fact
+            if {"vocab.json", "merges.txt"} <= names:  # Dream: named a custom class, but identical to Qwen2's
                 return Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
-            if has & {"tokenizer_config.json", "vocab.txt", "tokenizer.model", "spiece.model"}:
+            if names & {"tokenizer_config.json", "vocab.txt", "tokenizer.model", "spiece.model"}:
                 return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the library raises anything from OSError to a Rust panic's wrapper
+    except Exception as error:  # the library raises anything from OSError to a wrapped Rust panic
         raise UserError(
             f"{folder}: the tokenizer files cannot be read ({error}); repair them, or remove them to work "
             "on token ids"
@@ -223,9 +231,9 @@ def read_tokenizer(folder: Path) -> Any | None:
 
 
 def save(model: Saveable, folder: str | os.PathLike[str]) -> Path:
-    """Write a model as a checkpoint folder in its family's own layout; `load` gives the same logits back.
+    """Write a model as a checkpoint folder in its family's layout; `load` gives the same logits.
 
-    The folder appears complete or not at all. An existing one is not touched.
+    The folder, which is returned, appears complete or not at all. An existing one is an error.
     """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -238,12 +246,12 @@ def save(model: Saveable, folder: str | os.PathLike[str]) -> Path:
             model.tokenizer.save_pretrained(partial)
         write_json(partial / "config.json", _config_to_write(model))
         for file in partial.iterdir():
-            file.chmod(0o644)  # safetensors makes private files
+            file.chmod(0o644)  # safetensors creates private files
     return target
 
 
 def _config_to_write(model: Saveable) -> dict[str, Any]:
-    """The config as it was read, plus what had to be said when the model was loaded."""
+    """Return the config as it was read, plus what was passed when the model was loaded."""
     config = {**model.config, "mask_token_id": model.mask_id}
     if model.eos_ids != (config.get("eos_token_id"),):
         config["eos_token_id"] = list(model.eos_ids)
@@ -253,10 +261,10 @@ def _config_to_write(model: Saveable) -> dict[str, Any]:
 
 
 def fingerprint(model: Any) -> str:
-    """A hash of everything that decides the logits, for keys of stored results.
+    """Return a hash of everything that determines the logits, for keys of stored results.
 
-    Saving and loading again keeps it. Of large tensors it reads 4096 evenly spaced values: training moves
-    nearly all of them, so a sample tells two checkpoints apart, and 8B parameters take seconds, not minutes.
+    It survives saving and loading. Of large tensors it reads 4096 evenly spaced values: training moves nearly all of
+    them, so these distinguish two checkpoints, and 8B parameters take seconds instead of minutes.
     """
     digest = hashlib.sha256()
     config = {key: value for key, value in model.config.items() if key not in ID_FIELDS}

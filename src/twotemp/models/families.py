@@ -1,7 +1,7 @@
-"""The families, and which of them loads a checkpoint, by what its config.json names.
+"""The model families, and which of them loads a checkpoint, by what its config.json names.
 
-One whose network is a native class under another attention mask is an entry here. Where names, sizes or tensors have
-to be mapped it has a file of its own.
+A family whose network is a native class with another attention mask is defined here; one whose names, sizes or
+tensors have to be mapped has its own file.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from twotemp.models.llada2 import LLaDA2
 from twotemp.models.llada_moe import LLaDAMoE
 from twotemp.models.masked_lm import MaskedLM
 from twotemp.models.native import OnLlama, OnQwen2, OnQwen3, OnQwen3Moe
-from twotemp.models.special import Facts, Published
+from twotemp.models.token_ids import Facts, PublishedIds
 from twotemp.models.transformer import Transformer
 
 _QWEN_ENDS, _QWEN_EOS = ("<|endoftext|>", "<|im_end|>"), (151_643, 151_645)
 
 
 class Dream(OnQwen2):
-    """Fully bidirectional, trained with a shift. Dream-Coder and DiffuCoder too."""
+    """Fully bidirectional, trained with a shift; also Dream-Coder and DiffuCoder."""
 
     facts = Facts(
         "Dream",
         end_tokens=_QWEN_ENDS,
-        published=Published((152_064,), mask_id=151_666, eos_ids=_QWEN_EOS, tokens=151_667),
+        published=PublishedIds((152_064,), mask_id=151_666, eos_ids=_QWEN_EOS, tokens=151_667),
     )
     lookback = 1
 
@@ -46,7 +46,7 @@ class Dream(OnQwen2):
 
 
 class FastDLLM(OnQwen2):
-    """Fast-dLLM v2: block-causal, with the shift of its origin.
+    """Fast-dLLM v2: block-causal, with the shift of the autoregressive model it was made from.
 
     The first position of a block is predicted by the last one before it, which sees only what is finished. The
     published sampler always commits that one first; ours commits it like any other.
@@ -55,7 +55,7 @@ class FastDLLM(OnQwen2):
     facts = Facts(
         "Fast_dLLM_Qwen",
         end_tokens=_QWEN_ENDS,
-        published=Published((151_936, 152_064), mask_id=151_665, eos_ids=_QWEN_EOS, tokens=151_666),
+        published=PublishedIds((151_936, 152_064), mask_id=151_665, eos_ids=_QWEN_EOS, tokens=151_666),
         blocks="always",
         block_field="bd_size",
     )
@@ -63,18 +63,18 @@ class FastDLLM(OnQwen2):
 
 
 class RND1(OnQwen3Moe):
-    """Fully bidirectional, with the shift of the model it was made of."""
+    """Fully bidirectional, with the shift of the autoregressive model it was made from."""
 
     facts = Facts(
         "rnd1",
         end_tokens=_QWEN_ENDS,
-        published=Published((151_936,), mask_id=151_669, eos_ids=_QWEN_EOS, tokens=151_670),
+        published=PublishedIds((151_936,), mask_id=151_669, eos_ids=_QWEN_EOS, tokens=151_670),
     )
     lookback = 1
 
 
 class SDAR(OnQwen3):
-    """Block-causal; TraDo too. Neither mask id nor block size is in the published 1.7B config; the -b8 ... -b64
+    """Block-causal; also TraDo. The published 1.7B config has neither mask id nor block size; the -b8 ... -b64
     checkpoints differ from this default only in their block size."""
 
     facts = Facts(
@@ -90,12 +90,12 @@ class SDARMoE(OnQwen3Moe):
 
 
 class StableDiffCoder(OnLlama):
-    """Block-causal; its model_type is `llama`, so it is known by its `architectures`."""
+    """Block-causal; its model_type is `llama`, so it is recognized by its `architectures`."""
 
     facts = Facts(
         "stable-diffcoder",
         end_tokens=("<[end▁of▁sentence]>",),
-        published=Published((155_136,), mask_id=5, eos_ids=(2,), block_size=4),
+        published=PublishedIds((155_136,), mask_id=5, eos_ids=(2,), block_size=4),
         blocks="always",
     )
 
@@ -103,12 +103,12 @@ class StableDiffCoder(OnLlama):
 class A2DQwen3(OnQwen3):
     """dllm's A2D: an autoregressive model continued as a diffusion one, without a shift.
 
-    One config.json stands for two kinds of training, MDLM (bidirectional) and BD3LM (block-causal). Which one it was
-    has to be said: `block_size=32` for BD3LM as published, `block_size=0` for MDLM.
+    MDLM (bidirectional) and BD3LM (block-causal) training write the same config.json. Which one it was has to be
+    passed: `block_size=32` for BD3LM as published, `block_size=0` for MDLM.
     """
 
     facts = Facts("a2d-qwen3", end_tokens=_QWEN_ENDS, blocks="either")
-    # Qwen3's template then opens the answer with an empty thinking section.
+    # Qwen3's template then starts the answer with an empty thinking section.
     template_options: Mapping[str, bool] = {"enable_thinking": False}
 
 
@@ -121,7 +121,7 @@ class A2DLlama(OnLlama):
     facts = replace(A2DQwen3.facts, family="a2d-llama", end_tokens=("<|end_of_text|>", "<|eot_id|>"))
 
 
-# By what config.json names: one of its `architectures` where that is here, else its `model_type`.
+# By one of the `architectures` of config.json, else by its `model_type`.
 FAMILIES: dict[str, type[Transformer]] = {
     "llada": LLaDA,
     "LLaDAMoEModel": LLaDAMoE,
@@ -138,14 +138,12 @@ FAMILIES: dict[str, type[Transformer]] = {
     "a2d-llama": A2DLlama,
     "rnd1": RND1,
 }
-_CAUSAL = (
-    "its positions see only what lies before them, and drafts are verified: it is not sampled by unmasking"
-)
+_CAUSAL = "its attention is causal and drafts are verified: it is not sampled by unmasking"
 _UNSEEN = (
-    "the code its authors published it with was not to be had, so that neither its config.json nor its attention "
-    "could be compared; with its modeling_edlm.py and config.json at hand it becomes a family (docs/models.md)"
+    "its authors' code was not available, so neither its config.json nor its attention could be compared; with its "
+    "modeling_edlm.py and config.json it can become a family (docs/models.md)"
 )
-# What looks like a masked diffusion LM and is sampled by another process, or was never compared with its own code.
+# Models that look like masked diffusion LMs but are sampled differently, or were never compared with their code.
 REFUSED = {
     "EfficientDLM": f"Efficient-DLM: {_UNSEEN}",
     "edlm": f"Efficient-DLM: {_UNSEEN}",
@@ -156,7 +154,7 @@ REFUSED = {
 
 
 def family(config: Mapping[str, Any]) -> type[Transformer] | type[MaskedLM]:
-    """The class that loads a checkpoint with this config.json; a UserError where there is none."""
+    """Return the class that loads a checkpoint with this config.json; a UserError if there is none."""
     model_type, named = str(config.get("model_type")), config.get("architectures") or []
     for name in map(str, [*(named if isinstance(named, list) else [named]), model_type]):
         if name in FAMILIES:

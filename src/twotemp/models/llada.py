@@ -9,10 +9,10 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedConfig
 
 from twotemp.errors import UserError
-from twotemp.models.filling import Layout, Weights, rename
 from twotemp.models.native import bidirectional, check_fixed, positive
-from twotemp.models.special import Facts, Published, resolve
+from twotemp.models.token_ids import Facts, PublishedIds, resolve
 from twotemp.models.transformer import Transformer
+from twotemp.models.weight_loading import Layout, Weights, rename
 
 # Two different `ff_out`: the block's is the down projection, the top level's is the head.
 # `ff_proj` is the gate (the side that goes through silu). Rotary halves need no permutation.
@@ -48,7 +48,7 @@ FIXED: dict[str, tuple[Any, ...]] = {
 
 
 class Llama(LlamaForCausalLM):  # type: ignore[no-untyped-call]
-    """Llama with biases, where there are any, on queries, keys and values only; the native class has four."""
+    """Llama whose biases, if any, are on queries, keys and values only; the native class also has an output bias."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)  # type: ignore[no-untyped-call]
@@ -62,7 +62,7 @@ class LLaDA(Transformer):
     facts = Facts(
         "llada",
         end_tokens=("<|endoftext|>", "<|eot_id|>"),
-        published=Published((126_464,), mask_id=126_336, eos_ids=(126_081, 126_348), tokens=126_349),
+        published=PublishedIds((126_464,), mask_id=126_336, eos_ids=(126_081, 126_348), tokens=126_349),
     )
 
     @classmethod
@@ -70,8 +70,8 @@ class LLaDA(Transformer):
         family = cls.facts.family
         check_fixed(family, config, FIXED)
         heads, width = (positive(family, config, field) for field in ("n_heads", "d_model"))
-        said = {field: value for field, value in config.items() if value is not None}
-        config = {"n_kv_heads": heads, "embedding_size": config.get("vocab_size"), **said}
+        present = {field: value for field, value in config.items() if value is not None}
+        config = {"n_kv_heads": heads, "embedding_size": config.get("vocab_size"), **present}
         if "mlp_hidden_size" not in config:
             config["mlp_hidden_size"] = width * positive(family, config, "mlp_ratio")
         kv_heads = positive(family, config, "n_kv_heads")
@@ -105,11 +105,11 @@ class LLaDA(Transformer):
 
 
 def new(config: Mapping[str, Any], tokenizer: Any = None, *, seed: int = 0, name: str = "new") -> LLaDA:
-    """A freshly initialised model from a LLaDA config, to be trained; the global generator is not touched."""
+    """Return a newly initialized model of a LLaDA config, to be trained; the global generator is not used."""
     config = {"model_type": "llada", "architectures": ["LLaDAModelLM"], **config}
     native = LLaDA.native_config(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = Llama(native)
-    special = resolve(LLaDA.facts, native.vocab_size, config, tokenizer)
-    return LLaDA(module, config, special, tokenizer, name)
+    token_ids = resolve(LLaDA.facts, native.vocab_size, config, tokenizer)
+    return LLaDA(module, config, token_ids, tokenizer, name)

@@ -1,7 +1,7 @@
 """LLaDA 2 (model_type `llada2_moe`) on `Glm4MoeForCausalLM`: block-causal, a mixture of experts.
 
 The router is the same function: sigmoid scores, groups ranked by the sum of their two best biased scores,
-the bias used for selection only, weights normalised and scaled.
+the bias used for selection only, weights normalized and scaled.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from transformers import Glm4MoeForCausalLM, PreTrainedConfig
 
-from twotemp.models.filling import Layout, Weights, rename, split_experts
-from twotemp.models.native import Fixed, Native, check_experts, positive, rope_fields
-from twotemp.models.special import Facts, Published
+from twotemp.models.native import AllowedValues, Native, check_experts, positive, rope_fields
+from twotemp.models.token_ids import Facts, PublishedIds
+from twotemp.models.weight_loading import Layout, Weights, rename, split_experts
 
 ORIGINAL_NAMES = {
     "model.embed_tokens": "model.word_embeddings",
@@ -28,11 +28,11 @@ class LLaDA2(Native):
     facts = Facts(
         "llada2_moe",
         end_tokens=("<|endoftext|>", "<|role_end|>"),
-        published=Published((157_184,), mask_id=156_895, eos_ids=(156_892,), block_size=32),
+        published=PublishedIds((157_184,), mask_id=156_895, eos_ids=(156_892,), block_size=32),
         blocks="always",
     )
     float32_weights = ("e_score_correction_bias",)  # rounding it changes which experts are chosen
-    fixed: ClassVar[Fixed] = {
+    fixed: ClassVar[AllowedValues] = {
         "hidden_act": ("silu",),
         "moe_router_enable_expert_bias": (True,),
         "norm_head": (False,),
@@ -71,7 +71,7 @@ class LLaDA2(Native):
             "n_shared_experts": positive(family, config, "num_shared_experts"),
             "rope_parameters": {**rope_fields(family, config), "partial_rotary_factor": partial},
             "routed_scaling_factor": positive(family, config, "routed_scaling_factor", float),
-            # The reference normalises by this and ignores its own flag.
+            # The reference normalizes by this and ignores its own flag.
             "norm_topk_prob": positive(family, config, "num_experts_per_tok") > 1,
         }
         native = super().native_config({**config, **names})

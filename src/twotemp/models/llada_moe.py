@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 from transformers import PreTrainedConfig
 
 from twotemp.errors import UserError
-from twotemp.models.native import Fixed, OnQwen3Moe, positive
-from twotemp.models.special import Facts, Published
+from twotemp.models.native import AllowedValues, OnQwen3Moe, positive
+from twotemp.models.token_ids import Facts, PublishedIds
 
 
 class LLaDAMoE(OnQwen3Moe):
     facts = Facts(
         "llada-moe",
         end_tokens=("<|endoftext|>", "<|role_end|>"),
-        published=Published((157_184,), mask_id=156_895, eos_ids=(156_892,)),
+        published=PublishedIds((157_184,), mask_id=156_895, eos_ids=(156_892,)),
     )
-    fixed: ClassVar[Fixed] = {
+    fixed: ClassVar[AllowedValues] = {
         **OnQwen3Moe.fixed,
         "clip_qkv": (None,),
         "moe_router_enable_expert_bias": (False, None),

@@ -14,13 +14,13 @@ from twotemp.errors import UserError, unknown
 from twotemp.models import catalogue
 from twotemp.models.base import LanguageModel
 from twotemp.models.checkpoint import read_json
+from twotemp.models.device_map import check_device_map
 from twotemp.models.families import family
-from twotemp.models.filling import Storage
 from twotemp.models.masked_lm import MaskedLM
-from twotemp.models.quantizing import check_quantize
-from twotemp.models.special import Given
-from twotemp.models.spreading import check_device_map
+from twotemp.models.quantize import check_quantize
+from twotemp.models.token_ids import LoadOverrides
 from twotemp.models.transformer import Transformer
+from twotemp.models.weight_loading import Storage
 
 EMBEDDED = ("tiny", "tiny-ar")
 # Neither part begins with a dot: `./name` and `../name` are paths.
@@ -42,18 +42,20 @@ def load(
     device_map: str | None = None,
     compile: bool = False,
 ) -> LanguageModel:
-    """Load a masked diffusion LM, known by its config.json; no remote code, no pickle.
+    """Load a masked diffusion LM, recognized by its config.json; no remote code, no pickle.
 
-    source: "tiny" or "tiny-ar" (embedded), a checkpoint folder, or a hub id (with an optional revision).
-    mask_id, eos_ids, block_size: what the config leaves out; they win over what it says. block_size=0: a model
-    that comes in both kinds (dllm's A2D) is bidirectional.
-    device: None is CUDA where there is one, else the CPU.
-    dtype: None is float32 on the CPU and the checkpoint's own elsewhere.
-    quantize: "int8" or (on NVIDIA GPUs) "int4" of the linear layers, while they are read: another model, whose
-    samples differ.
-    device_map: "auto" spreads the layers over all GPUs.
-    compile: torch.compile the network (the first calls take a while, and sums are rounded in another order, so
-    that a sample may differ from the uncompiled model's).
+    Args:
+        source: "tiny" or "tiny-ar" (embedded), a checkpoint folder, or a hub id.
+        mask_id: The mask token, if the config does not name it; takes precedence over the config.
+        eos_ids: The end tokens, likewise.
+        block_size: The block size, likewise; 0: a model that comes in both kinds (dllm's A2D) is bidirectional.
+        device: None is CUDA if available, else the CPU.
+        dtype: None is float32 on the CPU and the checkpoint's own elsewhere.
+        revision: Of a hub id.
+        quantize: "int8" or (on NVIDIA GPUs) "int4" of the linear layers, while they are read; samples differ.
+        device_map: "auto" distributes the layers over all GPUs.
+        compile: torch.compile the network. The first calls take a while, and sums are rounded in another order, so a
+            sample may differ from the uncompiled model's.
 
     >>> import twotemp
     >>> twotemp.load("tiny").max_length
@@ -63,12 +65,12 @@ def load(
     where = usable_device(device)
     check_quantize(quantize, where)
     if quantize == "int4":
-        dtype = torch.bfloat16  # what its kernel takes
+        dtype = torch.bfloat16  # the only dtype of its kernel
     storage = Storage(where, usable_dtype(dtype, where), quantize, device_map)
     folder = locate(source, revision)
     config = read_json(folder / "config.json")
-    given = _given(source, mask_id, eos_ids, block_size)
-    model = family(config).from_folder(folder, config, name=str(source), given=given, storage=storage)
+    overrides = _overrides(source, mask_id, eos_ids, block_size)
+    model = family(config).from_folder(folder, config, name=str(source), overrides=overrides, storage=storage)
     if compile:
         compile_body(model)
     return model
@@ -81,28 +83,28 @@ def load_text(
     eos_ids: Collection[int] | None = None,
     block_size: int | None = None,
 ) -> LanguageModel:
-    """A model whose weights are elsewhere: it encodes, decodes and knows its special ids; arguments as in `load`."""
+    """Return a model without weights, which encodes, decodes and knows its special ids; arguments as in `load`."""
     folder = locate(source, weights=False)
     config = read_json(folder / "config.json")
     kind = family(config)
     if not issubclass(kind, Transformer):
         raise UserError(f"{source} is an encoder, which other engines do not serve as a diffusion model")
-    given = _given(source, mask_id, eos_ids, block_size)
-    return kind.from_folder(folder, config, name=str(source), given=given, storage=None)
+    overrides = _overrides(source, mask_id, eos_ids, block_size)
+    return kind.from_folder(folder, config, name=str(source), overrides=overrides, storage=None)
 
 
-def _given(
+def _overrides(
     source: str | Path, mask_id: int | None, eos_ids: Collection[int] | None, block_size: int | None
-) -> Given:
-    """What the caller says, and where that is nothing what is known of a published checkpoint."""
+) -> LoadOverrides:
+    """Return what the caller passes, completed by what is known of a published checkpoint."""
     known = catalogue.find(str(source))
     if block_size is None and known is not None:
         block_size = known.block_size
-    return Given(mask_id, eos_ids, block_size)
+    return LoadOverrides(mask_id, eos_ids, block_size)
 
 
 def compile_body(model: Transformer | MaskedLM) -> None:
-    """Compile the body for any batch and length, and try it once: it needs a compiler that may not be there."""
+    """Compile the body for any batch and length, and try it once: it needs a compiler that may be missing."""
     ids = torch.full((1, 2), model.mask_id, device=model.device)
     try:
         model.module.base_model.compile(dynamic=True)
@@ -112,7 +114,7 @@ def compile_body(model: Transformer | MaskedLM) -> None:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"torch.compile does not work here ({reason}); load without compile, or install what it asks for "
-            "(on a CPU a C++ compiler such as g++)"
+            "(on a CPU, a C++ compiler such as g++)"
         ) from error
 
 
@@ -124,10 +126,15 @@ def locate(
     check: Callable[[Mapping[str, Any]], object] | None = None,
     weights: bool = True,
 ) -> Path:
-    """The folder of a checkpoint; a hub id is downloaded (data files only) or found in the hub's cache.
+    """Return the folder of a checkpoint; a hub id is downloaded (data files only) or found in the hub's cache.
 
-    check: raises for a config.json that is of no use (default: no family can represent it), before gigabytes
-    are fetched for nothing. weights: False stops there.
+    Args:
+        source: See `load`.
+        revision: Of a hub id.
+        embedded: Names of embedded models.
+        check: Raises for a config.json that cannot be used (default: no family can represent it), before gigabytes
+            are downloaded in vain.
+        weights: False downloads only the small files.
     """
     name = str(source)
     if name in embedded:
@@ -141,7 +148,7 @@ def locate(
     else:
         raise UserError(
             f"no model {name!r}: not a folder, not an embedded model ({', '.join(embedded)}), and not a hub "
-            f"id such as GSAI-ML/LLaDA-8B-Instruct{catalogue.meant(name)}"
+            f"id such as GSAI-ML/LLaDA-8B-Instruct{catalogue.suggestion(name)}"
         )
     if revision is not None:
         raise UserError(f"revision={revision!r} only applies to hub ids, and {name!r} is a folder")
@@ -167,14 +174,14 @@ def _download(
         elif isinstance(
             error, (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError)
         ):
-            reason = "there is none of that name (and revision); check the spelling"
+            reason = "no repository of that name (and revision) exists; check the spelling"
         elif isinstance(error, errors.LocalEntryNotFoundError):
-            reason = "the hub cannot be reached from here; check the connection, or pass the path of a copy"
+            reason = "the hub cannot be reached; check the connection, or pass the path of a copy"
         else:
             reason = f"{error}; try again, or pass the path of a copy"
         raise UserError(
-            f"{name!r} is not a folder here and could not be fetched from the hub: "
-            f"{reason}{catalogue.meant(name)}"
+            f"{name!r} is not a local folder and could not be downloaded from the hub: "
+            f"{reason}{catalogue.suggestion(name)}"
         ) from error
 
 
@@ -185,7 +192,7 @@ def _check(config: Mapping[str, Any]) -> None:
 
 
 def usable_device(device: str | torch.device | None) -> torch.device:
-    """The device named, tried once; None is CUDA where there is one, else the CPU."""
+    """Return the device after trying it once; None is CUDA if available, else the CPU."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -198,7 +205,7 @@ def usable_device(device: str | torch.device | None) -> torch.device:
 
 
 def usable_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | None:
-    """The number format named; None is float32 on the CPU, and (as None) the checkpoint's own elsewhere."""
+    """Return the dtype; None is float32 on the CPU and stays None elsewhere: the checkpoint's own."""
     if dtype is None:
         return torch.float32 if device.type == "cpu" else None
     if isinstance(dtype, torch.dtype):

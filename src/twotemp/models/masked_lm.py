@@ -17,25 +17,30 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from twotemp.errors import UserError
-from twotemp.models.base import Loaded
+from twotemp.models.base import LoadedModel
 from twotemp.models.checkpoint import read_native
-from twotemp.models.filling import Storage
-from twotemp.models.special import Facts, Given, Special, read_special
+from twotemp.models.token_ids import Facts, LoadOverrides, TokenIds, read_token_ids
 from twotemp.models.transformer import positions_of
+from twotemp.models.weight_loading import Storage
 
 TYPES = tuple(MODEL_FOR_MASKED_LM_MAPPING_NAMES)
-# Heads of other training objectives, which published encoders carry along and a masked LM does not use: those beside
-# BERT's own head `cls.predictions` (next sentence, AntiBERTy's species and chain), and poolers.
+# Heads of other training objectives in published encoders, which a masked LM does not use: those besides BERT's head
+# `cls.predictions` (next sentence, AntiBERTy's species and chain), and poolers.
 OTHER_HEADS = re.compile(r"cls\.(?!predictions\.)|sop_classifier\.|(.+\.)?pooler\.")
 
 
-class MaskedLM(Loaded):
+class MaskedLM(LoadedModel):
     """A `LanguageModel` on a native masked-LM class: fully bidirectional, uncached."""
 
     module: PreTrainedModel
 
     def __init__(
-        self, module: PreTrainedModel, config: Mapping[str, Any], special: Special, tokenizer: Any, name: str
+        self,
+        module: PreTrainedModel,
+        config: Mapping[str, Any],
+        token_ids: TokenIds,
+        tokenizer: Any,
+        name: str,
     ) -> None:
         inputs = signature(module.forward).parameters
         if module.config.is_encoder_decoder or not {"attention_mask", "position_ids"} <= inputs.keys():
@@ -43,7 +48,7 @@ class MaskedLM(Loaded):
                 f"{name!r}: {type(module).__name__} takes no attention mask or no positions, so padding would "
                 "change its output; use an encoder such as BERT, RoBERTa or ModernBERT"
             )
-        super().__init__(module, config, special, tokenizer, name)
+        super().__init__(module, config, token_ids, tokenizer, name)
         self._first_position = _first_position(module)
         limit = getattr(module.config, "max_position_embeddings", None)
         self.max_length = None if limit is None else int(limit) - self._first_position
@@ -55,17 +60,15 @@ class MaskedLM(Loaded):
         config: Mapping[str, Any],
         *,
         name: str,
-        given: Given,
+        overrides: LoadOverrides,
         storage: Storage,
     ) -> MaskedLM:
         if storage.quantize or storage.device_map:
-            raise UserError(
-                f"{name!r} is a masked LM of the BERT kind and small; leave quantize and device_map out"
-            )
+            raise UserError(f"{name!r} is a small masked LM like BERT; leave quantize and device_map out")
         module = read_native(AutoModelForMaskedLM, folder, "a masked LM", storage.dtype, OTHER_HEADS.match)
         facts = Facts(str(config["model_type"]), end_tokens=("[SEP]", "</s>"))
-        tokenizer, special = read_special(folder, facts, int(module.config.vocab_size), config, given)
-        return cls(module.to(storage.device).eval(), config, special, tokenizer, name)
+        tokenizer, token_ids = read_token_ids(folder, facts, int(module.config.vocab_size), config, overrides)
+        return cls(module.to(storage.device).eval(), config, token_ids, tokenizer, name)
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
         """See `Denoiser.logits`. The heads of these classes differ too much to apply them at `want` alone."""
@@ -99,7 +102,7 @@ class MaskedLM(Loaded):
 
 
 def _first_position(module: PreTrainedModel) -> int:
-    """RoBERTa and its kin count positions from the padding index + 1; all others from 0."""
+    """Return where positions start: RoBERTa and its relatives count from the padding index + 1, others from 0."""
     embeddings = getattr(getattr(module.base_model, "embeddings", None), "position_embeddings", None)
     padding = getattr(embeddings, "padding_idx", None)
     return 0 if padding is None else int(padding) + 1

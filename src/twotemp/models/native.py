@@ -1,6 +1,7 @@
-"""The native `transformers` classes families run on: what of a config.json they take, and what they cannot represent.
+"""The native `transformers` classes that families run on: how a config.json maps to them, and what they cannot
+represent.
 
-A family on one of these is its facts, and what is peculiar about it.
+A family on one of these consists of its `Facts` and its differences.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from transformers import (
 )
 
 from twotemp.errors import UserError
-from twotemp.models.filling import Layout, Weights, split_experts
 from twotemp.models.transformer import Transformer
+from twotemp.models.weight_loading import Layout, Weights, split_experts
 
 TAKE_PUBLISHED = "take config.json from the published checkpoint"
-Fixed = Mapping[str, tuple[Any, ...]]
-# What all these classes spell alike.
+AllowedValues = Mapping[str, tuple[Any, ...]]
+# Fields that all these classes spell alike.
 SIZES = (
     "vocab_size",
     "hidden_size",
@@ -36,11 +37,11 @@ SIZES = (
 
 
 class Native(Transformer):
-    """A config.json in the native class's own names."""
+    """A family whose config.json uses the native class's names."""
 
-    fixed: ClassVar[Fixed]  # fields whose other values would be another architecture
-    sizes: ClassVar[tuple[str, ...]] = ()  # beside the common ones
-    optional: ClassVar[Mapping[str, Any]] = {}  # fields that may be left out, and what they are then
+    fixed: ClassVar[AllowedValues]  # fields whose other values would be another architecture
+    sizes: ClassVar[tuple[str, ...]] = ()  # besides the common ones
+    optional: ClassVar[Mapping[str, Any]] = {}  # fields that may be left out, and their defaults
     rope_types: ClassVar[tuple[str, ...]] = ("default",)
 
     @classmethod
@@ -56,7 +57,7 @@ class OnQwen2(Native):
     """Biases on queries, keys and values."""
 
     native = Qwen2ForCausalLM
-    fixed: ClassVar[Fixed] = {
+    fixed: ClassVar[AllowedValues] = {
         "hidden_act": ("silu",),
         "use_mrope": (False,),
         "use_sliding_window": (False,),
@@ -64,19 +65,22 @@ class OnQwen2(Native):
 
 
 class OnQwen3(Native):
-    """No biases; queries and keys are normalised, head by head."""
+    """No biases; queries and keys are normalized, head by head."""
 
     native = Qwen3ForCausalLM
-    fixed: ClassVar[Fixed] = {**OnQwen2.fixed, "attention_bias": (False,)}
-    sizes = ("head_dim",)  # not hidden_size / heads in SDAR-4B, so it has to be said
+    fixed: ClassVar[AllowedValues] = {**OnQwen2.fixed, "attention_bias": (False,)}
+    sizes = ("head_dim",)  # differs from hidden_size / heads in SDAR-4B
 
 
 class OnQwen3Moe(Native):
-    """The same with a mixture of experts in every layer: softmax over all, the best k, their weights as they are or
-    normalised to sum to 1."""
+    """Qwen3 with a mixture of experts in every layer: softmax over all, then the best k, normalized or not."""
 
     native = Qwen3MoeForCausalLM
-    fixed: ClassVar[Fixed] = {**OnQwen3.fixed, "decoder_sparse_step": (1,), "mlp_only_layers": (None, [])}
+    fixed: ClassVar[AllowedValues] = {
+        **OnQwen3.fixed,
+        "decoder_sparse_step": (1,),
+        "mlp_only_layers": (None, []),
+    }
     sizes = ("head_dim", "num_experts", "num_experts_per_tok", "moe_intermediate_size")
     optional: ClassVar[Mapping[str, Any]] = {"norm_topk_prob": False}
 
@@ -93,7 +97,7 @@ class OnQwen3Moe(Native):
 
 class OnLlama(Native):
     native = LlamaForCausalLM
-    fixed: ClassVar[Fixed] = {
+    fixed: ClassVar[AllowedValues] = {
         "attention_bias": (False,),
         "hidden_act": ("silu",),
         "mlp_bias": (False,),
@@ -104,7 +108,7 @@ class OnLlama(Native):
 
 
 def bidirectional(cls: type[Transformer], **fields: Any) -> PreTrainedConfig:
-    """The native class's config with its causal default off; every mask is then ours, passed explicitly.
+    """Return the native class's config without its causal default: every mask is passed explicitly.
 
     No family passes its `pad_token_id` on: it would freeze that row of the embedding in training, and pad = EOS.
     """
@@ -119,8 +123,8 @@ def bidirectional(cls: type[Transformer], **fields: Any) -> PreTrainedConfig:
     rotated = int(width * config.rope_parameters.get("partial_rotary_factor", 1))
     if rotated < 2 or rotated % 2:
         raise UserError(
-            f"{cls.facts.family} config.json: {rotated} of a head's {width} numbers would be rotated, which must be "
-            f"pairs; {TAKE_PUBLISHED}"
+            f"{cls.facts.family} config.json: {rotated} of a head's {width} dimensions would be rotated, which must "
+            f"be an even number; {TAKE_PUBLISHED}"
         )
     config.is_causal = False
     config._attn_implementation = "sdpa"  # the one that takes boolean masks
@@ -128,7 +132,7 @@ def bidirectional(cls: type[Transformer], **fields: Any) -> PreTrainedConfig:
 
 
 def check_experts(family: str, experts: int, chosen: int, groups: int = 1, kept: int = 1) -> None:
-    """Can a router choose so many experts, from so many kept groups?"""
+    """Raise a UserError unless a router can choose this many experts from this many kept groups."""
     if experts % groups or kept > groups or chosen > kept * (experts // groups):
         raise UserError(
             f"{family} config.json: {chosen} of {experts} experts (in {kept} of {groups} groups) cannot be chosen; "
@@ -136,8 +140,8 @@ def check_experts(family: str, experts: int, chosen: int, groups: int = 1, kept:
         )
 
 
-def check_fixed(family: str, config: Mapping[str, Any], allowed: Fixed) -> None:
-    """Refuse config values that change the arithmetic in ways the native class does not have."""
+def check_fixed(family: str, config: Mapping[str, Any], allowed: AllowedValues) -> None:
+    """Raise a UserError for config values that the native class cannot represent."""
     for field, values in allowed.items():
         if field in config and config[field] not in values:
             raise UserError(
@@ -147,13 +151,13 @@ def check_fixed(family: str, config: Mapping[str, Any], allowed: Fixed) -> None:
 
 
 def positive(family: str, config: Mapping[str, Any], field: str, kind: type = int) -> Any:
-    """A finite number > 0 that must be in the config; `kind` float accepts integers too."""
+    """Return a required finite number > 0 of the config; `kind` float also accepts integers."""
     value = config.get(field)
     accepted = (int, float) if kind is float else (int,)
     if isinstance(value, bool) or not isinstance(value, accepted) or not 0 < value < float("inf"):
-        found = "is missing" if field not in config else f"is {value!r}"
+        problem = "is missing" if field not in config else f"is {value!r}"
         raise UserError(
-            f"{family} config.json: {field} {found}; it must be a positive {kind.__name__} ({TAKE_PUBLISHED})"
+            f"{family} config.json: {field} {problem}; it must be a positive {kind.__name__} ({TAKE_PUBLISHED})"
         )
     return kind(value)
 
@@ -161,7 +165,7 @@ def positive(family: str, config: Mapping[str, Any], field: str, kind: type = in
 def common_fields(
     family: str, config: Mapping[str, Any], rope_types: tuple[str, ...] = ("default",)
 ) -> dict[str, Any]:
-    """The fields that all these classes spell alike."""
+    """Return the fields that all these classes spell alike."""
     if "num_key_value_heads" in config and config["num_key_value_heads"] is None:  # as many as heads
         config = {**config, "num_key_value_heads": config.get("num_attention_heads")}
     fields: dict[str, Any] = {field: positive(family, config, field) for field in SIZES}
@@ -179,7 +183,7 @@ def common_fields(
 def rope_fields(
     family: str, config: Mapping[str, Any], types: tuple[str, ...] = ("default",)
 ) -> dict[str, Any]:
-    """Rotary positions: transformers 4 wrote two fields about them, 5 writes one."""
+    """Return the parameters of rotary positions, of which transformers 4 wrote two fields and 5 writes one."""
     older, newer = config.get("rope_scaling") or {}, config.get("rope_parameters") or {}
     if isinstance(older, Mapping) and isinstance(newer, Mapping):
         theta = positive(family, newer if "rope_theta" in newer else config, "rope_theta", float)

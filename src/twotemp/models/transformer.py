@@ -1,7 +1,7 @@
-"""What all transformer families share: masks, positions, the head where it is wanted, cached windows.
+"""What all transformer families share: masks, positions, the head at the wanted positions, cached windows.
 
-A family is a subclass in its own file: how its config and weights map onto a native `transformers` class,
-which ids are special, and what is peculiar about it (a shift, chat formats).
+A family is a subclass: how its config and weights map onto a native `transformers` class, which ids are special, and
+its differences (a shift, chat formats).
 """
 
 from __future__ import annotations
@@ -16,40 +16,45 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from twotemp.errors import UserError
-from twotemp.models.base import Loaded
+from twotemp.models.base import LoadedModel
 from twotemp.models.cache import KVCache
 from twotemp.models.checkpoint import SINGLE, read_headers, weight_files
-from twotemp.models.filling import Layout, Storage, Weights, fill
-from twotemp.models.quantizing import is_quantized, plain_tensors
-from twotemp.models.special import Facts, Given, Special, read_special
-from twotemp.models.spreading import connect
+from twotemp.models.device_map import add_device_hooks
+from twotemp.models.quantize import is_quantized, plain_tensors
+from twotemp.models.token_ids import Facts, LoadOverrides, TokenIds, read_token_ids
+from twotemp.models.weight_loading import Layout, Storage, Weights, load_weights
 
-_TILE = 768  # tokens computed at once on a CPU: what a layer makes of them stays in its cache
+_TILE = 768  # tokens computed at once on a CPU, so that activations stay in its cache
 
 
 def positions_of(attention_mask: Tensor) -> Tensor:
-    """Position inside the row, counted from its first real token; padding takes a neighbour's."""
+    """Return positions inside the row, counted from its first real token; padding takes a neighbor's."""
     return (attention_mask.long().cumsum(1) - 1).clamp(min=0)
 
 
-class Transformer(Loaded):
+class Transformer(LoadedModel):
     """A `LanguageModel` on a native causal-LM class, run bidirectionally or block-causally."""
 
     facts: ClassVar[Facts]
     native: ClassVar[type[PreTrainedModel]]
     head: ClassVar[str] = "lm_head.weight"  # the head's name in a checkpoint
-    float32_weights: ClassVar[tuple[str, ...]] = ()  # native names' endings, kept so in any dtype
+    float32_weights: ClassVar[tuple[str, ...]] = ()  # endings of native names that stay in float32
     module: PreTrainedModel
     # How many positions before a wanted one a window must also hold: 1 where row i of the network predicts
-    # position i + 1, as in models made from autoregressive ones. The shift is undone here and nowhere else.
+    # position i + 1, as in models made from autoregressive ones. The shift is undone only here.
     lookback: int = 0
 
     def __init__(
-        self, module: PreTrainedModel, config: Mapping[str, Any], special: Special, tokenizer: Any, name: str
+        self,
+        module: PreTrainedModel,
+        config: Mapping[str, Any],
+        token_ids: TokenIds,
+        tokenizer: Any,
+        name: str,
     ) -> None:
         if self.facts.blocks == "either":
-            config = {**config, "block_size": special.block_size}  # so that a saved checkpoint says it
-        super().__init__(module, config, special, tokenizer, name)
+            config = {**config, "block_size": token_ids.block_size}  # so that a saved checkpoint records it
+        super().__init__(module, config, token_ids, tokenizer, name)
         self.max_length = int(module.config.max_position_embeddings)
 
     @classmethod
@@ -59,50 +64,60 @@ class Transformer(Loaded):
         config: Mapping[str, Any],
         *,
         name: str,
-        given: Given,
+        overrides: LoadOverrides,
         storage: Storage | None,
     ) -> Self:
-        """Read a checkpoint folder; its config.json has been read already. Without storage there are no weights."""
+        """Load a checkpoint folder.
+
+        Args:
+            folder: The checkpoint folder.
+            config: Its config.json.
+            name: What the model is called.
+            overrides: What the caller passed.
+            storage: Where to put the weights; None loads none.
+        """
         native = cls.native_config(config)
-        tokenizer, special = read_special(folder, cls.facts, native.vocab_size, config, given)
+        tokenizer, token_ids = read_token_ids(folder, cls.facts, native.vocab_size, config, overrides)
         if storage is None:
             with torch.device("meta"):
                 module = cls.native(native)
         else:
             module = cls.build(native, weight_files(folder), storage)
-        return cls(module, config, special, tokenizer, name)
+        return cls(module, config, token_ids, tokenizer, name)
 
-    # What a family says about its checkpoints.
+    # What a family defines about its checkpoints.
 
     @classmethod
     def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
-        """The native class's config for this config.json; a UserError where it cannot be represented."""
+        """Return the native class's config for this config.json; a UserError if it cannot be represented."""
         raise NotImplementedError
 
     @classmethod
     def layout(cls, native: Weights, config: PreTrainedConfig) -> Layout:
-        """Where a checkpoint's tensors lie in the native ones: see `filling.Layout`."""
+        """Return where a checkpoint's tensors lie in the native ones: see `weight_loading.Layout`."""
         return {key: (tensor,) for key, tensor in native.items()}
 
     @classmethod
     def build(cls, config: PreTrainedConfig, files: Sequence[Path], storage: Storage) -> PreTrainedModel:
-        """The native module with the weights of these files."""
+        """Return the native module with the weights of these files."""
         headers = read_headers(files)
-        if config.num_hidden_layers > len(headers):  # a network of so many would take long to build
+        if config.num_hidden_layers > len(headers):  # building such a network would take long
             raise UserError(
                 f"{files[0].parent}: config.json has {config.num_hidden_layers} layers, the files have "
                 f"{len(headers)} tensors; take both from the same checkpoint"
             )
         if config.tie_word_embeddings and cls.head in headers:
-            config.tie_word_embeddings = False  # a head of its own counts, whatever config.json says of it
-        with torch.device("meta"):  # shapes only: nothing is allocated or initialised to be thrown away
+            config.tie_word_embeddings = False  # a stored head is used, whatever config.json says
+        with torch.device("meta"):  # shapes only: nothing is allocated or initialized in vain
             module = cls.native(config)
-        fill(module, lambda: cls.layout(_stored(module), config), files, storage, float32=cls.float32_weights)
+        load_weights(
+            module, lambda: cls.layout(_stored(module), config), files, storage, float32=cls.float32_weights
+        )
         module.tie_weights()
-        # Its frequencies follow from the config and are in no checkpoint, so they are still on "meta".
+        # Rotary frequencies follow from the config and are in no checkpoint, so they are still on "meta".
         module.model.rotary_emb = type(module.model.rotary_emb)(config).to(storage.device)
         if storage.device_map:
-            connect(module)
+            add_device_hooks(module)
         module.eval()  # type: ignore[no-untyped-call]
         return module
 
@@ -110,7 +125,7 @@ class Transformer(Loaded):
         return plain_tensors(self.module)
 
     def write_weights(self, folder: Path) -> None:
-        """The weights in the family's own layout, as one safetensors file."""
+        """Write the weights in the family's layout, as one safetensors file."""
         config = self.module.config
         if is_quantized(self.module):
             raise UserError(f"{self.name!r} is quantized and cannot be saved; load it without quantize")
@@ -123,7 +138,7 @@ class Transformer(Loaded):
         save_file(self.original(stored), folder / SINGLE, metadata={"format": "pt"})
 
     def original(self, native: Weights) -> Weights:
-        """Weights in the family's own layout."""
+        """Return native weights in the family's layout."""
         layout = self.layout(native, self.module.config)
         return {
             key: torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
@@ -190,32 +205,31 @@ class Transformer(Loaded):
         want: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Logits [N, vocab_size] of a window of each row, against the cache; for sampling only.
+        """See `CachedDenoiser.window_logits`; without gradients.
 
-        ids, positions: [B, W]; want: [B, W] bool or indices [N] of them flattened; visible: [B, cache.columns]
-        bool; rows: [B], which rows of the cache they are (None: all of them, in order). The W tokens are computed
-        at their positions (which may differ from row to row), their K and V overwrite those columns of the cache,
-        and they attend to the visible columns, their own included only if visible; block-causal models
-        look at no later block. An entry with position >= cache.columns is padding: written nowhere,
-        never to be wanted.
+        The W tokens are computed at their positions, their K and V overwrite those columns of the cache, and they
+        attend to the visible columns, their own included only if visible; block-causal models see no later block. An
+        entry with position >= cache.columns is padding: written nowhere, never wanted.
         """
         padding = positions >= cache.columns
-        if want.dtype == torch.bool and bool((want & padding).any()):  # of indices it would cost a round trip
+        if want.dtype == torch.bool and bool(
+            (want & padding).any()
+        ):  # checking indices would cost a round trip
             raise ValueError("a padding entry of the window is wanted")
         attend = visible[:, None, :]
         if self.block_size is not None:
             columns = torch.arange(cache.columns, device=ids.device)
             attend = attend & (columns // self.block_size <= (positions // self.block_size)[:, :, None])
-        attend = attend | padding[:, :, None]  # never a softmax over the empty set
+        attend = attend | padding[:, :, None]  # avoid a softmax over the empty set
         cache.aim(positions, rows)
         return self._head(self._hidden(ids, positions, attend, cache), want, positions)
 
     def _hidden(
         self, ids: Tensor, positions: Tensor, attend: Tensor | None, cache: KVCache | None = None
     ) -> Tensor:
-        """Last hidden states; attend: bool [B, queries or 1, keys], None for all of them."""
+        """Return the last hidden states; attend: bool [B, queries or 1, keys], None for all of them."""
         rows = max(1, _TILE // ids.shape[1])
-        # Not in half precision, where a row's rounding depends on how many are computed with it.
+        # Not in half precision, where rounding depends on how many rows are computed together.
         tiled = self.device.type == "cpu" and self.module.dtype.itemsize >= 4 and cache is None
         if tiled and len(ids) > rows and not torch.is_grad_enabled():
 
@@ -239,18 +253,18 @@ class Transformer(Loaded):
             use_cache=cache is not None,
         )
         hidden: Tensor = output.last_hidden_state
-        return hidden.to(self.device)  # from the last of several
+        return hidden.to(self.device)  # with a device map it is on the last device
 
     def _head(self, hidden: Tensor, want: Tensor, positions: Tensor) -> Tensor:
-        """The head, only where wanted: at 8B parameters the full logits would be most of the memory."""
+        """Apply the head at the wanted positions only: full logits of an 8B model would take most of the memory."""
         logits: Tensor = self.module.lm_head(hidden.flatten(0, 1)[self._sources(want, positions)])
         return logits.float().to(self.device)
 
     def _sources(self, want: Tensor, positions: Tensor) -> Tensor:
-        """Which hidden states (flattened) predict the wanted positions, in the same row-major order."""
+        """Return which hidden states (flattened) predict the wanted positions, in the same row-major order."""
         if not self.lookback:
             return want.flatten()
-        if want.dtype != torch.bool:  # the engine's, which has checked its requests
+        if want.dtype != torch.bool:  # from the engine, which has checked its requests
             return want - 1
         follows = torch.zeros_like(want)
         follows[:, 1:] = positions[:, 1:] == positions[:, :-1] + 1
@@ -263,7 +277,7 @@ class Transformer(Loaded):
 
 
 def _stored(module: PreTrainedModel) -> Weights:
-    """What a checkpoint holds of a module: a tied head is the embedding and is not stored twice."""
+    """Return the weights of a module that a checkpoint stores: a tied head is not stored twice."""
     weights = {key: tensor.detach() for key, tensor in module.state_dict().items()}
     if module.config.tie_word_embeddings:
         del weights["lm_head.weight"]

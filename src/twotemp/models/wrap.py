@@ -1,4 +1,4 @@
-"""A torch module that somebody already holds, as a `LanguageModel`."""
+"""Any torch module with logits as a `LanguageModel`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel
-from twotemp.models.special import Facts, Given, resolve
+from twotemp.models.token_ids import Facts, LoadOverrides, resolve
 from twotemp.models.transformer import positions_of
 
 _PROBED, _PADDED = 4, 12  # columns of the row that is tried, and of the padding after it
@@ -26,14 +26,19 @@ def wrap(
     shift: bool = False,
     forbidden_ids: Sequence[int] = (),
 ) -> LanguageModel:
-    """A masked diffusion LM from a module whose `forward(input_ids)` returns logits [B, L, V] (or has `.logits`).
+    """Return a masked diffusion LM made of a module whose `forward(input_ids)` returns logits [B, L, V].
 
-    The module must attend in both directions. If it takes an `attention_mask`, whether padding then leaves the
-    logits alone is tried once; where it does not, rows of different length are computed apart. It is put into
-    evaluation mode.
+    The module must attend in both directions and is put into evaluation mode. If it takes an `attention_mask`, this
+    function tests once whether padding leaves the logits unchanged; if not, rows of different length are computed
+    separately.
 
-    shift: row i of the logits predicts position i + 1, as in Dream.
-    forbidden_ids: ids that must never be written, beside the mask and the rows that `tokenizer` has no token for.
+    Args:
+        module: The network; its output may also be a tuple that begins with the logits, or have `.logits`.
+        mask_id: The mask token.
+        eos_ids: End-of-text tokens.
+        tokenizer: A `transformers` tokenizer, for text in and out.
+        shift: Row i of the logits predicts position i + 1, as in Dream.
+        forbidden_ids: Ids that must never be written, besides the mask and those without a token.
 
     >>> import torch, twotemp
     >>> class Uniform(torch.nn.Module):
@@ -69,15 +74,16 @@ class _Wrapped(LanguageModel):
         self._options: dict[str, Any] = {"use_cache": False} if "use_cache" in takes else {}
         with torch.inference_mode():
             self.vocab_size = self._forward(torch.zeros(1, 2, dtype=torch.int64, device=self.device)).shape[2]
-            special = resolve(
-                Facts(self.name, end_tokens=()), self.vocab_size, {}, tokenizer, given=Given(mask_id, eos_ids)
+            overrides = LoadOverrides(mask_id, eos_ids)
+            token_ids = resolve(
+                Facts(self.name, end_tokens=()), self.vocab_size, {}, tokenizer, overrides=overrides
             )
-            self.mask_id, self.eos_ids = special.mask_id, special.eos_ids
-            self.forbidden_ids = tuple(sorted({*special.forbidden_ids, *forbidden_ids}))
+            self.mask_id, self.eos_ids = token_ids.mask_id, token_ids.eos_ids
+            self.forbidden_ids = tuple(sorted({*token_ids.forbidden_ids, *forbidden_ids}))
             self._respects_masks = "attention_mask" in takes and self._try_padding()
 
     def _try_padding(self) -> bool:
-        """Are the logits of a row the same with and without padding behind it, but for rounding?"""
+        """Return whether the logits of a row are the same with and without padding after it, up to rounding."""
         ids = torch.arange(_PROBED + _PADDED, device=self.device)[None] % self.vocab_size
         ids[:, 1:_PROBED] = self.mask_id
         real = torch.arange(ids.shape[1], device=self.device)[None] < _PROBED
@@ -93,11 +99,11 @@ class _Wrapped(LanguageModel):
         return self.module.state_dict()
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
-        """See `Denoiser.logits`. The module computes all positions; those wanted are picked."""
+        """See `Denoiser.logits`. The module computes all positions, of which the wanted ones are returned."""
         index = want.flatten().nonzero()[:, 0] if want.dtype == torch.bool else want
         row, column = index // ids.shape[1], index % ids.shape[1]
         if attention_mask is not None:
-            # Packed to the left, rows are padded on the right alone, and positions count from 0 in all of them.
+            # Pack rows to the left, so that they are padded on the right only and positions count from 0.
             real = attention_mask.bool()
             lengths, column = real.sum(1), positions_of(real)[row, column]
             inside = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
@@ -111,12 +117,12 @@ class _Wrapped(LanguageModel):
             return self._forward(ids)[row, source].float()
         if self._respects_masks:
             return self._forward(ids, inside)[row, source].float()
-        found = torch.empty(len(index), self.vocab_size, device=ids.device)
+        logits = torch.empty(len(index), self.vocab_size, device=ids.device)
         for length in sorted(set(lengths[row].tolist())):
-            rows, mine = (lengths == length).nonzero()[:, 0], lengths[row] == length
+            rows, selected = (lengths == length).nonzero()[:, 0], lengths[row] == length
             part = self._forward(ids[rows, :length])
-            found[mine] = part[torch.searchsorted(rows, row[mine]), source[mine]].float()
-        return found
+            logits[selected] = part[torch.searchsorted(rows, row[selected]), source[selected]].float()
+        return logits
 
     def _forward(self, ids: Tensor, real: Tensor | None = None) -> Tensor:
         output = self.module(

@@ -1,9 +1,8 @@
 """*Where* to write: a tempered rule is the plain rule applied to scores perturbed by T_pos-scaled noise.
 
-A score says what positions are ranked by (`SCORES`): how sure the model is of the token it drew there, or of what it
-would say before it draws. A rule says which of them are ready to be committed and
-which noise tempers it (`RULES`). Where a rule finds fewer than k, the fallback fills up. An edit says which of the
-tokens that stand already are in doubt (`EDITS`). A new one of each is one entry.
+A score says what positions are ranked by (`SCORES`): how sure the model is of the token it drew there, or of its
+prediction before the draw. A rule says which positions are ready to be committed, and which noise tempers it
+(`RULES`). Where a rule finds fewer than k, the fallback fills up. A new score or rule is one entry.
 
 Shapes: B rows, W positions of the active block; `masked` says which of them may be committed.
 """
@@ -22,14 +21,14 @@ from torch import Tensor
 from twotemp import records, rng
 from twotemp.policies.tokens import Need
 
-# A power of two, so that noise is scaled exactly; no score is seen beside it, and no product overflows.
+# A power of two, so that noise is scaled exactly; beside it no score matters, and no product overflows.
 _HOTTEST = 2.0**1000
 _DREAM_EPS = 1e-3  # where Dream's time grid ends
 _DTYPES = {float: torch.float64, int: torch.int64}
 
 
-class Given:
-    """The policies' numbers by their names, [B] each. One that nobody asks for is never made a tensor."""
+class StackedParameters:
+    """The policies' numbers by name, [B] each, e.g. `parameters.t_pos`; made tensors when first asked for."""
 
     def __init__(self, policies: Sequence[records.Policy], device: torch.device | str) -> None:
         self._policies, self._device = policies, device
@@ -38,21 +37,21 @@ class Given:
         if name not in records.PARAMETERS:
             raise AttributeError(name)
         dtype = _DTYPES[records.PARAMETERS[name].kind]
-        found = torch.tensor([getattr(p, name) for p in self._policies], dtype=dtype, device=self._device)
-        setattr(self, name, found)
-        return found
+        values = torch.tensor([getattr(p, name) for p in self._policies], dtype=dtype, device=self._device)
+        setattr(self, name, values)
+        return values
 
     @cached_property
-    def bar(self) -> Tensor:
-        """What a score must exceed: x >= lambda is x > the number before lambda."""
-        bars = [
+    def exclusive_threshold(self) -> Tensor:
+        """[B]: what a score must exceed; x >= lambda is x > the number before lambda."""
+        thresholds = [
             math.nextafter(p.threshold, -math.inf) if p.inclusive else p.threshold for p in self._policies
         ]
-        return torch.tensor(bars, dtype=torch.float64, device=self._device)
+        return torch.tensor(thresholds, dtype=torch.float64, device=self._device)
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnTokens:
     """What was drawn at every candidate, and what the model knows about it; meaningful where `masked` is True."""
 
     tokens: Tensor  # [B, W] int64
@@ -64,16 +63,7 @@ class Drawn:
     log_margin: Tensor | None = None  # [B, W]: log(q_(1) - q_(2))
     probabilities: Tensor | None = None  # [B, W, V]: q itself
     log_top: Tensor | None = None  # [B, W]: log max_v q_v, whatever was drawn
-    log_own: Tensor | None = None  # [B, W]: log q(the token that stands there)
-
-
-@dataclass(frozen=True)
-class Text:
-    """What stands in the block, for policies that edit it; [B, W]."""
-
-    tokens: Tensor  # int64; the mask where nothing stands
-    asked: Tensor  # bool: what is predicted now, masks and tokens that may be edited
-    edits: Tensor  # int64: how often each was rewritten so far
+    log_own: Tensor | None = None  # [B, W]: log q(the token that is written there)
 
 
 @dataclass(frozen=True)
@@ -86,18 +76,18 @@ class Ranked:
     late: Tensor | None  # [B, W] bool: comes after all the others whatever its score
     entropy: Tensor | None  # [B, W]
     stable: Tensor | None  # [B, W] int64: for how many steps in a row the prediction has been stable
-    given: Given
+    parameters: StackedParameters
 
 
-class Score(NamedTuple):
-    """What a plain rule ranks positions by, [B, W] float64; higher is committed earlier."""
+class ScoreFunction(NamedTuple):
+    """What a plain rule ranks positions by: `of` returns [B, W] float64; higher is committed earlier."""
 
-    of: Callable[[Drawn], Tensor]
+    of: Callable[[DrawnTokens], Tensor]
     needs: tuple[Need, ...] = ()
 
 
-class Rule(NamedTuple):
-    """The noise that tempers it (from uniforms), and which positions it finds ready, [B, W] bool (None: none)."""
+class CommitRule(NamedTuple):
+    """Which positions are ready, [B, W] bool (None: none), and the noise that tempers the rule, made of uniforms."""
 
     noise: Callable[[Tensor], Tensor]
     ready: Callable[[Ranked], Tensor | None]
@@ -105,27 +95,19 @@ class Rule(NamedTuple):
     takes_the_best: bool = True  # what is ready has higher scores than what is not
 
 
-class Edit(NamedTuple):
-    """Which tokens are in doubt where the threshold is tau [B], and how much: [B, W] bool and float64."""
-
-    doubt: Callable[[Drawn, Text, Tensor], tuple[Tensor, Tensor]]
-    remasks: bool  # a token in doubt becomes a mask again; else the token just drawn
-    needs: tuple[Need, ...] = ()
-
-
-SCORES: dict[records.Score, Score] = {
-    "log_confidence": Score(lambda drawn: drawn.log_confidence.double()),
-    "confidence": Score(lambda drawn: drawn.confidence.double()),
-    "log_top": Score(lambda drawn: known(drawn.log_top).double(), ("top",)),
-    "log_margin": Score(lambda drawn: known(drawn.log_margin).double(), ("margin",)),
-    "entropy": Score(lambda drawn: known(drawn.entropy).double(), ("entropy",)),
-    "neg_entropy": Score(lambda drawn: -known(drawn.entropy).double(), ("entropy",)),
-    "position": Score(lambda drawn: -drawn.positions.double()),
+SCORES: dict[records.Score, ScoreFunction] = {
+    "log_confidence": ScoreFunction(lambda drawn: drawn.log_confidence.double()),
+    "confidence": ScoreFunction(lambda drawn: drawn.confidence.double()),
+    "log_top": ScoreFunction(lambda drawn: known(drawn.log_top).double(), ("top",)),
+    "log_margin": ScoreFunction(lambda drawn: known(drawn.log_margin).double(), ("margin",)),
+    "entropy": ScoreFunction(lambda drawn: known(drawn.entropy).double(), ("entropy",)),
+    "neg_entropy": ScoreFunction(lambda drawn: -known(drawn.entropy).double(), ("entropy",)),
+    "position": ScoreFunction(lambda drawn: -drawn.positions.double()),
 }
 
 
 def perturb(score: Tensor, t_pos: Tensor, noise: Tensor) -> Tensor:
-    """s + T_pos * noise; the score itself at T_pos = 0, the noise alone decides at T_pos = inf.
+    """Return s + T_pos * noise: the score itself at T_pos = 0; at T_pos = inf the noise alone decides.
 
     With Gumbel noise on log c, the K highest are K draws without replacement from Cat(c^(1/T_pos)) (TLC);
     with Logistic noise on c, P(above lambda) = sigma((c - lambda) / T_pos) (TCT).
@@ -134,7 +116,7 @@ def perturb(score: Tensor, t_pos: Tensor, noise: Tensor) -> Tensor:
 
 
 def rank(score: Tensor, masked: Tensor, late: Tensor | None) -> Tensor:
-    """From the highest score to the lowest, equal ones left first; then the late ones, then what is not masked."""
+    """Return positions from the highest score to the lowest, ties left first; then late ones, then unmasked ones."""
     order = score.masked_fill(~masked, -torch.inf).argsort(dim=1, descending=True, stable=True)
     if late is None:
         return order
@@ -142,82 +124,63 @@ def rank(score: Tensor, masked: Tensor, late: Tensor | None) -> Tensor:
 
 
 def nothing(ranked: Ranked) -> None:
-    """A fixed budget (LC: U = argmax over |I| = K of sum c): nothing is ready, the fallback takes the K best."""
+    """Budget (LC: U = argmax over |I| = K of sum c): find nothing ready, so that the fallback takes the K best."""
 
 
 def above(ranked: Ranked) -> Tensor:
-    """Thresholding (CT): U = {c > lambda}."""
+    """Threshold (CT): find U = {c > lambda} ready."""
     free = ranked.masked if ranked.late is None else ranked.masked & ~ranked.late
-    return free & (ranked.score > ranked.given.bar[:, None])
+    return free & (ranked.score > ranked.parameters.exclusive_threshold[:, None])
 
 
-def settled(ranked: Ranked) -> Tensor:
-    """KLASS: above the threshold, and stable for the last n steps."""
-    return above(ranked) & (known(ranked.stable) >= ranked.given.kl_steps[:, None])
+def stable(ranked: Ranked) -> Tensor:
+    """KLASS: find ready what is above the threshold and has been stable for the last n steps."""
+    return above(ranked) & (known(ranked.stable) >= ranked.parameters.kl_steps[:, None])
 
 
 def within_entropy(ranked: Ranked) -> Tensor:
-    """The longest prefix U, best score first, with sum_U H - max_U H <= gamma.
+    """Find the longest prefix U ready, best score first, with sum_U H - max_U H <= gamma.
 
     The left side bounds the joint dependence that committing U in parallel ignores (Ben-Hamu et al., 2025).
     """
     entropy = known(ranked.entropy).double().masked_fill(~ranked.masked, torch.inf)
     h = entropy.gather(1, ranked.order)
     # Where nothing is masked inf - inf is NaN, which never fits.
-    fits = h.cumsum(1) - h.cummax(1).values <= ranked.given.entropy_bound[:, None]
+    fits = h.cumsum(1) - h.cummax(1).values <= ranked.parameters.entropy_bound[:, None]
     return torch.zeros_like(fits).scatter(1, ranked.order, fits.cumprod(1).bool())
 
 
-RULES: dict[records.Rule, Rule] = {
-    "budget": Rule(rng.gumbel, nothing),
-    "threshold": Rule(rng.logistic, above),
-    "entropy_bound": Rule(rng.gumbel, within_entropy, ("entropy",)),
-    "stable": Rule(rng.logistic, settled, ("probabilities",), takes_the_best=False),
-}
-
-
-def outdone(drawn: Drawn, text: Text, tau: Tensor) -> tuple[Tensor, Tensor]:
-    """T2T (LLaDA-2.1): another token was drawn there, with c > tau."""
-    c = drawn.confidence.double()
-    return (drawn.tokens != text.tokens) & (c > tau[:, None]), c
-
-
-def unlikely(drawn: Drawn, text: Text, tau: Tensor) -> tuple[Tensor, Tensor]:
-    """T2M: q(the token that stands there) < tau."""
-    own = known(drawn.log_own).double().exp()
-    return own < tau[:, None], -own
-
-
-EDITS: dict[records.Edit, Edit] = {
-    "overwrite": Edit(outdone, remasks=False),
-    "remask": Edit(unlikely, remasks=True, needs=("own",)),
+RULES: dict[records.Rule, CommitRule] = {
+    "budget": CommitRule(rng.gumbel, nothing),
+    "threshold": CommitRule(rng.logistic, above),
+    "entropy_bound": CommitRule(rng.gumbel, within_entropy, ("entropy",)),
+    "stable": CommitRule(rng.logistic, stable, ("probabilities",), takes_the_best=False),
 }
 
 
 def first(chosen: Tensor, order: Tensor) -> Tensor:
-    """The same order, but all that are chosen come first."""
+    """Return the same order, but with all chosen positions first."""
     return order.gather(1, chosen.gather(1, order).argsort(dim=1, descending=True, stable=True))
 
 
 def commit(ready: Tensor | None, masked: Tensor, order: Tensor, k: Tensor) -> Tensor:
-    """All that are ready and as many others as it takes to commit k, in an order that begins with the ready ones."""
+    """Return [B, W] bool: the ready positions, with which `order` begins, and the next ones until there are k."""
     count = k if ready is None else torch.maximum(k, ready.sum(1))
     taken = torch.arange(masked.shape[1], device=masked.device) < count[:, None]
     return masked & torch.zeros_like(masked).scatter(1, order, taken)
 
 
-def even(remaining: Tensor, steps: Tensor, since: Tensor) -> Tensor:
-    """LLaDA's split of a block's n masks over its steps: n // steps each and the remainder first (2, 2, 2, 1, 1).
+def even(remaining: Tensor, steps: Tensor, taken: Tensor) -> Tensor:
+    """Return the next share of LLaDA's split of a block's masks over its steps: the remainder first (2, 2, 2, 1, 1).
 
-    since: steps taken in the block so far. Then the next share is what remains, over the steps that remain,
-    rounded up.
+    With `taken` steps taken in the block so far, that is what remains over the steps that remain, rounded up.
     """
-    left = (steps - since).clamp_min(1)
+    left = (steps - taken).clamp_min(1)
     return (remaining + left - 1) // left
 
 
 def dream(remaining: Tensor, steps: Tensor, step: Tensor) -> Tensor:
-    """Dream's schedule: int(n (1 - s/t)) on a time grid from 1 to eps, then all.
+    """Return the next share of Dream's schedule: int(n (1 - s/t)) on a time grid from 1 to eps, then all.
 
     Upstream's can round to 0 and waste a forward pass; ours commits at least one.
     """
@@ -230,6 +193,6 @@ def dream(remaining: Tensor, steps: Tensor, step: Tensor) -> Tensor:
 
 
 def known(value: Tensor | None) -> Tensor:
-    """What a score or a rule said it needs."""
+    """Return what a score or a rule said it needs."""
     assert value is not None, "an entry of SCORES or RULES reads what it does not list in `needs`"
     return value

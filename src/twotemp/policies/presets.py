@@ -1,7 +1,7 @@
 """Every policy by name: a point of the frame in `step.py`, with its parameters, formula and source.
 
-LC, random and CT are not extra code: they are T_pos = 0 and T_pos = inf of the two tempered families.
-A new policy is one entry here; the conformance tests pick it up by themselves.
+LC, random and CT need no code: they are T_pos = 0 and T_pos = inf of the two tempered families.
+A new policy is one entry here; the conformance tests include it automatically.
 """
 
 from __future__ import annotations
@@ -28,11 +28,17 @@ class Preset:
 
     @property
     def settable(self) -> tuple[str, ...]:
+        """The parameters that a user may set."""
         return self.parameters + _EVERYWHERE
+
+    @property
+    def experimental(self) -> bool:
+        """Whether it uses a method of `twotemp.experimental`."""
+        return self.policy.repel > 0 or self.policy.edit != "never"
 
 
 def _preset(like: Policy, name: str, formula: str, source: str, **changed: Any) -> Preset:
-    """`name` is followed by the parameters that a user may set."""
+    """Return a preset; `name` is followed by the parameters that a user may set."""
     name, *parameters = name.split()
     return Preset(replace(like, name=name, **changed), tuple(parameters), formula, source)
 
@@ -59,7 +65,7 @@ PRESETS: dict[str, Preset] = {
         _preset(
             _BEST,
             "lc k steps",
-            "the K highest c (TLC at T_pos = 0); with steps, K is LLaDA's even split of a block over so many steps",
+            "the K highest c (TLC at T_pos = 0); with steps, K is LLaDA's even split of a block over that many steps",
             "Chang et al. 2022 (MaskGIT), Nie et al. 2025 (LLaDA)",
         ),
         _preset(
@@ -171,7 +177,7 @@ PRESETS: dict[str, Preset] = {
             "LLaDA-2's generate (T_token = 0 is greedy here; upstream's sampled at 1)",
             threshold=0.95,
         ),
-        # The order does not look at the draw, or not where it matters: diversity by another road.
+        # The order does not depend on the drawn token, or not at forks: other ways to diversity.
         _preset(
             _BEST,
             "tpp k steps t_pos",
@@ -198,21 +204,21 @@ PRESETS: dict[str, Preset] = {
             fallback="leftmost",
             threshold=0.8,
         ),
-        # The samples of a question repel each other. So may those of every other preset: `tct:repel=16`.
+        # Experimental: the samples of a prompt repel each other. Any preset can: `tct:repel=16`.
         _preset(
             _BEST,
             "odd k steps t_pos",
-            "as tlc, but sample i's logits are first pushed away from what samples 0 to i - 1 of the question say, "
+            "as tlc, but sample i's logits are first pushed away from what samples 0 to i - 1 of the prompt say, "
             "by alpha (repel) times the share of the row that is still masked",
             "Lamont et al. 2026 (ODD)",
             repel=16.0,
             t_token=1.0,
         ),
-        # What was written may be written again, within the block.
+        # Experimental: tokens of the active block may be rewritten.
         _preset(
             _DRAWN,
             "llada2.1 threshold k edit_threshold edits t_pos",
-            "as llada2; at the same time a token that stands in the block is overwritten where another one is drawn "
+            "as llada2; at the same time a token already written in the block is overwritten if another one is drawn "
             "with c > tau, at most `edits` times per position; a block ends with a step that rewrites nothing "
             "(threshold=0.5,edit_threshold=0 is upstream's speed mode)",
             "Bie et al. 2026 (LLaDA-2.1, quality mode; upstream's budget is 16 steps after the last mask instead)",
@@ -224,7 +230,7 @@ PRESETS: dict[str, Preset] = {
         _preset(
             _DRAWN,
             "t2m threshold k edit_threshold edit_share edits t_pos",
-            "as llada2.1, but a token that stands in the block becomes a mask again where q(token) < tau: at most a "
+            "as llada2.1, but a token already written in the block becomes a mask again if q(token) < tau: at most a "
             "quarter (edit_share) of them in a step, the least likely, and `edits` times per position",
             "Yao 2026 (T2M, low probability)",
             threshold=0.7,
@@ -238,7 +244,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def policy(name: str, **parameters: Any) -> Policy:
-    """The policy of that name (`twotemp policies` lists them) with some parameters set.
+    """Return the policy of that name (`twotemp policies` lists them) with some parameters set.
 
     >>> import twotemp
     >>> twotemp.policy("tct", t_pos=0.2).t_pos
@@ -254,7 +260,7 @@ def policy(name: str, **parameters: Any) -> Policy:
 
 
 def _refused(preset: Preset, key: str, value: Any) -> UserError:
-    """What to say about a parameter that a preset does not have. If it is another one at a fixed T_pos: which."""
+    """Return the error for a parameter that a preset does not have; it names the tempered family of a fixed T_pos."""
     name, fixed = preset.policy.name, preset.policy.t_pos
     for other in PRESETS.values() if key == "t_pos" else ():
         if "t_pos" in other.parameters and replace(other.policy, name=name, t_pos=fixed) == preset.policy:
@@ -267,7 +273,7 @@ def _refused(preset: Preset, key: str, value: Any) -> UserError:
 
 
 def parse(spec: str) -> Policy:
-    """A policy from the command line's spelling: `tct:t_pos=0.1,threshold=0.6`."""
+    """Return the policy of a spelling such as `tct:t_pos=0.1,threshold=0.6`."""
     name, _, rest = spec.partition(":")
     parameters: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
@@ -275,15 +281,15 @@ def parse(spec: str) -> Policy:
         if not equals:
             raise UserError(f"policy {spec!r}: write parameters as name=value, not {part!r}")
         key = key.strip()
-        # An unknown name is `policy`'s to report, which knows the nearest one.
+        # `policy` reports unknown names, with the nearest one.
         parameters[key] = PARAMETERS[key].read(key, value.strip()) if key in PARAMETERS else value
     return policy(name.strip(), **parameters)
 
 
 def spell(given: Policy) -> str:
-    """The shortest spelling that `parse` reads as this policy.
+    """Return the shortest spelling that `parse` reads as this policy.
 
-    A policy that no preset can spell, of another name or changed elsewhere, is named by that and a hash of it all.
+    A policy that no preset can spell gets its name and a hash of all of its fields.
     """
     if given.name in PRESETS:
         preset = PRESETS[given.name]
@@ -293,9 +299,9 @@ def spell(given: Policy) -> str:
         if parse(spec) == given:
             return spec
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", given.name).strip("-.") or "policy"
-    # Only what is not a default: a later version's new fields leave the hash alone.
-    said = [(f.name, getattr(given, f.name)) for f in fields(given) if getattr(given, f.name) != f.default]
-    return f"{readable}+{hashlib.sha256(repr(said).encode()).hexdigest()[:8]}"
+    # Only what differs from the defaults, so that new fields of later versions do not change the hash.
+    changes = [(f.name, getattr(given, f.name)) for f in fields(given) if getattr(given, f.name) != f.default]
+    return f"{readable}+{hashlib.sha256(repr(changes).encode()).hexdigest()[:8]}"
 
 
 def _text(value: Any) -> str:

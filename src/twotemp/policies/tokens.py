@@ -16,20 +16,19 @@ _CHUNK = 512  # entries summed in float32 before float64 takes over; divides LLa
 _TILE = 1 << 19  # logits worked on at once on a CPU: several passes over what stays in its cache
 
 
-Need = Literal[
-    "entropy", "margin", "probabilities", "top", "own"
-]  # extras that not every score and rule asks for
+# What a score or a rule may ask for beyond the token and its confidence.
+Need = Literal["entropy", "margin", "probabilities", "top"]
 
 
 @dataclass(frozen=True)
 class TokenRules:
-    """How tokens are drawn: the policies' numbers by row [B]; the flags spare work that no row asked for."""
+    """How tokens are drawn: the policies' numbers by row [B]; the flags save work that no row asked for."""
 
     t_token: Tensor  # float32, 0: greedy
     top_k: Tensor  # 0: no filter
     top_p: Tensor  # float32, 1: no filter
     never: Tensor | None  # bool: EOS is forbidden
-    forbidden: Tensor  # [F]: ids that nobody may write
+    forbidden: Tensor  # [F]: ids that no row may write
     eos: Tensor  # [E]: ids
     any_greedy: bool
     any_drawn: bool
@@ -49,7 +48,7 @@ class Prediction:
     log_margin: Tensor | None  # [N]: log(q_(1) - q_(2)) of the two likeliest tokens
     probabilities: Tensor | None  # [N, V]: q itself
     log_top: Tensor | None  # [N]: log max_v q_v, whatever was drawn
-    log_own: Tensor | None  # [N]: log q(the token that stands there), q untempered
+    log_own: Tensor | None  # [N]: log q(the token that is written there), q untempered
 
 
 def predict(
@@ -57,17 +56,24 @@ def predict(
 ) -> Prediction:
     """Draw x ~ softmax(z / T_token) and report c = softmax(z)[x], the *untempered* probability of the token.
 
-    At T_token = 0 the token is the argmax and c its probability. With `of_drawn`, c is taken from the
-    tempered and filtered distribution instead, as Dream and LLaDA-2 do. row [N]: whose rules hold where.
-    own [N]: what stands there already. The logits are the model's and stay as they are.
+    At T_token = 0 the token is the argmax and c its probability. With `of_drawn`, c is taken from the tempered and
+    filtered distribution instead, as in Dream and LLaDA-2.
+
+    Args:
+        logits: [N, V], not modified.
+        u: [N] uniforms in float64.
+        row: [N], the row whose rules apply.
+        rules: How tokens are drawn, by row.
+        needs: What to compute beyond the token and its confidence.
+        own: [N], the tokens already written there, if their probability is needed.
     """
     tile = max(1, _TILE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     if len(logits) <= tile:
         return _predict(logits, u, row, rules, needs, own)
     tiles = [slice(at, at + tile) for at in range(0, len(logits), tile)]
     parts = [
-        _predict(logits[some], u[some], row[some], rules, needs, None if own is None else own[some])
-        for some in tiles
+        _predict(logits[part], u[part], row[part], rules, needs, None if own is None else own[part])
+        for part in tiles
     ]
     columns = zip(*([getattr(part, f.name) for f in fields(Prediction)] for part in parts))
     return Prediction(*(None if c[0] is None else torch.cat(c) for c in columns))  # type: ignore[arg-type]
@@ -123,7 +129,7 @@ def _predict(
 
 
 def allowed(logits: Tensor, row: Tensor, rules: TokenRules) -> Tensor:
-    """A copy of the logits in which nothing is left for tokens that may not be written."""
+    """Return a copy of the logits with -inf for tokens that may not be written."""
     z = logits.index_fill(1, rules.forbidden, -torch.inf)
     if rules.never is not None:
         z[:, rules.eos] = z[:, rules.eos].masked_fill(rules.never[row, None], -torch.inf)
@@ -137,10 +143,10 @@ def _log_margin(weights: Tensor, total: Tensor) -> Tensor:
 
 
 def draw(weights: Tensor, u: Tensor) -> Tensor:
-    """Inverse-CDF draws from unnormalised weights [N, V] with one uniform u [N] (float64) per position.
+    """Return inverse-CDF draws from unnormalized weights [N, V] with one uniform u [N] (float64) per position.
 
-    Two levels: chunk sums in float32, then a float64 CDF over the chunks and one inside the chunk that was
-    hit. Float64 touches sqrt(V)-many numbers, never the vocabulary, and tail tokens keep their probability.
+    Two levels: chunk sums in float32, then a float64 CDF over the chunks and one inside the chunk that was hit.
+    Float64 touches about sqrt(V) numbers, never the whole vocabulary, and tail tokens keep their probability.
     """
     n, vocab = weights.shape
     width = min(_CHUNK, vocab)  # a small vocabulary is one chunk
@@ -160,7 +166,7 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
 
 
 def _invert(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The entry of `mass` [N, M] that u hits [N, 1], with the CDF and the point of it that u stands for."""
+    """Return the entry of `mass` [N, M] that u hits [N, 1], the CDF, and u scaled to its total."""
     cdf = mass.cumsum(-1)
     total = cdf[:, -1:]
     # Strictly below the total, so that the entry hit has positive mass whatever the rounding.
@@ -170,7 +176,7 @@ def _invert(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def keep_top_k(weights: Tensor, top_k: Tensor, most: int) -> Tensor:
-    """Zero all but the top_k [N] largest weights (ties with the last one stay); 0 keeps all. `most` >= top_k."""
+    """Zero all but the top_k [N] largest weights (ties with the last one stay); 0 keeps all. `most` is max(top_k)."""
     largest = weights.topk(min(most, weights.shape[1]), dim=-1).values
     least = largest.gather(1, (top_k - 1).clamp(0, largest.shape[1] - 1)[:, None])
     return torch.where((weights >= least) | (top_k == 0)[:, None], weights, 0.0)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from twotemp.analysis import Choice, Graded, check_grid, findings, k_grid, selection_findings, unique
 from twotemp.folders import disk_errors
-from twotemp.plain import json_text
 from twotemp.report import best_figures, best_tables, figures, style, tables
 from twotemp.report.figures import Drawn
+from twotemp.serialization import json_text
 
 __all__ = ["Page", "write", "write_selection"]
 

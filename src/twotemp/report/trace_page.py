@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from twotemp.errors import UserError
-from twotemp.plain import json_text
 from twotemp.policies import PRESETS
 from twotemp.records import Grade, Policy, Sample
 from twotemp.report.single_file import template
+from twotemp.serialization import json_text
 
 FORK_ENTROPY = math.log(2)  # as undecided as a fair coin
 _SYMBOLS = {"t_pos": ("T", "pos"), "t_token": ("T", "token"), "threshold": ("λ", ""), "k": ("K", "")}

@@ -16,9 +16,9 @@ from twotemp.errors import UserError
 from twotemp.folders import read_json, write_text
 from twotemp.graders.base import Grader
 from twotemp.models.base import LanguageModel
-from twotemp.plain import from_json, json_text
 from twotemp.policies import policy
 from twotemp.records import Problem
+from twotemp.serialization import from_json, json_text
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from twotemp.errors import UserError
-from twotemp.plain import record
 from twotemp.records import Policy
+from twotemp.serialization import record
 
 
 @dataclass(frozen=True, kw_only=True)

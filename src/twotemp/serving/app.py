@@ -21,8 +21,8 @@ from starlette.types import Receive, Scope, Send
 from twotemp.engine import Service, Stopped, Written
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel
-from twotemp.plain import json_text
 from twotemp.records import Request, Sample
+from twotemp.serialization import json_text
 from twotemp.serving.bodies import Field, Limits, NoSuchModel, Wanted, read, wanted
 from twotemp.serving.crew import Crew
 from twotemp.serving.guard import Guard, Metrics, error

@@ -18,10 +18,10 @@ from twotemp.asking import answer
 from twotemp.errors import UserError, unknown
 from twotemp.graders.base import Grader
 from twotemp.models.base import LanguageModel
-from twotemp.plain import json_text
 from twotemp.policies import PRESETS
 from twotemp.records import PARAMETERS, Problem
 from twotemp.report.single_file import template
+from twotemp.serialization import json_text
 from twotemp.tasks import SOURCES
 
 SHOWN = 24  # problems of each task

@@ -11,8 +11,8 @@ from typing import Any
 
 from twotemp import __version__
 from twotemp.errors import UserError
-from twotemp.plain import record, to_json
 from twotemp.records import Policy
+from twotemp.serialization import record, to_json
 
 Option = str | int | float | bool | None
 

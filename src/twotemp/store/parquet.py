@@ -9,7 +9,7 @@ from typing import Any
 
 from twotemp.errors import UserError
 from twotemp.folders import replacing
-from twotemp.plain import json_text
+from twotemp.serialization import json_text
 from twotemp.store.rows import row_key
 from twotemp.store.run import Cell, Store
 

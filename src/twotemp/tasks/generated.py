@@ -17,8 +17,8 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 from twotemp.errors import UserError, unknown
-from twotemp.plain import json_text
 from twotemp.records import Problem
+from twotemp.serialization import json_text
 from twotemp.tasks.base import ProblemSet, Task
 
 Split = Literal["train", "validation", "test"]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from twotemp.errors import UserError
-from twotemp.plain import record
 from twotemp.records import Problem
+from twotemp.serialization import record
 from twotemp.tasks.base import ProblemSet, Task
 
 FILE = "problems.json"

@@ -214,7 +214,7 @@ class Decisions:
         traced = any(b.options.trace for b in blocks)
         drawn = policies.draw(noise, full_logits[where], open_, index, entropy=traced)
         memory = _stack_memories([b.memory for b in blocks]) if policies.remembers else None
-        made, memory = policies.choose(noise, drawn, open_, memory=memory, since=since)
+        made, memory = policies.choose(noise, drawn, open_, memory=memory, block_step=since)
         finite = torch.ones(open_.numel(), dtype=torch.bool, device=device)
         sound = (
             finite.index_copy_(0, index, torch.isfinite(made.log_norm)).view_as(open_).all(1, keepdim=True)
@@ -282,13 +282,13 @@ def _special_ids(
     from twotemp.models.checkpoint import read_json
     from twotemp.models.families import FAMILIES as OURS
     from twotemp.models.load import locate
-    from twotemp.models.special import Given, read_special
+    from twotemp.models.token_ids import LoadOverrides, read_token_ids
 
     folder = locate(path, revision, check=lambda config: None, weights=False)
     config = read_json(folder / "config.json")
-    facts, given = OURS[FAMILIES[architecture]].facts, Given(mask_id=mask_id, block_size=block_size)
-    _, special = read_special(folder, facts, config["vocab_size"], config, given)
-    return special.eos_ids, special.forbidden_ids
+    facts, given = OURS[FAMILIES[architecture]].facts, LoadOverrides(mask_id=mask_id, block_size=block_size)
+    _, token_ids = read_token_ids(folder, facts, config["vocab_size"], config, given)
+    return token_ids.eos_ids, token_ids.forbidden_ids
 
 
 def _abort(req: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint is, before any of its weights are fetched: from its config, tokenizer and index."""
+"""What a checkpoint contains, before its weights are downloaded: from its config, tokenizer and index."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from twotemp.models import catalogue
 from twotemp.models.checkpoint import INDEX, read_json
 from twotemp.models.families import family
 from twotemp.models.load import locate
-from twotemp.models.quantizing import quantized_layers
-from twotemp.models.special import Given, read_special
+from twotemp.models.quantize import quantized_layers
+from twotemp.models.token_ids import LoadOverrides, read_token_ids
 from twotemp.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
-class Survey:
+class ModelSummary:
+    """Family, size and files of a checkpoint."""
+
     family: str
     about: str  # mask id and attention in words
-    complete: bool  # False: `about` is what has to be said when loading
+    complete: bool  # False: `about` says what to pass when loading
     parameters: int
     dtype: torch.dtype  # of the files
     weights: int  # bytes of the files
-    missing: int  # bytes that are not on this machine
-    int8: int | None  # bytes with quantize="int8"; None where that cannot be
+    missing: int  # bytes not yet downloaded
+    int8: int | None  # bytes with quantize="int8"; None if impossible
 
 
-def survey(source: str, revision: str | None = None) -> Survey:
-    """Look at a folder, an embedded model, or a hub id, of which only the small files are fetched."""
+def summarize(source: str, revision: str | None = None) -> ModelSummary:
+    """Summarize a folder, an embedded model, or a hub id, of which only the small files are downloaded."""
     folder = locate(source, revision, weights=False)
     config = read_json(folder / "config.json")
     kind = family(config)
@@ -41,11 +43,11 @@ def survey(source: str, revision: str | None = None) -> Survey:
             native = kind.native_config(config)
             module: Any = kind.native(native)
             known = catalogue.find(source)
-            given = Given(block_size=known.block_size if known else None)
+            overrides = LoadOverrides(block_size=known.block_size if known else None)
             try:
-                _, special = read_special(folder, kind.facts, native.vocab_size, config, given)
-                blocks = f"blocks of {special.block_size}" if special.block_size else "bidirectional"
-                about = f"mask id {special.mask_id}, {blocks}{', shifted' if kind.lookback else ''}"
+                _, token_ids = read_token_ids(folder, kind.facts, native.vocab_size, config, overrides)
+                blocks = f"blocks of {token_ids.block_size}" if token_ids.block_size else "bidirectional"
+                about = f"mask id {token_ids.mask_id}, {blocks}{', shifted' if kind.lookback else ''}"
             except UserError as error:
                 about, complete = str(error), False
             name = kind.facts.family
@@ -54,17 +56,19 @@ def survey(source: str, revision: str | None = None) -> Survey:
             module = auto.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
             name, about = str(config["model_type"]), "an encoder, bidirectional"
     parameters = sum({id(weight): weight.numel() for weight in module.parameters()}.values())
-    here = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    downloaded = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     index = read_json(folder / INDEX) if (folder / INDEX).is_file() else {}
-    weights = int(index.get("metadata", {}).get("total_size") or here)
-    # LLaDA's config.json does not say it, so the size of the files does.
+    weights = int(index.get("metadata", {}).get("total_size") or downloaded)
+    # LLaDA's config.json has no dtype, so the size of the files decides.
     dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None) or (
         torch.bfloat16 if 0 < weights < 3 * parameters else torch.float32
     )
     weights = weights or parameters * dtype.itemsize
     try:
-        eighth = sum(layer.weight.numel() for layer in quantized_layers(module))
-        int8 = eighth + (parameters - eighth) * dtype.itemsize if issubclass(kind, Transformer) else None
+        quantized = sum(layer.weight.numel() for layer in quantized_layers(module))
+        int8 = (
+            quantized + (parameters - quantized) * dtype.itemsize if issubclass(kind, Transformer) else None
+        )
     except UserError:
         int8 = None
-    return Survey(name, about, complete, parameters, dtype, weights, max(0, weights - here), int8)
+    return ModelSummary(name, about, complete, parameters, dtype, weights, max(0, weights - downloaded), int8)

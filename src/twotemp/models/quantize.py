@@ -1,4 +1,4 @@
-"""Linear layers in 8 or 4 bits (torchao, weights only); the embedding and the head keep their numbers."""
+"""Linear layers in 8 or 4 bits (torchao, weights only); the embedding and the head are not quantized."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ KINDS = ("int8", "int4")
 
 
 def check_quantize(kind: str | None, device: torch.device) -> None:
-    """Refuse what cannot be had here, before anything is read."""
+    """Raise a UserError for what is impossible on this machine, before anything is read."""
     if kind is None:
         return
     if kind not in KINDS:
         raise unknown("quantize", kind, KINDS)
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # it reports kernels for other machines that it cannot load
+    logging.disable(logging.WARNING)  # it warns about kernels for other machines
     try:
         import torchao.quantization  # noqa: F401
     except ImportError:
@@ -30,24 +30,24 @@ def check_quantize(kind: str | None, device: torch.device) -> None:
         logging.disable(before)
     if kind == "int4" and device.type != "cuda":
         raise UserError(
-            f"quantize='int4' works on NVIDIA GPUs only, not on {device.type}; take quantize='int8'"
+            f"quantize='int4' works on NVIDIA GPUs only, not on {device.type}; use quantize='int8'"
         )
 
 
 def quantized_layers(module: nn.Module) -> list[nn.Linear]:
-    """The layers that are quantized."""
+    """Return the layers to quantize."""
     if any(name.endswith("experts.gate_up_proj") for name, _ in module.named_parameters()):
         raise UserError(
-            "a mixture of experts cannot be quantized: its experts, nearly all of its weights, are no linear layers; "
-            "load it with dtype='bfloat16', over several GPUs with device_map='auto'"
+            "a mixture of experts cannot be quantized: its experts, nearly all of its weights, are not linear "
+            "layers; load it with dtype='bfloat16', over several GPUs with device_map='auto'"
         )
     return [
         layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name != "lm_head"
     ]
 
 
-def quantize(layer: nn.Linear, kind: str, device: torch.device) -> None:
-    """Quantize one layer on the device it shall be on."""
+def quantize_layer(layer: nn.Linear, kind: str, device: torch.device) -> None:
+    """Move a layer to the device and quantize it."""
     from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 
     layer.to(device)
@@ -58,16 +58,17 @@ def quantize(layer: nn.Linear, kind: str, device: torch.device) -> None:
 
 
 def is_quantized(module: nn.Module) -> bool:
+    """Return whether any weight is quantized."""
     return any(is_traceable_wrapper_subclass(weight) for weight in module.parameters())
 
 
 def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """A module's tensors; of a quantized one its parts (integers, scales)."""
-    found: dict[str, Tensor] = {}
+    """Return a module's tensors by name; a quantized one as its parts (integers, scales)."""
+    tensors: dict[str, Tensor] = {}
     for key, tensor in module.state_dict().items():
         if is_traceable_wrapper_subclass(tensor):
             inner: Any = tensor
-            found |= {f"{key}.{part}": getattr(inner, part) for part in inner.__tensor_flatten__()[0]}
+            tensors |= {f"{key}.{part}": getattr(inner, part) for part in inner.__tensor_flatten__()[0]}
         else:
-            found[key] = tensor
-    return found
+            tensors[key] = tensor
+    return tensors

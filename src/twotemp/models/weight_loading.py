@@ -1,7 +1,7 @@
-"""A module's weights from a checkpoint's files, tensor by tensor: never more in memory than the model and one shard.
+"""Loading weights tensor by tensor: never more in memory than the model and one shard.
 
-A family says where its checkpoint's tensors lie in the native ones (`Layout`). The rest follows from that: the check
-of names and shapes before anything is read, loading into place, and saving.
+A family defines where its checkpoint's tensors lie in the native ones (`Layout`). The rest follows from that: the
+check of names and shapes before anything is read, loading into place, and saving.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from torch import Tensor, nn
 
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import check_shapes, read_headers, stream
-from twotemp.models.quantizing import quantize, quantized_layers
-from twotemp.models.spreading import spread
+from twotemp.models.device_map import assign_devices
+from twotemp.models.quantize import quantize_layer, quantized_layers
 
 T = TypeVar("T")
 Weights = dict[str, Tensor]
-# By a checkpoint's own names: views of native tensors which, one above the other, are the checkpoint's tensor.
+# By the checkpoint's names: views of native tensors which, concatenated, are the checkpoint's tensor.
 Layout = dict[str, tuple[Tensor, ...]]
 EXPERTS = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)")
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Where a model's weights are kept, and in which numbers."""
+    """Where a model's weights are stored, and in which format."""
 
     device: torch.device
-    dtype: torch.dtype | None = None  # None: the one most of the checkpoint is in
-    quantize: str | None = None  # "int8", "int4": the linear layers but the head
+    dtype: torch.dtype | None = None  # None: that of the checkpoint's largest tensor
+    quantize: str | None = None  # "int8", "int4": of all linear layers but the head
     device_map: str | None = None  # "auto": layer by layer over all GPUs
 
 
 @torch.no_grad()
-def fill(
+def load_weights(
     module: nn.Module,
     layout: Callable[[], Layout],
     files: Sequence[Path],
@@ -48,9 +48,14 @@ def fill(
     *,
     float32: tuple[str, ...] = (),
 ) -> None:
-    """Give a module on "meta" its weights.
+    """Load the weights of a module on the "meta" device.
 
-    layout: of the module's tensors as they are at the time. float32: endings of names that stay so in any dtype.
+    Args:
+        module: The native module.
+        layout: Returns the layout of the module's current tensors.
+        files: The checkpoint's safetensors files.
+        storage: Where to put the weights.
+        float32: Endings of names that stay in float32 whatever the dtype.
     """
     headers = read_headers(files)
     check_shapes(
@@ -61,40 +66,40 @@ def fill(
     dtype = storage.dtype or max(headers.values(), key=lambda header: torch.Size(header[0]).numel())[1]
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         tensor.data = tensor.data.to(torch.float32 if name.endswith(float32) else dtype)
-    # What is to be quantized is read into the host's memory (taken only as it is written to), layer by layer.
+    # What is to be quantized is read into host memory (allocated lazily by the kernel), layer by layer.
     host = torch.device("cpu")
     try:
-        for name, device in (spread(module) if storage.device_map else {"": storage.device}).items():
+        for name, device in (assign_devices(module) if storage.device_map else {"": storage.device}).items():
             module.get_submodule(name).to_empty(device=host if storage.quantize else device)
     except RuntimeError as error:  # OutOfMemoryError on a GPU, the allocator's own on the host
         size = sum(weight.numel() * weight.element_size() for weight in module.parameters())
         raise UserError(
-            f"the weights take {size / 1e9:.1f} GB, for which {storage.device} has no room ({error}); load with "
-            "dtype='bfloat16', quantize='int8' or device_map='auto' (`twotemp doctor --model` says what fits)"
+            f"the weights take {size / 1e9:.1f} GB, which does not fit on {storage.device} ({error}); load with "
+            "dtype='bfloat16', quantize='int8' or device_map='auto' (`twotemp doctor --model` shows what fits)"
         ) from error
-    places = layout()
-    left = Counter(_whole(part) for parts in places.values() for part in parts)
-    linear = {_whole(layer.weight): layer for layer in quantized_layers(module)} if storage.quantize else {}
+    targets = layout()
+    left = Counter(_base(part) for parts in targets.values() for part in parts)
+    linear = {_base(layer.weight): layer for layer in quantized_layers(module)} if storage.quantize else {}
     for key, tensor in stream(files):
-        parts = places.pop(key)  # so that nothing holds what has been quantized
+        parts = targets.pop(key)  # removed, so that no reference keeps unquantized weights alive
         for part, values in zip(parts, tensor.split_with_sizes([p.shape[0] for p in parts])):
             part.copy_(values)
-            left[_whole(part)] -= 1
-            if not left[_whole(part)] and (layer := linear.pop(_whole(part), None)) is not None:
-                quantize(layer, storage.quantize or "", storage.device)
+            left[_base(part)] -= 1
+            if not left[_base(part)] and (layer := linear.pop(_base(part), None)) is not None:
+                quantize_layer(layer, storage.quantize or "", storage.device)
     if storage.quantize:
         module.to(storage.device)
 
 
-def _whole(tensor: Tensor) -> int:
-    """What a tensor is a view of."""
+def _base(tensor: Tensor) -> int:
+    """Return the address of the storage that a tensor is a view of."""
     return tensor.untyped_storage().data_ptr()
 
 
 def rename(weights: Mapping[str, T], names: Mapping[str, str]) -> dict[str, T]:
-    """Weights with their modules renamed; `{}` in a name stands for each number in it, in order.
+    """Return the weights with their modules renamed; `{}` in a name matches a number, in order.
 
-    A module that is not in `names` keeps its name, so that it can be reported as it was found.
+    A module that is not in `names` keeps its name, so that errors report it as it is in the file.
     """
     renamed = {}
     for key, tensor in weights.items():
@@ -108,7 +113,7 @@ def rename(weights: Mapping[str, T], names: Mapping[str, str]) -> dict[str, T]:
 
 
 def split_experts(layout: Layout) -> Layout:
-    """One gate, up and down projection for each expert, where the native class has them stacked in two tensors."""
+    """Return one gate, up and down projection per expert; the native class has them stacked in two tensors."""
     split: Layout = {}
     for key, parts in layout.items():
         if not (stacked := EXPERTS.fullmatch(key)):

@@ -1,4 +1,4 @@
-"""One model over several GPUs, layer by layer (accelerate): each layer runs where its weights are."""
+"""Distribute one model over several GPUs, layer by layer (accelerate); each layer runs where its weights are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twotemp.errors import UserError
 
 
 def check_device_map(device_map: str | None, device: object, quantize: str | None) -> None:
-    """Refuse what cannot be had here, before anything is read."""
+    """Raise a UserError for what is impossible on this machine, before anything is read."""
     if device_map is None:
         return
     if device_map != "auto":
@@ -27,34 +27,34 @@ def check_device_map(device_map: str | None, device: object, quantize: str | Non
         raise UserError("device_map needs accelerate: pip install 'twotemp[train]'") from None
 
 
-def spread(module: Any) -> dict[str, torch.device]:
-    """Which module goes where: over all GPUs, evenly; the CPU where there is none. The weights are on "meta"."""
+def assign_devices(module: Any) -> dict[str, torch.device]:
+    """Return the device of each module (weights on "meta"): evenly over all GPUs; the CPU if there is none."""
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory
 
     if not torch.cuda.is_available():
         return {"": torch.device("cpu")}
-    whole = list(module._no_split_modules)
-    memory = get_balanced_memory(module, no_split_module_classes=whole)
-    found = infer_auto_device_map(module, memory, no_split_module_classes=whole)
-    if {"cpu", "disk"} & {str(device) for device in found.values()}:
+    atomic = list(module._no_split_modules)
+    memory = get_balanced_memory(module, no_split_module_classes=atomic)
+    devices = infer_auto_device_map(module, memory, no_split_module_classes=atomic)
+    if {"cpu", "disk"} & {str(device) for device in devices.values()}:
         size = sum(weight.numel() * weight.element_size() for weight in module.parameters())
         raise UserError(
-            f"the weights take {size / 1e9:.1f} GB, which does not fit the {torch.cuda.device_count()} GPUs here "
-            "beside what is running on them; load with quantize='int8' on one, or with device='cpu'"
+            f"the weights take {size / 1e9:.1f} GB, more than is free on the {torch.cuda.device_count()} GPUs; "
+            "load with quantize='int8' on one, or with device='cpu'"
         )
-    return {name: torch.device("cuda", int(device)) for name, device in found.items()}
+    return {name: torch.device("cuda", int(device)) for name, device in devices.items()}
 
 
-def connect(module: Any) -> None:
-    """Hooks that bring the inputs of each layer, and of what lies around them, to its device."""
+def add_device_hooks(module: Any) -> None:
+    """Add hooks that move the inputs of each layer, the embedding and the head to its device."""
     from accelerate import dispatch_model
 
     names = ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"]
     names += [f"model.layers.{number}" for number in range(len(module.model.layers))]
-    places = {}
+    devices = {}
     for name in names:
         part = module.get_submodule(name)
-        places[name] = next(chain(part.parameters(), part.buffers())).device
-    if len(set(places.values())) > 1:
-        dispatch_model(module, places, skip_keys="past_key_values")
+        devices[name] = next(chain(part.parameters(), part.buffers())).device
+    if len(set(devices.values())) > 1:
+        dispatch_model(module, devices, skip_keys="past_key_values")

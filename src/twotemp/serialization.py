@@ -1,4 +1,4 @@
-"""Records as plain data: the numbers JSON does not have, and dataclasses from what a file says."""
+"""JSON, YAML and dataclasses: numbers that JSON does not have, and records read from files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Record = TypeVar("Record", bound="DataclassInstance")
 
 
 def to_json(value: Any) -> Any:
-    """Data that JSON can hold, by the one rule of this package: inf -> "inf", -inf -> "-inf", NaN -> null."""
+    """Return data that JSON can represent, by the rule of this package: inf -> "inf", -inf -> "-inf", NaN -> null."""
     if isinstance(value, float):
         if math.isnan(value):
             return None
@@ -31,38 +31,38 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: float | str | None) -> float:
-    """The number that `to_json` wrote. Only its reader knows that it is one: "inf" may also be somebody's text."""
+    """Return the number that `to_json` wrote. Only the reader knows that it is one: "inf" may also be text."""
     return math.nan if value is None else float(value)
 
 
 def json_text(data: Any, indent: int | None = None, compact: bool = False) -> str:
-    """`to_json` as text. Every JSON that leaves this package is written here."""
+    """Return data as JSON text, converted by `to_json`. This package writes JSON only here."""
     separators = (",", ":") if compact else None
     try:
         return json.dumps(data, indent=indent, separators=separators, allow_nan=False)
-    except ValueError:  # such numbers are rare, and looking for them takes longer than writing
+    except ValueError:  # such numbers are rare, and searching for them takes longer than writing
         return json.dumps(to_json(data), indent=indent, separators=separators, allow_nan=False)
 
 
 def read_yaml(path: Path, kind: str) -> dict[str, Any]:
-    """The keys and values of a YAML file; kind: what an error calls it."""
+    """Return the keys and values of a YAML file, which error messages call `kind`."""
     import yaml
 
     try:
         data = yaml.safe_load(path.read_text("utf-8"))
     except FileNotFoundError:
-        beside = sorted(file.name for file in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-        hint = f"; there are {', '.join(beside)}" if beside else ""
+        others = sorted(file.name for file in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        hint = f"; there are {', '.join(others)}" if others else ""
         raise UserError(f"no {kind} {path}{hint}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as YAML ({error}); mend it") from None
+        raise UserError(f"{path} cannot be read as YAML ({error}); fix it") from None
     if not isinstance(data, dict):
         raise UserError(f"{path} must hold `key: value` lines, not {type(data).__name__}")
     return data
 
 
 def record(cls: type[Record], data: Mapping[str, Any], where: str) -> Record:
-    """A dataclass from a file's data; an unknown or missing key is an error that says `where` it is."""
+    """Return a dataclass made of a file's data; an unknown or missing key is an error that says `where` it is."""
     needed = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(cls)}
     for key in data:
         if key not in needed:
