@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from twotemp.models.wrap import wrap
     from twotemp.policies.presets import policy
     from twotemp.records import Policy, Sample
-    from twotemp.sampling import infill, sample, stream
+    from twotemp.sampling.api import StreamEvent, infill, sample, stream
     from twotemp.scoring import score
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "LanguageModel",
     "Policy",
     "Sample",
+    "StreamEvent",
     "UserError",
     "infill",
     "load",
@@ -42,12 +43,13 @@ _HOMES = {
     "Policy": "twotemp.records",
     "Sample": "twotemp.records",
     "UserError": "twotemp.errors",
-    "infill": "twotemp.sampling",
+    "StreamEvent": "twotemp.sampling.api",
+    "infill": "twotemp.sampling.api",
     "load": "twotemp.models.load",
     "policy": "twotemp.policies.presets",
-    "sample": "twotemp.sampling",
+    "sample": "twotemp.sampling.api",
     "score": "twotemp.scoring",
-    "stream": "twotemp.sampling",
+    "stream": "twotemp.sampling.api",
     "wrap": "twotemp.models.wrap",
 }
 

@@ -6,8 +6,7 @@ these are drawn beside it. Whoever cuts, sorts or splits requests does it by who
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 
 from twotemp.errors import UserError
 from twotemp.records import Policy, Request
@@ -19,19 +18,6 @@ def gather(requests: Sequence[Request]) -> list[list[Request]]:
     for number, request in enumerate(requests):
         groups.setdefault(number if request.group is None else request.group, []).append(request)
     return [sorted(group, key=lambda r: r.index) if len(group) > 1 else group for group in groups.values()]
-
-
-def parts(requests: Iterable[Request], size: int) -> Iterator[list[Request]]:
-    """So many at a time, and with the last of them the rest of its group."""
-    rest, held = iter(requests), list[Request]()
-    while some := held + list(islice(rest, size - len(held))):
-        held = []
-        for request in rest if some[-1].group else ():
-            if request.group != some[-1].group:
-                held = [request]
-                break
-            some.append(request)
-        yield some
 
 
 def check_whole(group: Sequence[Request], slots: int) -> None:

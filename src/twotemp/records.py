@@ -22,6 +22,7 @@ Fallback = Literal["best", "leftmost"]
 Edit = Literal["never", "overwrite", "remask"]
 Schedule = Literal["even", "dream"]
 Eos = Literal["free", "last", "never"]
+Finish = Literal["length", "eos", "stop"]
 Outcome = Literal["passed", "failed", "timeout", "ungraded"]
 MOST = 2**31 - 1  # of a whole number: sums of a few of them fit into a tensor's integers
 
@@ -182,6 +183,8 @@ class Request:
     index: int = 0  # which of the n samples of this question
     eos_stop: bool = False  # stop once everything up to the first EOS is committed
     trace: bool = False
+    stop: tuple[str, ...] = ()  # strings before which the text ends; the engine does not see them
+    tag: str = ""  # by which a caller recognizes its sample; neither identity nor noise depend on it
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -204,7 +207,7 @@ class Request:
         """Equal for those that differ in their index alone and repel each other; None: repels nobody."""
         if not self.policy.repel:
             return None
-        return self.id, self.seed, self.policy, self.prompt, self.length, self.block, self.eos_stop
+        return self.tag, self.id, self.seed, self.policy, self.prompt, self.length, self.block, self.eos_stop
 
 
 @dataclass(frozen=True)
@@ -232,7 +235,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Sample:
-    """What the engine returns for one request."""
+    """One sample. The engine writes the tokens; a backend or service adds the text and the caller's tag."""
 
     request: str
     index: int
@@ -245,27 +248,25 @@ class Sample:
     forwards: int  # forward passes this row was part of, cache refresh and commit passes included
     processed: int  # token positions the model computed for this row
     seconds: float  # from the row's entry into the batch to its end
-    finish: Literal["length", "eos"]
-    text: str | None = None
+    finish: Finish  # the whole length, an end-of-text token, or before a stop string
+    text: str = ""  # decoded; the token ids, separated by spaces, where the model has no tokenizer
     trace: Trace | None = None
+    tag: str = field(default="", compare=False)  # the request's; not stored
 
     @property
     def key(self) -> Key:
         return Key(self.request, self.index, self.seed)
 
-    @property
-    def said(self) -> str:
-        """The text, or the token ids where there is no tokenizer."""
-        return " ".join(map(str, self.tokens)) if self.text is None else self.text
-
     def __repr__(self) -> str:
-        said = self.said if len(self.said) <= 60 else self.said[:57] + "..."
-        return f"Sample({said!r}, {self.policy.name}, {self.nfe} NFE, {self.request} [{self.index}])"
+        text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
+        return f"Sample({text!r}, {self.policy.name}, {self.nfe} NFE, {self.request} [{self.index}])"
 
     def to_dict(self) -> dict[str, Any]:
         # Not asdict: it copies every token by itself, which costs more than writing the sample to the disk.
         trace = None if self.trace is None else self.trace.to_dict()
-        return {**vars(self), "policy": self.policy.to_dict(), "trace": trace}
+        data = {**vars(self), "policy": self.policy.to_dict(), "trace": trace}
+        del data["tag"]
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:
@@ -277,6 +278,7 @@ class Sample:
                 "prompt": tuple(data["prompt"]),
                 "positions": tuple(data["positions"]),
                 "tokens": tuple(data["tokens"]),
+                "text": data["text"] or "",
                 "trace": Trace.from_dict(trace) if trace else None,
             }
         )

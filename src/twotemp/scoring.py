@@ -13,7 +13,7 @@ from twotemp.models.base import Denoiser, language_model
 from twotemp.policies import policy
 from twotemp.records import Sample
 from twotemp.rl.likelihood import RANDOM, Completions, Questions, estimator, log_probs
-from twotemp.sampling import Prompt, listed, names_of, row_of, whole_number
+from twotemp.sampling.prompts import Prompt, integer, prompt_ids, prompt_list, prompt_names
 
 QUESTIONS = 4096  # held at once
 
@@ -53,8 +53,8 @@ def score(
     True
     """
     build = _estimator(estimator, draws)
-    samples = _samples(model, prompts, completions, whole_number("seed", seed, least=None), chat)
-    batch = whole_number("batch_size", batch_size, least=1)
+    samples = _samples(model, prompts, completions, integer("seed", seed, least=None), chat)
+    batch = integer("batch_size", batch_size, least=1)
     forbidden = torch.tensor(model.forbidden_ids, device=model.device)
     found: list[Likelihood] = []
     random = estimator in RANDOM
@@ -76,7 +76,7 @@ def score(
 
 def _estimator(name: str, draws: int) -> Any:
     build = estimator(name)
-    if name in RANDOM and whole_number("draws", draws, least=2) % 2 and name == "stratified":
+    if name in RANDOM and integer("draws", draws, least=2) % 2 and name == "stratified":
         raise UserError(f"draws must be even for the stratified estimator (two in each stratum), not {draws}")
     return build
 
@@ -109,10 +109,10 @@ def _samples(model: Denoiser, prompts: Any, completions: Any, seed: int, chat: b
         if not given or not all(isinstance(one, Sample) for one in given):
             raise UserError("no completions given; give one per prompt, or samples alone")
         return given
-    rows = [row_of(text, prompt, chat) for prompt in listed(prompts)]
+    rows = [prompt_ids(text, prompt, chat) for prompt in prompt_list(prompts)]
     written = [
-        tuple(text.tokens(one)) if isinstance(one, str) else row_of(text, one, chat)
-        for one in listed(completions)
+        tuple(text.tokens(one)) if isinstance(one, str) else prompt_ids(text, one, chat)
+        for one in prompt_list(completions)
     ]
     if len(rows) != len(written):
         raise UserError(f"{len(rows)} prompts and {len(written)} completions: give one per prompt")
@@ -129,7 +129,7 @@ def _samples(model: Denoiser, prompts: Any, completions: Any, seed: int, chat: b
                 f"context of {model.max_length}; shorten it"
             )
     # An estimate depends on its own texts alone, whatever else is scored beside it.
-    names = names_of((*row, -1, *tokens) for row, tokens in zip(rows, written))
+    names = prompt_names((*row, -1, *tokens) for row, tokens in zip(rows, written))
     return [
         Sample(
             request=name,

@@ -14,7 +14,7 @@ from twotemp import groups
 from twotemp.engine.batch import Batch
 from twotemp.engine.memory import Survived, fit_batch
 from twotemp.engine.observer import Observer, Written
-from twotemp.engine.rows import block_of, check, span_of, widths
+from twotemp.engine.rows import block_of, span_of, widths
 from twotemp.engine.runner import check_cache
 from twotemp.engine.scheduler import Scheduler
 from twotemp.errors import UserError
@@ -33,7 +33,10 @@ def run(
     columns: int | None = None,
     observer: Observer | None = None,
 ) -> Iterator[Sample]:
-    """Sample every request. A sample depends on its request alone, not on the batch it was drawn in.
+    """Yield a sample of every request, as token ids, in the order in which they finish.
+
+    A sample depends on its request alone, not on the batch it was drawn in. Requests are trusted: whoever creates
+    one calls `rows.check`, as `sampling.prompts` does.
 
     Requests whose policies differ in structure (say LC and an entropy bound) are batched apart; numbers such as
     T_pos may differ from row to row. Long rows go first, so that a batch holds rows of similar length.
@@ -43,9 +46,27 @@ def run(
     depends on the shape, so that a sample depends on its request alone only where the shape is always the same.
     observer: sees every step, and keeps time if it likes; a `Ledger` for one.
     """
+    found = events(model, requests, batch_size=batch_size, cache=cache, columns=columns, observer=observer)
+    return (event for _, event in found if isinstance(event, Sample))
+
+
+def events(
+    model: Denoiser,
+    requests: Iterable[Request],
+    *,
+    watch: bool = False,
+    batch_size: int | None = None,
+    cache: str | None = None,
+    columns: int | None = None,
+    observer: Observer | None = None,
+) -> Iterator[tuple[Request, Written | Sample]]:
+    """Yield each request's sample with the request; requests are trusted: see `rows.check`.
+
+    Args:
+        watch: Also yield what every step wrote into a row, before its sample.
+        batch_size, cache, columns, observer: See `run`.
+    """
     waiting = list(requests)
-    for request in waiting:
-        check(request, model)
     _check_shape(model, cache, batch_size, columns)
     if not waiting:
         return iter(())
@@ -60,7 +81,7 @@ def run(
     for group in (group for some in lanes for group in some):
         groups.check_whole(group, batch_size)
     shape = (batch_size, cache, columns)
-    return (s for some in lanes for s in _finish(Live(model, *shape, observer=observer), some))
+    return (found for some in lanes for found in _finish(Live(model, *shape, observer=observer), some, watch))
 
 
 def _check_shape(model: Denoiser, cache: str | None, batch_size: int | None, columns: int | None) -> None:
@@ -78,16 +99,17 @@ def _lane_of(model: Denoiser, columns: int | None, request: Request) -> tuple[Ha
     return (*request.policy.structure, *([] if columns is None else [block_of(request, model)]))
 
 
-def _finish(live: Live, waiting: list[list[Request]]) -> Iterator[Sample]:
+def _finish(
+    live: Live, waiting: list[list[Request]], watch: bool
+) -> Iterator[tuple[Request, Written | Sample]]:
     """Submit all, take turns until nothing is left."""
     for group in waiting:
-        live.submit_group(group)
+        live.submit_group(group, watch)
     while not live.idle:
-        for _, event in live.turn():
+        for ticket, event in live.turn():
             if isinstance(event, Exception):
                 raise event
-            if isinstance(event, Sample):
-                yield event
+            yield ticket.request, event
 
 
 @dataclass(eq=False)  # two tickets are never the same, even for equal requests
@@ -135,10 +157,8 @@ class Live:
         return self.submit_group([request], watch)[0]
 
     def submit_group(self, requests: Sequence[Request], watch: bool = False) -> list[Ticket]:
-        """Line up a whole group: samples that repel each other, or one that repels nobody."""
+        """Line up a whole group: samples that repel each other, or one that repels none. Requests are trusted."""
         first = requests[0]
-        for request in requests:
-            check(request, self.model)
         groups.check_whole(requests, self.slots)
         if self.columns is not None and (needed := span_of(first, self.model)) > self.columns:
             raise UserError(f"request {first.id!r} needs {needed} columns, more than columns={self.columns}")

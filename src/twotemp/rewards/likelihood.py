@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from twotemp import tasks
-from twotemp.asking import encode
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel
 from twotemp.records import Problem, Sample
+from twotemp.sampling.prompts import encode_problem
 
 
 class Canvas(NamedTuple):
@@ -137,8 +137,8 @@ class Likelihood:
 
 def canvas_of(model: LanguageModel, problem: Problem, text: str) -> Canvas:
     """The row of an answer by whomever, as this model would be asked. text: the assistant's whole turn
-    (`asking.answer`); what it was given of that is part of the prompt."""
-    first = len(encode(model, problem))
+    (`prompts.answer`); what it was given of that is part of the prompt."""
+    first = len(encode_problem(model, problem))
     written = model.encode(problem.prompt, prefill=text)
     return _filled(model, problem.task, written, first, first + tasks.get(problem.task).length)
 

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from twotemp import metrics
-from twotemp.asking import Ask, Draw, answer, finish, requests
+from twotemp.backends import Backend
 from twotemp.errors import UserError
 from twotemp.folders import read_json, write_text
 from twotemp.graders.base import Grader
-from twotemp.models.base import LanguageModel
 from twotemp.plain import from_json, json_text
 from twotemp.policies import policy
 from twotemp.records import Problem
+from twotemp.sampling.prompts import ProblemRequest, answer, problem_requests
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -51,24 +51,24 @@ class Checkup:
 
 
 def evaluate(
-    model: LanguageModel,
+    backend: Backend,
     grader: Grader,
     problems: Sequence[Problem],
     accelerator: Accelerator,
     *,
     length: int,
     block: int | None,
-    draw: Draw,
 ) -> tuple[Point, ...]:
     """Greedy CT at each of `THRESHOLDS`; every worker judges its share of the problems."""
     mine = range(accelerator.process_index, len(problems), accelerator.num_processes)
     asks = (
-        Ask(problems[number], policy("ct", threshold=threshold, t_token=0.0), place, id=str(number))
+        ProblemRequest(
+            problems[number], policy("ct", threshold=threshold, t_token=0.0), place, id=str(number)
+        )
         for number in mine
         for place, threshold in enumerate(THRESHOLDS)
     )
-    drawn = draw(list(requests(model, asks, length=length, block=block)))
-    found = [finish(model, sample) for sample in drawn]
+    found = list(backend.sample(problem_requests(backend.text, asks, length=length, block=block)))
     asked = [problems[int(sample.request)] for sample in found]
     grades = grader.grade((problem, answer(problem, s.text)) for problem, s in zip(asked, found))
     table = torch.zeros(len(THRESHOLDS), len(problems), 3, dtype=torch.float64)  # passed, graded, NFE

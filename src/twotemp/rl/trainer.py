@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -15,8 +14,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from twotemp import engine
-from twotemp.asking import Draw
+from twotemp.backends import Backend
+from twotemp.backends.local import LocalBackend
 from twotemp.folders import continued, only_writer, write_run
 from twotemp.models.transformer import Transformer
 from twotemp.records import Problem
@@ -40,8 +39,8 @@ LEAST, MOST = 0.05, 0.999  # where lambda still does something
 
 # Is told of every step, and of the share of the budget that is used up.
 OnStep = Callable[[StepRecord, float], None]
-# Somebody else who draws, from the weights of the last checkpoint.
-Elsewhere = Callable[[], AbstractContextManager[Draw]]
+# Makes another backend, with the weights of the last checkpoint.
+MakeBackend = Callable[[], AbstractContextManager[Backend]]
 
 
 def train(
@@ -55,13 +54,13 @@ def train(
     extra_rewards: Mapping[Reward, float] | None = None,
     on_step: OnStep = lambda record, used: None,
     stop: Callable[[], bool] = lambda: False,
-    evaluating: Elsewhere | None = None,
+    evaluating: MakeBackend | None = None,
 ) -> State:
     """Train until the budget is used up or `stop()`; the same call continues a run that stopped or was killed.
 
     The model is trained in place. The held-out problems are evaluated before the first step and after the last.
-    `out` receives run.json, steps.jsonl, evaluation.json and checkpoints/. evaluating: who draws the evaluations
-    (None: the engine, on this device).
+    `out` receives run.json, steps.jsonl, evaluation.json and checkpoints/. evaluating: makes the backend that draws
+    the evaluations (None: the model itself, on this device).
     """
     budget.check(settings.groups * settings.size)
     with ExitStack() as held:
@@ -89,7 +88,7 @@ class Trainer:
         accelerator: Accelerator,
         held: ExitStack,
         extra_rewards: Mapping[Reward, float],
-        evaluating: Elsewhere | None = None,
+        evaluating: MakeBackend | None = None,
     ) -> None:
         """held: keeps the folder ours until the run is over."""
         self.evaluating = evaluating
@@ -158,7 +157,7 @@ class Trainer:
             policy = replace(policy, threshold=self.state.threshold)
         with self.learner.sampling() as model:
             return collect(
-                model,
+                self._backend(model),
                 self.dataset.grader,
                 mine,
                 policy,
@@ -167,7 +166,6 @@ class Trainer:
                 seed=settings.seed,
                 length=settings.length,
                 block=settings.block,
-                draw=self._engine(model),
             )
 
     def _learn(self, rollouts: Rollouts, seconds_before: float, started: float) -> StepRecord:
@@ -231,16 +229,15 @@ class Trainer:
             return
         with (
             self.learner.sampling() as model,
-            self.evaluating() if self.evaluating else nullcontext(self._engine(model)) as draw,
+            self.evaluating() if self.evaluating else nullcontext(self._backend(model)) as backend,
         ):
             points = evaluation.evaluate(
-                model,
+                backend,
                 self.dataset.grader,
                 held_out,
                 self.accelerator,
                 length=self.settings.length,
                 block=self.settings.block,
-                draw=draw,
             )
         if self.accelerator.is_main_process:
             questions = tuple(problem.id for problem in held_out)
@@ -248,8 +245,8 @@ class Trainer:
             evaluation.add(self.out, found)
         self.accelerator.wait_for_everyone()
 
-    def _engine(self, model: Transformer) -> Draw:
-        return partial(engine.run, model, batch_size=self.settings.batch_size)
+    def _backend(self, model: Transformer) -> Backend:
+        return LocalBackend(model, batch_size=self.settings.batch_size)
 
     def _used(self, budget: Budget) -> float:
         return budget.used(self.state.seconds, self.state.nfe, self.state.step)

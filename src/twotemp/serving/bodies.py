@@ -16,7 +16,7 @@ from twotemp.groups import refuse
 from twotemp.models.base import LanguageModel, Message
 from twotemp.policies import PRESETS, parse, policy
 from twotemp.records import PARAMETERS, Policy, Request
-from twotemp.sampling import requests_for
+from twotemp.sampling.prompts import prompt_requests
 
 DEFAULT_POLICY = "tct"
 _INTEGERS = range(-(2**63), 2**63)
@@ -85,7 +85,6 @@ class Wanted:
     requests: tuple[Request, ...]  # sample i of prompt j is at j * n + i
     policy: Policy
     seed: int
-    stop: tuple[str, ...]
     stream: bool
     diffusing: bool
     usage: bool  # at the end of a stream
@@ -144,7 +143,7 @@ def wanted(data: Mapping[str, Any], chat: bool, model: LanguageModel, name: str,
         raise Field("n", f"{count} samples are more than this server's limit of {limits.samples}")
     block = _integer(given, "block", None, least=1)
     try:
-        requests = requests_for(
+        requests = prompt_requests(
             model,
             prompt,
             chosen,
@@ -153,6 +152,7 @@ def wanted(data: Mapping[str, Any], chat: bool, model: LanguageModel, name: str,
             block,
             seed,
             chat=chat,
+            stop=_stop(given, limits),
             eos_stop=_flag(given, "eos_stop"),
             trace=trace or logprobs,
         )
@@ -163,7 +163,6 @@ def wanted(data: Mapping[str, Any], chat: bool, model: LanguageModel, name: str,
         requests=tuple(requests),
         policy=chosen,
         seed=seed,
-        stop=_stop(given, limits),
         stream=stream,
         diffusing=diffusing,
         usage=_usage(given),

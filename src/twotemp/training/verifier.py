@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from twotemp import graders, rewards
-from twotemp.asking import Ask, answer, requests
+from twotemp.backends.local import LocalBackend
 from twotemp.errors import UserError
 from twotemp.folders import continued, only_writer, replacing, write_json, write_run
 from twotemp.graders.base import Grader
@@ -41,7 +41,7 @@ from twotemp.rewards.likelihood import (
     likelihood_and_checks,
     log_q,
 )
-from twotemp.sampling import draw
+from twotemp.sampling.prompts import ProblemRequest, answer, problem_requests
 from twotemp.tasks import SOURCES
 from twotemp.tasks.generated import Split
 from twotemp.training import checkpoints
@@ -187,10 +187,10 @@ def drawn(
     here = enumerate(source.distinct(recipe.seed, split, count))
     problems = [source.problem(example, split, number) for number, example in here]
     asked = [(problem, index) for problem in problems for index in range(samples)]
-    asks = (Ask(problem, parse(spec), index) for problem, index in asked)
+    asks = (ProblemRequest(problem, parse(spec), index) for problem, index in asked)
     block = source.length // recipe.blocks
-    wanted = list(requests(model, asks, length=source.length, block=block, seed=recipe.seed))
-    texts = {one.key: one.text for one in draw(model, wanted)}
+    wanted = list(problem_requests(model, asks, length=source.length, block=block, seed=recipe.seed))
+    texts = {one.key: one.text for one in LocalBackend(model).sample(wanted)}
     items = [(problem, answer(problem, texts[one.key])) for (problem, _), one in zip(asked, wanted)]
     with closing(graders.get(source.grader)) as grader:
         yield from graded(grader, items)
