@@ -20,7 +20,7 @@ from twotemp.models.llada import LLaDA
 from twotemp.models.load import load
 from twotemp.policies import policy
 from twotemp.records import Policy
-from twotemp.sampling import prompts
+from twotemp.sampling.prompts import ProblemRequest, problem_requests
 
 PROMPT, LENGTH, BLOCK = 64, 64, 32
 ROWS = 8  # of an adaptive policy
@@ -100,8 +100,8 @@ def drifts(questions: int) -> None:
     model, task, rows = load("tiny", device="cpu"), tasks.get("words-3"), []
     problems = task.problems().problems[:questions]
     for chosen in (policy("lc"), policy("ct"), policy("tct")):
-        asks = (prompts.ProblemRequest(problem, chosen) for problem in problems)
-        wanted = list(prompts.problem_requests(model, asks, length=task.length, block=16))
+        asks = (ProblemRequest(problem, chosen) for problem in problems)
+        wanted = list(problem_requests(model, asks, length=task.length, block=16))
         for cache in ("prefix", "dual"):
             found = drift(model, wanted, cache)
             rows.append(

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests import toy_task
-from tests.executor_makes import Free
+from tests.fake_workers import FreeBackend
 from tests.killing import kill_at_random
 from tests.test_evaluation import rows
 from twotemp.cli import app
@@ -129,23 +129,24 @@ def test_a_profile_is_of_one_process(micro_folder, tmp_path):
 def test_a_model_that_is_spread_over_all_gpus_has_no_workers(monkeypatch):
     monkeypatch.setattr(cli, "devices", lambda device: ("cuda", 4))
     spread = cli.Job("tiny", cli.LoadingOptions(device_map="auto"), samples=10**6)
-    assert cli.WorkerOptions()._elsewhere(spread) is None
+    assert cli.WorkerOptions()._remote(spread) is None
     with pytest.raises(UserError, match="leave --workers and --ray out"):
-        cli.WorkerOptions(workers=2)._elsewhere(spread)
+        cli.WorkerOptions(workers=2)._remote(spread)
 
 
 DRIVER = """
 import sys
 import pytest
-from tests import executor_makes, test_cli_workers, toy_task
+from tests import fake_workers, test_cli_workers, toy_task
+from twotemp.backends.pool import WorkerPool
+from twotemp.backends.process import ProcessTransport
 from twotemp.evaluation import Evaluation
-from twotemp.executors import Processes, Supervisor
 toy_task.install(pytest.MonkeyPatch())
 with Evaluation(test_cli_workers.PLAN, sys.argv[1]) as prepared:
-    with Supervisor(Processes(executor_makes.slow), 2, unit=16) as drawer:
-        drawer.name
+    with WorkerPool(ProcessTransport(fake_workers.slow), 2, fake_workers.FreeText(), unit=16) as backend:
+        backend.name
         print("ready", flush=True)
-        prepared.run_with(drawer)
+        prepared.run_with(backend)
 """
 PLAN = Plan((TaskChoice("toy"), TaskChoice("toy-b")), (parse("ar"), parse("tct")), n=8, questions=6)
 
@@ -160,6 +161,6 @@ def test_a_driver_that_was_killed_and_started_again_draws_only_what_is_missing(
     before = rows(run)
     assert 0 < len(before) < 2 * 2 * 8 * 6, "the kills came in the middle"
     with Evaluation(PLAN, run) as prepared:
-        prepared.run_with(Free())
+        prepared.run_with(FreeBackend())
     with Evaluation(PLAN, tmp_path / "whole") as prepared:
-        assert rows(prepared.run_with(Free())) == rows(run)
+        assert rows(prepared.run_with(FreeBackend())) == rows(run)

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "src" / "twotemp"
 
 # room -> rooms of ours that it may import, from the ground up. `docs/architecture.md` draws this.
+# `sampling.text` and `sampling.prompts` are below `backends`; `sampling.api` is above.
 _DATA = {"errors", "plain", "records", "groups"}
 ALLOWED = {
     "errors": set(),
@@ -28,15 +29,15 @@ ALLOWED = {
     "graders": {*_DATA, "folders", "tasks"},
     "metrics": _DATA,
     "store": {*_DATA, "folders"},
-    "asking": _DATA,
-    "samples": {*_DATA, "report"},
-    "sampling": {*_DATA, "asking", "engine", "models", "policies", "samples"},
+    "processes": set(),
+    "sampling": {*_DATA, "backends", "engine", "models", "policies", "report"},
+    "backends": {*_DATA, "engine", "models", "plugins", "policies", "processes", "sampling"},
     "scoring": {*_DATA, "models", "policies", "rl", "sampling"},
     "plugins": {*_DATA, "graders", "policies", "tasks"},
     "integrations": {
         *_DATA,
         *(
-            "asking",
+            "backends",
             "engine",
             "folders",
             "models",
@@ -48,11 +49,11 @@ ALLOWED = {
             "tasks",
         ),
     },
-    "rewards": {*_DATA, "asking", "models", "store", "tasks"},
+    "rewards": {*_DATA, "models", "sampling", "store", "tasks"},
     "evaluation": {
         *_DATA,
         "analysis",
-        "asking",
+        "backends",
         "graders",
         "models",
         "policies",
@@ -60,20 +61,24 @@ ALLOWED = {
         "store",
         "tasks",
     },
-    "executors": {*_DATA, "asking", "engine", "evaluation", "models", "plugins", "policies"},
+    "executors": {*_DATA, "backends", "engine", "models", "policies", "sampling"},
     "selection": {*_DATA, "analysis", "graders", "metrics", "rewards", "store"},
     "analysis": {*_DATA, "folders", "metrics", "policies", "store", "tasks"},
     "serving": {
         *_DATA,
-        *("asking", "engine", "executors", "graders", "models", "policies", "report", "sampling", "tasks"),
+        *("backends", "engine", "graders", "models", "policies", "report", "sampling", "tasks"),
     },
-    "forks": {*_DATA, "asking", "engine", "folders", "graders", "models", "policies"},
-    "rl": {*_DATA, "asking", "engine", "folders", "graders", "metrics", "models", "policies", "rng", "tasks"},
+    "forks": {*_DATA, "backends", "engine", "folders", "graders", "models", "policies", "sampling"},
+    "rl": {
+        *_DATA,
+        *("backends", "engine", "folders", "graders", "metrics", "models", "policies", "rng", "sampling"),
+        "tasks",
+    },
     "report": {*_DATA, "analysis", "folders", "forks", "metrics", "policies", "rl"},
     "tuning": {*_DATA, "analysis", "evaluation", "metrics", "policies", "store", "tasks"},
     "training": {
         *_DATA,
-        *("asking", "folders", "graders", "metrics", "models", "policies", "rewards", "sampling", "tasks"),
+        *("backends", "folders", "graders", "metrics", "models", "policies", "rewards", "sampling", "tasks"),
     },
 }
 FREE = {"cli", "__init__"}  # the command line may import everything
@@ -88,8 +93,6 @@ TORCH_FREE = {
         "graders",
         "metrics",
         "store",
-        "asking",
-        "samples",
     ),
     *("plugins", "evaluation", "selection", "analysis", "report", "tuning"),
 }

@@ -14,7 +14,6 @@ from tests.test_engine import requests_of
 from tests.test_policies import chi_square, noise
 from tests.toy import FixedModel, ToyModel
 from twotemp.engine import Live, run, states
-from twotemp.engine.prefix import Prefix
 from twotemp.errors import UserError
 from twotemp.models.base import language_model
 from twotemp.policies import PRESETS, policy
@@ -22,6 +21,7 @@ from twotemp.policies.positions import Text
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import Sample, Trace
 from twotemp.rl.likelihood import ESTIMATORS, Completions
+from twotemp.sampling.text import Prefix
 
 EDITORS = [name for name, preset in PRESETS.items() if preset.policy.edit != "never"]
 Q = (0.5, 0.3, 0.15, 0.05)
