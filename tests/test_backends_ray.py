@@ -11,14 +11,18 @@ from importlib.util import find_spec
 
 import pytest
 
+import twotemp
 from tests.fake_workers import FreeBackend, FreeText, Stumbling, free, free_sample, slow, streaming
 from tests.serving_clients import wait_for
 from tests.test_backends_supervisor import collect, requests, submit
 from tests.test_backends_workers import UNIT, run
+from tests.test_equivalence import evaluate, library
 from twotemp.backends.pool import WorkerPool
 from twotemp.backends.ray import RayTransport
 from twotemp.backends.supervisor import Supervisor
+from twotemp.backends.worker import ModelLoader
 from twotemp.errors import UserError
+from twotemp.models.load import load_text
 
 # Not importorskip: how Ray asks for a token is decided before it is imported.
 if find_spec("ray") is None:
@@ -86,6 +90,13 @@ def test_a_streamed_row_goes_on_when_its_actor_fails(cluster, tmp_path, how):
     assert service.resent == 1
     assert [written.step for written in steps] == list(range(30))
     assert sample == free_sample(request)
+
+
+def test_the_same_requests_give_the_same_samples_on_ray(cluster, tmp_path):
+    model = twotemp.load("tiny")
+    transport = RayTransport(ModelLoader("tiny"), address=cluster.address)
+    with WorkerPool(transport, 1, load_text("tiny"), unit=5) as pool:
+        assert evaluate(model, pool, tmp_path / "run") == library(model)
 
 
 def test_a_local_cluster_is_not_started_unless_it_may_be_reached():

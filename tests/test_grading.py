@@ -91,7 +91,9 @@ def test_a_slow_grader_costs_no_more_than_the_slower_of_the_two(tmp_path, monkey
 def test_drawing_waits_when_too_much_is_ungraded(tmp_path, monkeypatch):
     monkeypatch.setattr(grading, "MOST_WAITING", 4)
     monkeypatch.setattr("twotemp.evaluation.runner.WRITE_SAMPLES", 4)
-    monkeypatch.setattr("twotemp.evaluation.runner.LARGEST_WRITING_SHARE", math.inf)  # no write waits for the disk
+    monkeypatch.setattr(
+        "twotemp.evaluation.runner.LARGEST_WRITING_SHARE", math.inf
+    )  # no write waits for the disk
     most = []
 
     class Watching(slow_grader(Busy(0.005))):
