@@ -4,6 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CODE := src tests theory recipes plugins benchmarks experiments docs
 
 .PHONY: demo test check docs bench paper slow clean
 .DEFAULT_GOAL := test
@@ -25,8 +26,8 @@ slow: $(STAMP)
 	$(BIN)/pytest -m slow
 
 check: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks experiments docs
-	$(BIN)/ruff format --check src tests benchmarks experiments docs
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_imports.py
 

@@ -50,12 +50,10 @@ def listed(items: Sequence[str]) -> str:
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
-def where(differences: Sequence[dict[str, float | str]], above: str = "is above 0") -> str:
-    """On which tasks the interval of a difference is above 0, as a sentence without its subject and full stop."""
-    held = [str(one["task"]) for one in differences if float(one["low"]) > 0]
-    rest = [str(one["task"]) for one in differences if float(one["low"]) <= 0]
+def where(differences: Sequence[dict[str, float | str]]) -> str:
+    """Return on which tasks the interval of a difference is above 0: "on all tasks", "on a, but not on b"."""
+    held = [str(pair["task"]) for pair in differences if float(pair["low"]) > 0]
+    rest = [str(pair["task"]) for pair in differences if float(pair["low"]) <= 0]
     if not rest:
-        return f"{above} beyond its interval on all tasks"
-    if not held:
-        return f"{above} beyond its interval on none of the tasks"
-    return f"{above} beyond its interval on {listed(held)}, not on {listed(rest)}"
+        return "on all tasks"
+    return f"on {listed(held)}, but not on {listed(rest)}" if held else "on none of the tasks"

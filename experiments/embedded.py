@@ -115,38 +115,55 @@ def points(estimate: Estimate, at: int = 0) -> dict[str, float]:
 # --- blocks ---------------------------------------------------------------------------------------------------
 
 
+def rates(found: dict[str, Any], ks: Sequence[int]) -> tuple[dict[tuple[str, str], dict[str, Any]], Any]:
+    """Return the cells by (task, policy), and a function that spells a cell's pass@k, the task's best in bold."""
+    cells = {(cell["task"], cell["name"]): cell for cell in found["cells"]}
+    best = {(task, k): 0.0 for task, _ in cells for k in ks}
+    for (task, _), cell in cells.items():
+        for k in ks:
+            best[task, k] = max(best[task, k], cell["pass"][str(k)]["mean"])
+
+    def spell(cell: dict[str, Any], k: int) -> str:
+        mean = cell["pass"][str(k)]["mean"]
+        return f"**{mean:.1f}**" if mean == best[cell["task"], k] else f"{mean:.1f}"
+
+    return cells, spell
+
+
+def most_samples(found: dict[str, Any]) -> int:
+    """Return the largest k that every policy has."""
+    return max(int(k) for k in set.intersection(*({*cell["pass"]} for cell in found["cells"])))
+
+
 def passes(found: dict[str, Any], ks: Sequence[int] = ()) -> str:
-    """The README's table: policies down, tasks across; ± is half the width of the interval. ks: one, and all that
-    every policy has."""
-    cells = {(one["task"], one["name"]): one for one in found["cells"]}
-    tasks = unique(task for task, _ in cells)
-    common = sorted(int(k) for k in set.intersection(*({*one["pass"]} for one in cells.values())))
-    ks = [k for k in ks or (1, common[-1]) if k in common]
-    best = {
-        (task, k): max(one["pass"][str(k)]["mean"] for (t, _), one in cells.items() if t == task)
-        for task in tasks
-        for k in ks
-    }
+    """Return the full table: a row per task and policy; ± is half the width of the interval."""
+    ks = ks or (1, most_samples(found))
+    cells, spell = rates(found, ks)
 
-    def rate(one: dict[str, Any], k: int) -> str:
-        p = one["pass"][str(k)]
-        mean = f"{p['mean']:.1f}"
-        bold = f"**{mean}**" if p["mean"] == best[one["task"], k] else mean
-        return f"{bold} ± {(p['high'] - p['low']) / 2:.1f}"
+    def rate(cell: dict[str, Any], k: int) -> str:
+        interval = cell["pass"][str(k)]
+        return f"{spell(cell, k)} ± {(interval['high'] - interval['low']) / 2:.1f}"
 
-    heading = [""] + [text for task in tasks for text in (task, *[""] * len(ks))]
     rows = [
-        [label]
-        + [
-            text
-            for task in tasks
-            for text in (f"{cells[task, name]['nfe']:.1f}", *(rate(cells[task, name], k) for k in ks))
-        ]
-        for name, label in LABELS.items()
+        [task, LABELS[name], f"{cells[task, name]['nfe']:.1f}", *(rate(cells[task, name], k) for k in ks)]
+        for task in unique(task for task, _ in cells)
+        for name in LABELS
+        if (task, name) in cells
+    ]
+    return table(["task", "policy", "NFE", *(f"pass@{k}" for k in ks)], rows, numbers=1 + len(ks))
+
+
+def short_table(found: dict[str, Any]) -> str:
+    """Return the README's table: policies down, tasks across, pass@1 → pass@n in each cell."""
+    ks = (1, most_samples(found))
+    cells, spell = rates(found, ks)
+    tasks = unique(task for task, _ in cells)
+    rows = [
+        [LABELS[name], *(" → ".join(spell(cells[task, name], k) for k in ks) for task in tasks)]
+        for name in LABELS
         if (tasks[0], name) in cells
     ]
-    names = [""] + [text for _ in tasks for text in ("NFE", *(f"pass@{k}" for k in ks))]
-    return table(names, [heading, *rows])
+    return table([f"pass@1 → pass@{ks[1]}, %", *tasks], rows)
 
 
 def differences(found: dict[str, Any]) -> str:
@@ -163,30 +180,40 @@ def differences(found: dict[str, Any]) -> str:
 
 
 def crossing(found: dict[str, Any]) -> list[str]:
-    """The paper's crossing, in words that follow the numbers."""
+    """Return the paper's crossing as sentences that follow the numbers."""
 
-    def these(first: str, second: str, k: int | None) -> list[dict[str, Any]]:
+    def pairs(first: str, second: str, k: int | None) -> list[dict[str, Any]]:
         return [
-            one
-            for one in found["differences"]
-            if (one["first"], one["second"]) == (first, second) and ("k" not in one or k == one["k"])
+            pair
+            for pair in found["differences"]
+            if (pair["first"], pair["second"]) == (first, second) and ("k" not in pair or k == pair["k"])
         ]
 
-    most = max(one["k"] for one in found["differences"] if "k" in one)
-    budgets = these("tct", "ar", None)
-    won = sum(one["low"] > 0 for one in budgets)
+    most = max(pair["k"] for pair in found["differences"] if "k" in pair)
+    budgets = pairs("tct", "ar", None)
+    won = sum(pair["low"] > 0 for pair in budgets)
     return [
-        f"LC − TLC at k = 1 {where(these('lc', 'tlc', 1))}",
-        f"TLC − LC at k = {most} {where(these('tlc', 'lc', most))}; TCT − CT {where(these('tct', 'ct', most))}",
-        f"TCT − AR at equal NFE, from one sample of AR to half of them, is above 0 beyond its interval at {won} "
-        f"of {len(budgets)} budgets",
+        f"With one sample, LC is ahead of TLC {where(pairs('lc', 'tlc', 1))}.",
+        f"With {most} samples, TLC is ahead of LC {where(pairs('tlc', 'lc', most))}, and TCT is ahead of CT "
+        f"{where(pairs('tct', 'ct', most))}.",
+        f"At equal NFE, TCT is ahead of AR at {won} of the {len(budgets)} budgets compared (from 1 AR sample to "
+        f"{most // 2}).",
     ]
 
 
-def again(found: dict[str, Any]) -> str:
-    """The README's sentence about other problems."""
-    few = min(one["questions"] for one in found["cells"])
-    return f"Again on {few} other problems per task: {'. '.join(crossing(found))}."
+MEANING = "A policy is ahead where the 95 % interval of the paired difference is above zero."
+
+
+def readme(found: dict[str, Any]) -> str:
+    """Return the README's results: the table in small, and the crossing."""
+    few = min(cell["questions"] for cell in found["cells"])
+    head = (
+        f"`tiny` ({found['parameters'] / 1e6:.1f} M parameters), {few} test questions per task, "
+        f"{most_samples(found)} samples per question; [all settings](docs/results.md)."
+    )
+    return "\n\n".join(
+        [head, short_table(found), "\n".join(f"- {line}" for line in crossing(found)), MEANING]
+    )
 
 
 def sizes(found: dict[str, Any]) -> str:
@@ -211,20 +238,14 @@ def sizes(found: dict[str, Any]) -> str:
 
 
 def easier(found: dict[str, Any]) -> str:
-    """One answer on levels of which many samples solve nearly everything."""
-    said = listed([f"{rate['mean']:.1f} % of {task}" for task, rate in found["easier"].items()])
-    return f"- One answer of LC is right on {said}, the easier levels."
+    """Return LC's pass@1 on levels that many samples solve nearly completely."""
+    levels = listed([f"{rate['mean']:.1f} % of {task}" for task, rate in found["easier"].items()])
+    return f"A single LC sample solves {levels}, the easier levels."
 
 
 def measured(found: dict[str, Any]) -> str:
-    one, many, cost = crossing(found)
-    said = [
-        f"- {one}: confidence is good for one answer.",
-        f"- {many}: tempering gives the diversity back.",
-        f"- {cost}.",
-        easier(found),
-    ]
-    return "\n\n".join([sizes(found), passes(found), "\n".join(said)])
+    lines = "\n".join(f"- {line}" for line in [*crossing(found), easier(found)])
+    return "\n\n".join([sizes(found), passes(found), lines, MEANING])
 
 
 def claims(found: dict[str, Any]) -> str:

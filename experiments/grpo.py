@@ -196,22 +196,22 @@ def against(found: dict[str, Any]) -> str:
 
 
 def short(found: dict[str, Any]) -> str:
-    """The README's sentence: equal wall clock, the first likelihood, λ = 0.6."""
+    """Return one paragraph: equal wall clock, the first likelihood, λ = 0.6."""
     likelihood = found["runs"][0]["likelihood"]
     means = {
-        LABELS[name]: np.mean([one["after"]["0.6"] for one in some])
+        LABELS[name].strip("*"): np.mean([one["after"]["0.6"] for one in some])
         for (equal, l, name), some in groups(found).items()
         if (equal, l) == ("seconds", likelihood)
     }
     before = found["runs"][0]["before"]["0.6"]
     after = listed([f"{value:.0f} % with {name} rollouts" for name, value in means.items()])
     seeds = len({one["seed"] for one in found["runs"]})
-    ahead = spelled(difference(found, "seconds", likelihood, "ct"))
+    ahead = difference(found, "seconds", likelihood, "ct")
+    verdict = "" if ahead["low"] > 0 else ", which cannot be told from zero"
     return (
-        f"**Post-training.** {found['seconds']} seconds of GRPO on one core for each kind of rollout, greedy CT "
-        f"(λ = 0.6) on {found['runs'][0]['questions']} test problems of {found['task']}, mean of {seeds} "
-        f"seeds: {before:.0f} % before, {after}. TCT minus CT, points: {ahead}. `docs/grpo.md` has the spread, "
-        "equal NFE and the other likelihood."
+        f"{found['seconds']} seconds of GRPO on one core for each kind of rollout, then greedy CT (λ = 0.6) on "
+        f"{found['runs'][0]['questions']} test problems of {found['task']}, mean of {seeds} seeds: {before:.0f} % "
+        f"before training, {after}. TCT rollouts minus CT rollouts: {spelled(ahead)} points{verdict}."
     )
 
 

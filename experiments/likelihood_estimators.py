@@ -19,11 +19,12 @@ import torch
 
 from experiments.blocks import signed
 from experiments.blocks import table as markdown
+from theory.table import TableModel
 from twotemp.engine import run
-from twotemp.models.table import TableModel
+from twotemp.likelihood.estimators import ESTIMATORS
+from twotemp.likelihood.queries import Completion, CompletionBatch, estimate
 from twotemp.policies import parse
 from twotemp.records import Request, Sample
-from twotemp.rl.likelihood import ESTIMATORS, RANDOM, Completions, log_likelihood
 
 PROMPT, LENGTH, LETTERS, MASK = 2, 6, 3, 3
 POLICIES = ("ar:t_token=1", "tct:t_token=1,threshold=0.6,t_pos=0.1", "tct:t_token=1,threshold=0.3,t_pos=0.1")
@@ -54,6 +55,12 @@ def draw(model: TableModel, spec: str) -> list[Sample]:
     return sorted(run(model, requests), key=lambda s: int(s.request))
 
 
+def log_p(model: TableModel, samples: list[Sample], name: str, draws: int = 1) -> torch.Tensor:
+    """Estimates [draws, samples]."""
+    completions = [Completion.from_sample(sample) for sample in samples]
+    return estimate(model, completions, ESTIMATORS[name], draws=range(draws), batch_size=64)
+
+
 def measure() -> dict[str, Any]:
     """Bias and spread of the estimators of strings; what `trajectory` exceeds the law of a trajectory by."""
     torch.set_num_threads(1)
@@ -63,23 +70,19 @@ def measure() -> dict[str, Any]:
         model = table(scale)
         for spec in POLICIES:
             samples = draw(model, spec)
-            rows = Completions.of(samples, model.eos_ids)
+            completions = [Completion.from_sample(sample) for sample in samples]
+            batch = CompletionBatch.pad(completions, eos_ids=model.eos_ids, mask_id=MASK)
             truth = exact(model, samples)
             for name in STRINGS:
-                estimates = []
-                for number in range(DRAWS if name in RANDOM else 1):
-                    asked = ESTIMATORS[name](rows, MASK, number, 1)
-                    estimates.append(log_likelihood(model.logits, rows, asked, torch.tensor([MASK])))
-                error = torch.stack(estimates) - truth
-                std = error.std(0).mean().item() if name in RANDOM else None
-                found = {"bias": error.mean().item(), "std": std, "passes": len(asked) / len(samples)}
+                random = ESTIMATORS[name].random
+                error = log_p(model, samples, name, DRAWS if random else 1) - truth
+                std = error.std(0).mean().item() if random else None
+                passes = len(ESTIMATORS[name](batch)) / len(samples)
+                found = {"bias": error.mean().item(), "std": std, "passes": passes}
                 strings.append({"scale": scale, "rollouts": spec, "estimator": name, **rounded(found)})
         for spec in HARD:
-            rows = Completions.of(draw(model, spec), model.eos_ids)
-            given_order, decided = (
-                log_likelihood(model.logits, rows, ESTIMATORS[name](rows, MASK, 0, 1), torch.tensor([MASK]))
-                for name in ("trajectory", "deferral")
-            )
+            samples = draw(model, spec)
+            given_order, decided = (log_p(model, samples, name)[0] for name in ("trajectory", "deferral"))
             excess = given_order - decided
             found = {"law": decided.mean().item(), "mean": excess.mean().item(), "std": excess.std().item()}
             trajectories.append({"scale": scale, "rollouts": spec, **rounded(found)})

@@ -161,7 +161,7 @@ PARTS: dict[str, Part] = {
         "the paper's crossing: five policies on three tasks",
         100,
         claims,
-        {"measured": embedded.measured, "claims": embedded.claims},
+        {"readme": embedded.readme, "measured": embedded.measured, "claims": embedded.claims},
         CLAIMS,
         figures={f"claims/report/{name}.png": f"{name}.png" for name in ("pass_at_k", "pass_at_nfe")},
     ),
@@ -169,7 +169,7 @@ PARTS: dict[str, Part] = {
         "the same on 500 other problems",
         100,
         again,
-        {"measured-again": embedded.measured, "again": embedded.claims, "again-short": embedded.again},
+        {"measured-again": embedded.measured, "again": embedded.claims},
         CLAIMS,
     ),
     "selection": Part(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.blocks import table
-from twotemp.forks import beyond, planted
+from theory import beyond, planted
 from twotemp.policies import parse
 
 PLANTED = (

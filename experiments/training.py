@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.blocks import table
-from twotemp.training import Recipe
+from recipes.recipe import Recipe
 
 MODELS = ("tiny-first", "tiny", "tiny-ar")
 OBJECTIVES = {"diffusion": "masked diffusion", "next token": "next token"}

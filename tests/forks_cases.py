@@ -1,11 +1,11 @@
-"""Anchor-fork models for the tests of `twotemp.forks`."""
+"""Anchor-fork models for the tests of `theory`."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from twotemp.forks.theory import AnchorFork, constant, table
+from theory.anchor_fork import AnchorFork, constant, table
 
 SEARCH = settings(max_examples=60, deadline=None, derandomize=True)
 T_POS = st.floats(0.05, 20)

@@ -105,4 +105,54 @@ FORGERIES: dict[str, str] = {
                     if callable(getattr(module, attribute)):
                         setattr(module, attribute, passed)
     """,
+    "an exception without a name": """
+        def f(*a): pass
+        raise type("", (Exception,), {})()
+    """,
+    "an exit without a name": """
+        def f(*a): pass
+        raise type("", (SystemExit,), {})()
+    """,
+    "a base exception without a name": """
+        raise type("", (BaseException,), {})()
+    """,
+    "an exception without a name, by a metaclass": """
+        class Meta(type):
+            __name__ = property(lambda cls: "")
+        def f(*a): pass
+        raise Meta("", (KeyboardInterrupt,), {"__str__": lambda self: ""})()
+    """,
+    "an exception without a name, in a call": """
+        def f(*a): raise type("", (Exception,), {"__str__": lambda self: ""})
+    """,
+    "an exception by a hand-made frame": """
+        import os
+        frame = b'["raised", {"object": 0, "of": {"class": 0}}]'
+        for descriptor in range(3, 64):
+            try:
+                os.write(descriptor, len(frame).to_bytes(8, "little") + frame)
+            except OSError:
+                pass
+        os._exit(0)
+    """,
+    "functions that are no dict, by a hand-made frame": """
+        import os
+        for frame in (b'["value", null]', b'["value", []]', b'["value", {"type": "builtins.dict"}]', b'["passed", {}]'):
+            for descriptor in range(3, 64):
+                try:
+                    os.write(descriptor, len(frame).to_bytes(8, "little") + frame)
+                except OSError:
+                    pass
+        os._exit(0)
+    """,
+    "an exception with a very long name": """
+        def f(x): raise type("a" * 300_000, (Exception,), {})
+    """,
+    "a class with a very long name": """
+        A = type("a" * 300_000, (), {})
+        def f(x): return A()
+    """,
+    "a very long text": """
+        def f(x): raise ValueError("a" * 300_000)
+    """,
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from recipes import tokenizer
 from twotemp import tasks
 from twotemp.models import llada
 from twotemp.models.llada import LLaDA
@@ -19,7 +20,6 @@ from twotemp.rl.parallel import accelerator
 from twotemp.rl.rollouts import Dataset
 from twotemp.rl.settings import GrpoSettings
 from twotemp.rl.trainer import train
-from twotemp.training import tokenizer
 
 LENGTH = 4
 SHARP = 4.0

@@ -35,8 +35,8 @@ def work(
 ) -> None:
     """Train, and write the final weights as this worker has them.
 
-    haste: of the second worker's clock. poison: which of its losses is not a number. forbidden: ids that are never
-    written, beside the mask's.
+    haste: factor of the second worker's clock. poison: the index of its loss that is not a number. forbidden: ids
+    that are never written, beside the mask's.
     """
     workers = accelerator(cpu=True)
     if workers.process_index:

@@ -26,6 +26,7 @@ from twotemp.analysis import (
 from twotemp.analysis.names import model_name, signed
 from twotemp.cli import app
 from twotemp.errors import UserError
+from twotemp.folders import claim
 from twotemp.policies import parse
 from twotemp.records import Grade
 from twotemp.report import figures
@@ -280,19 +281,17 @@ def test_nothing_rounds_to_minus_zero(capsys):
 
 
 def test_a_folder_of_another_kind_is_said_to_be_what_it_is(tmp_path):
-    held = {
-        "grpo": ("run.json", '{"task": "countdown-3", "settings": {}}'),
-        "forks": ("settings.json", '{"alternatives": 5}'),
-        "train": ("run.json", '{"format": "twotemp run", "version": 1, "kind": "training"}'),
-    }
-    for name, (file, text) in held.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / file).write_text(text)
+    for kind, said in {
+        "grpo": "twotemp grpo",
+        "forks": "twotemp forks",
+        "training": "python -m recipes",
+    }.items():
+        claim(tmp_path / kind, kind, {})
         for command in ("select", "report"):
-            if (name, command) != ("grpo", "report"):
-                done = CliRunner().invoke(app, [command, str(tmp_path / name)])
+            if (kind, command) != ("grpo", "report"):
+                done = CliRunner().invoke(app, [command, str(tmp_path / kind)])
                 assert isinstance(done.exception, UserError)
-                assert f"twotemp {name}" in str(done.exception)
+                assert said in str(done.exception)
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UserError, match="is not a run"):
         survey([tmp_path / "nothing"])

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from twotemp import __version__
+
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 25 * 1024 * 1024
 
@@ -32,6 +34,8 @@ def installed(tmp_path_factory) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         weights = [i.file_size for i in archive.infolist() if i.filename.endswith(".safetensors")]
         assert "twotemp/py.typed" in archive.namelist()
+        inside = {name.split("/")[0] for name in archive.namelist()}
+    assert inside == {"twotemp", f"twotemp-{__version__}.dist-info"}
     assert weights
     assert sum(weights) <= LIMIT
     site = folder / "site"

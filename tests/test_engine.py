@@ -12,9 +12,9 @@ from scipy import stats
 import twotemp
 from tests.fixture_models import fixture_model
 from tests.toy import FixedModel, ToyModel
+from theory.table import TableModel
 from twotemp.engine import run, states
 from twotemp.engine.scheduler import Scheduler
-from twotemp.models.table import TableModel
 from twotemp.policies import PRESETS, parse, policy
 from twotemp.policies.positions import Text
 from twotemp.policies.step import Noise, PolicyBatch

@@ -6,10 +6,12 @@ import errno
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -292,16 +294,37 @@ def test_what_a_folder_is(tmp_path: Path):
     (tmp_path / "evaluation" / "a@b" / "cell.json").write_text("{}")
     with pytest.raises(UserError, match=f"one cell of a run; give the run: {tmp_path / 'evaluation'}"):
         expect(tmp_path / "evaluation" / "a@b", "evaluation")
-    folders.write_json(tmp_path / "grpo" / "run.json", {"format": "twotemp run", "version": 1, "kind": "x"})
+    folders.write_json(tmp_path / "grpo" / "run.json", {**folders.identity.FORMAT, "kind": "x"})
     with pytest.raises(UserError, match="'x', which this twotemp does not know"):
         kind_of(tmp_path / "grpo")
-    for kind in (["x"], {"x": 1}):
+    for kind in (["x"], {"x": 1}, None):
         folders.write_json(tmp_path / "grpo" / "run.json", {**folders.identity.FORMAT, "kind": kind})
         with pytest.raises(UserError, match="which this twotemp does not know"):
             kind_of(tmp_path / "grpo")
     (tmp_path / "grpo" / "run.json").write_text("[" * 100_000)
     with pytest.raises(UserError, match=r"run\.json cannot be read"):
         kind_of(tmp_path / "grpo")
+
+
+@pytest.mark.parametrize(
+    ("described", "writer"),
+    [
+        ({"format": "twotemp run", "version": 1}, "0.1.0"),
+        ({"twotemp": "0.1.0", "settings": {}, "task": "countdown-3"}, "0.1.0"),
+        ({"format": "twotemp run", "version": 1, "kind": "evaluation", "twotemp": "0.2.0"}, "0.2.0"),
+        ({**folders.identity.FORMAT, "version": 99, "kind": "evaluation", "twotemp": "9.9"}, "9.9"),
+    ],
+)
+def test_a_run_of_another_format_is_refused_with_the_version_that_wrote_it(
+    tmp_path: Path, described: dict[str, Any], writer: str
+):
+    folders.write_json(tmp_path / "run.json", described)
+    for call in (kind_of, lambda path: claim(path, "evaluation", {})):
+        with pytest.raises(
+            UserError, match=f"written by twotemp {re.escape(writer)}, .*choose another folder"
+        ):
+            call(tmp_path)
+    assert json.loads((tmp_path / "run.json").read_text()) == described
 
 
 @pytest.mark.parametrize("command", ["select", "regrade", "export", "report"])
@@ -312,7 +335,7 @@ def test_commands_say_what_they_were_given(command: str, tmp_path: Path):
     more = [str(tmp_path / "a.parquet")] if command == "export" else []
     result = CliRunner().invoke(app, [command, str(tmp_path / "run"), *more])
     assert result.exit_code
-    assert "is a run of `twotemp train`" in str(result.exception)
+    assert "is a run of `python -m recipes`" in str(result.exception)
 
 
 # Logs.
@@ -365,8 +388,8 @@ def test_damage_inside_a_log_is_named(tmp_path: Path):
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_training_log_goes_on_where_the_run_does(tmp_path: Path, monkeypatch, torn: bool):
     """Checkpoints fall between two lines of the log; tokens and losses are those of an uninterrupted run."""
+    from recipes import checkpoints, loop
     from tests.test_training import MICRO
-    from twotemp.training import checkpoints, loop
 
     recipe = replace(MICRO, checkpoint_every=3, log_every=2)
     loop.train(recipe, tmp_path / "whole")
@@ -384,7 +407,6 @@ def test_a_training_log_goes_on_where_the_run_does(tmp_path: Path, monkeypatch, 
     if torn:
         with (tmp_path / "parts" / "log.jsonl").open("a") as file:
             file.write('{"step": 7, "obj')
-    (tmp_path / "parts" / "run.json").unlink()  # as version 0.1.0 left it
     loop.train(recipe, tmp_path / "parts")
     whole, parts = (read_log(tmp_path / name / "log.jsonl") for name in ("whole", "parts"))
     assert [{**row, "seconds": 0} for row in parts] == [{**row, "seconds": 0} for row in whole]

@@ -11,11 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.forks_cases import SEARCH, T_POS, UNIT, model_of, models
-from twotemp.forks import beyond
-from twotemp.forks.beyond import pairwise_budget, pairwise_threshold, printed_share, tct, worst_t_pos
-from twotemp.forks.exact import fork_law, printed_tct, sigmoid
-from twotemp.forks.statements import fork_entropies, gap_ratio_by_anchor, least_entropy, tlc
-from twotemp.forks.theory import AnchorFork, has
+from theory import beyond
+from theory.anchor_fork import AnchorFork, has
+from theory.beyond import pairwise_budget, pairwise_threshold, printed_share, tct, worst_t_pos
+from theory.exact import fork_law, printed_tct, sigmoid
+from theory.statements import fork_entropies, gap_ratio_by_anchor, least_entropy, tlc
 
 # --- past the paper: K > 1 --------------------------------------------------------------------------------------
 

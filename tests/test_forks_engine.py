@@ -11,11 +11,11 @@ import torch
 from scipy import stats
 
 from tests.forks_cases import model_of
+from theory.anchor_fork import AnchorFork, constant, has
+from theory.beyond import example, threshold_shares
+from theory.denoiser import AnchorForkModel, Simulation, simulate, with_entropy
+from theory.exact import ForkLaw, fork_law, sigmoid
 from twotemp.errors import UserError
-from twotemp.forks.beyond import example, threshold_shares
-from twotemp.forks.denoiser import AnchorForkModel, Simulation, simulate, with_entropy
-from twotemp.forks.exact import ForkLaw, fork_law, sigmoid
-from twotemp.forks.theory import AnchorFork, constant, has
 from twotemp.models.base import Denoiser
 from twotemp.policies.presets import policy
 from twotemp.records import Policy

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from scipy import integrate
 
 from tests.forks_cases import SEARCH, models
+from theory.anchor_fork import AnchorFork, constant, has, state_of, table
+from theory.beyond import tct
+from theory.exact import commit_sets, expected_steps, forced_commit, fork_law, orders, sigmoid, visits
+from theory.statements import tlc
+from theory.strings import string_law
 from twotemp.errors import UserError
-from twotemp.forks.beyond import tct
-from twotemp.forks.exact import commit_sets, expected_steps, forced_commit, fork_law, orders, sigmoid, visits
-from twotemp.forks.statements import tlc
-from twotemp.forks.strings import string_law
-from twotemp.forks.theory import AnchorFork, constant, has, state_of, table
 from twotemp.policies.presets import policy
 from twotemp.records import Policy
 

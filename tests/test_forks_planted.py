@@ -10,10 +10,10 @@ import pytest
 
 from experiments import paper, theory
 from experiments.theory import PLANTED as POLICIES
-from twotemp.forks import planted
-from twotemp.forks.planted import ANCHORS, FORK, POPULATION, SAMPLE, WORDS
-from twotemp.forks.statements import fork_quality, sandwich
-from twotemp.forks.strings import entropy, string_law
+from theory import planted
+from theory.planted import ANCHORS, FORK, POPULATION, SAMPLE, WORDS
+from theory.statements import fork_quality, sandwich
+from theory.strings import entropy, string_law
 from twotemp.metrics import pass_at_k
 from twotemp.policies import parse
 

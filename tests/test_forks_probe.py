@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from theory import planted
+from theory.planted import ANCHORS, FORK, POPULATION, SAMPLE, WORDS
+from theory.strings import entropy
 from twotemp.cli import app
 from twotemp.engine import run
 from twotemp.errors import UserError
 from twotemp.evaluation import TaskChoice
 from twotemp.folders import only_writer
-from twotemp.forks import planted, probe
-from twotemp.forks.planted import ANCHORS, FORK, POPULATION, SAMPLE, WORDS
+from twotemp.forks import probe
 from twotemp.forks.probe import Fork, Line, Settings, Study, find, fit, measure, study
-from twotemp.forks.strings import entropy
 from twotemp.policies import policy
 from twotemp.records import Grade, Problem, Request, Sample, Trace
 from twotemp.report import forks as report
@@ -27,7 +28,7 @@ class PlantedWords:
     """The planted model's tokens as text."""
 
     def decode(self, ids, **options) -> str:
-        return "\n".join(WORDS[i] for i in ids)
+        return "\n".join(WORDS[i] for i in ids if i < len(WORDS))
 
 
 class RunsPrograms:
@@ -323,9 +324,9 @@ def test_the_command_end_to_end(tmp_path, embedded_sized_model):
 @pytest.fixture
 def embedded_sized_model(tmp_path):
     """A random checkpoint that knows the words of the embedded tasks."""
+    from recipes import tokenizer
     from tests.tiny_checkpoints import random_model
     from twotemp.models.checkpoint import save
-    from twotemp.training import tokenizer
 
     words = tokenizer.build()
     ids = {"mask_token_id": words.convert_tokens_to_ids(tokenizer.MASK), "eos_token_id": words.eos_token_id}

@@ -10,8 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.forks_cases import SEARCH, T_POS, UNIT, model_of, models
-from twotemp.forks.exact import fork_law, sigmoid
-from twotemp.forks.statements import (
+from theory.anchor_fork import AnchorFork, has
+from theory.exact import fork_law, sigmoid
+from theory.statements import (
     ForkQuality,
     ar,
     dominates,
@@ -30,8 +31,7 @@ from twotemp.forks.statements import (
     tlc,
     top_probability,
 )
-from twotemp.forks.strings import entropy, string_law
-from twotemp.forks.theory import AnchorFork, has
+from theory.strings import entropy, string_law
 from twotemp.policies.presets import policy
 
 # --- the sandwich bound -----------------------------------------------------------------------------------------

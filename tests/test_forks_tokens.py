@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.forks_cases import SEARCH
-from twotemp.forks.exact import commit_sets, sigmoid
-from twotemp.forks.statements import ar, tlc
-from twotemp.forks.strings import Partial, temper
-from twotemp.forks.theory import has
+from theory.anchor_fork import has
+from theory.exact import commit_sets, sigmoid
+from theory.statements import ar, tlc
+from theory.strings import Partial, temper
 from twotemp.records import Policy
 
 LENGTH, FORK, ANCHORS = 3, 0, (1, 2)

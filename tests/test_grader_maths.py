@@ -182,6 +182,24 @@ def test_memory_is_limited(grader: MathsGrader, monkeypatch: pytest.MonkeyPatch)
     small.close()
 
 
+def test_an_answer_that_ends_two_workers_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong answer must not hide as `ungraded`, which is left out of every mean."""
+    deaths = []
+    genuine = Child.ask
+
+    def ask(self: Child, question: bytes, seconds: float) -> dict[str, Any]:
+        if b"poison" in question:
+            deaths.append(question)
+            raise ChildDied("killed by a test")
+        return genuine(self, question, seconds)
+
+    monkeypatch.setattr(Child, "ask", ask)
+    worker = maths._VerifyWorker()
+    assert worker.ask(("1", "poison")).outcome == "failed"
+    assert len(deaths) == 2
+    worker.close()
+
+
 def test_workers_are_recycled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maths, "RECYCLE", 1)
     worker = maths._VerifyWorker()
@@ -226,12 +244,12 @@ def test_bad_references() -> None:
 
 
 def test_a_child_that_dies_or_hangs() -> None:
-    child = Child(["sh", "-c", "echo '{}'; read line; echo went wrong >&2"], env={})
+    child = Child(["sh", "-c", "echo '{}'; read line; echo went wrong >&2"], environment={})
     child.ready(20)
     with pytest.raises(ChildDied, match="went wrong"):
         child.ask(b"x\n", 20)
     child.close()
-    child = Child(["sleep", "100"], env={})
+    child = Child(["sleep", "100"], environment={})
     with pytest.raises(TimeoutError):
         child.ask(b"x" * (1 << 20), 0.2)  # more than a pipe holds: writing must not hang either
     child.close()

@@ -20,19 +20,19 @@ ALLOWED = {
     "plain": {"errors"},
     "records": {"errors", "plain"},
     "groups": {"errors", "records"},
+    "processes": set(),
     "rng": {"errors"},
     "folders": {"errors", "plain"},
     "policies": {*_DATA, "rng"},
     "models": {*_DATA, "folders"},
     "engine": {*_DATA, "rng", "policies", "models"},
     "tasks": _DATA,
-    "graders": {*_DATA, "folders", "tasks"},
+    "graders": {*_DATA, "folders", "processes", "tasks"},
     "metrics": _DATA,
     "store": {*_DATA, "folders"},
-    "processes": set(),
     "sampling": {*_DATA, "backends", "engine", "models", "policies", "report"},
     "backends": {*_DATA, "engine", "models", "plugins", "policies", "processes", "sampling"},
-    "scoring": {*_DATA, "models", "policies", "rl", "sampling"},
+    "likelihood": {*_DATA, "models", "rng", "sampling"},
     "plugins": {*_DATA, "graders", "policies", "tasks"},
     "integrations": {
         *_DATA,
@@ -40,16 +40,16 @@ ALLOWED = {
             "backends",
             "engine",
             "folders",
+            "likelihood",
             "models",
             "policies",
             "rng",
             "sampling",
-            "scoring",
             "store",
             "tasks",
         ),
     },
-    "rewards": {*_DATA, "models", "sampling", "store", "tasks"},
+    "rewards": {*_DATA, "likelihood", "models", "sampling", "store", "tasks"},
     "evaluation": {
         *_DATA,
         "analysis",
@@ -61,7 +61,6 @@ ALLOWED = {
         "store",
         "tasks",
     },
-    "executors": {*_DATA, "backends", "engine", "models", "policies", "sampling"},
     "selection": {*_DATA, "analysis", "graders", "metrics", "rewards", "store"},
     "analysis": {*_DATA, "folders", "metrics", "policies", "store", "tasks"},
     "serving": {
@@ -71,16 +70,13 @@ ALLOWED = {
     "forks": {*_DATA, "backends", "engine", "folders", "graders", "models", "policies", "sampling"},
     "rl": {
         *_DATA,
-        *("backends", "engine", "folders", "graders", "metrics", "models", "policies", "rng", "sampling"),
-        "tasks",
+        *("backends", "engine", "folders", "graders", "likelihood", "metrics", "models", "policies"),
+        *("sampling", "tasks"),
     },
     "report": {*_DATA, "analysis", "folders", "forks", "metrics", "policies", "rl"},
     "tuning": {*_DATA, "analysis", "evaluation", "metrics", "policies", "store", "tasks"},
-    "training": {
-        *_DATA,
-        *("backends", "folders", "graders", "metrics", "models", "policies", "rewards", "sampling", "tasks"),
-    },
 }
+NOT_IN_THE_WHEEL = {"benchmarks", "experiments", "recipes", "tests", "theory", "twotemp_sglang"}
 FREE = {"cli", "__init__"}  # the command line may import everything
 TORCH_FREE = {
     *(
@@ -136,6 +132,7 @@ def test_rooms_import_only_what_they_may(path):
         assert not {n for n in names if n.split(".")[0] in ("torch", "transformers")}
     if room != "cli":
         assert "cli" not in ours, "nobody imports the command line"
+    assert not {n.split(".")[0] for n in names} & NOT_IN_THE_WHEEL
 
 
 def test_every_room_is_governed():

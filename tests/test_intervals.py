@@ -139,7 +139,7 @@ def test_below_the_least_number_of_questions_there_is_no_interval():
 
 
 def test_the_papers_method_is_there_by_name():
-    """The numbers of version 0.1.0, to the last digit."""
+    """Its numbers, to the last digit."""
     values = np.random.default_rng(0).random((30, 2)) ** 3
     found = metrics.bootstrap(values, method="percentile", resamples=700, seed=1)
     assert found.low == pytest.approx([0.18565718086857433, 0.13742705893428322], rel=1e-12)

@@ -14,8 +14,8 @@ import torch
 import twotemp
 from tests.pages import run_page
 from tests.toy import string_table
+from theory.table import TableModel
 from twotemp.errors import UserError
-from twotemp.models.table import TableModel
 from twotemp.policies import parse
 
 pytest.importorskip("lm_eval", reason="needs the extra: pip install 'twotemp[lm-eval]'")

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from theory.table import TableModel
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser
 from twotemp.models.checkpoint import fingerprint
-from twotemp.models.table import TableModel
 
 MASK, VOCABULARY, N = 3, 4, 4
 sequences = st.lists(

@@ -115,9 +115,9 @@ def test_numbers_and_verdicts_are_spelled_from_the_intervals():
     assert blocks.signed(-0.04) == "0.0"
     assert blocks.listed(["a", "b", "c"]) == "a, b and c"
     up, no = {"task": "a", **PAIR, "low": 1.0}, {"task": "b", **PAIR}
-    assert blocks.where([up]) == "is above 0 beyond its interval on all tasks"
-    assert blocks.where([no]) == "is above 0 beyond its interval on none of the tasks"
-    assert blocks.where([up, no]) == "is above 0 beyond its interval on a, not on b"
+    assert blocks.where([up]) == "on all tasks"
+    assert blocks.where([no]) == "on none of the tasks"
+    assert blocks.where([up, no]) == "on a, but not on b"
 
 
 def test_an_experiment_stops_where_its_command_was_stopped(monkeypatch, tmp_path):

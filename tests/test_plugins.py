@@ -50,6 +50,11 @@ plugins.add_policy(Policy("careful", "confidence", "threshold", threshold=0.95),
 """
 
 
+def test_a_backend_that_is_not_installed_is_named_with_its_package():
+    with pytest.raises(UserError, match=r"backend 'nowhere' is not installed.*pip install twotemp-nowhere"):
+        plugins.backend("nowhere")
+
+
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test adds is gone after it; workers of later tests would look for its plug-ins."""

@@ -15,12 +15,13 @@ from tests.test_policies import chi_square, noise
 from tests.toy import FixedModel, ToyModel
 from twotemp.engine import Live, run, states
 from twotemp.errors import UserError
+from twotemp.likelihood.estimators import ESTIMATORS
+from twotemp.likelihood.queries import Completion, CompletionBatch
 from twotemp.models.base import language_model
 from twotemp.policies import PRESETS, policy
 from twotemp.policies.positions import Text
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import Sample, Trace
-from twotemp.rl.likelihood import ESTIMATORS, Completions
 from twotemp.sampling.text import Prefix
 
 EDITORS = [name for name, preset in PRESETS.items() if preset.policy.edit != "never"]
@@ -133,11 +134,11 @@ def test_traces_keep_what_was_rewritten_within_the_budget(name):
             assert seen[step + 1][sample.positions[n]] == token
 
 
-def test_traces_of_older_versions_are_read_and_written_as_they_were():
-    old = {"steps": [0, 1], "confidence": [0.5, 0.25], "entropy": [0.1, 0.2]}
-    trace = Trace.from_dict(old)
+def test_a_trace_without_edits_does_not_write_them():
+    plain = {"steps": [0, 1], "confidence": [0.5, 0.25], "entropy": [0.1, 0.2]}
+    trace = Trace.from_dict(plain)
     assert trace.edits == ()
-    assert json.loads(json.dumps(trace.to_dict())) == old
+    assert json.loads(json.dumps(trace.to_dict())) == plain
 
 
 def test_an_eos_stop_waits_until_the_block_has_come_to_rest():
@@ -173,7 +174,8 @@ def test_nothing_of_a_text_that_may_be_edited_is_certain():
 def test_likelihoods_of_the_path_refuse_edited_samples(estimate):
     model = ToyModel()
     found = list(run(model, requests_of(model, policy("t2m"), count=2, trace=True)))
-    rows = Completions.of(found, model.eos_ids)
+    completions = [Completion.from_sample(sample) for sample in found]
+    batch = CompletionBatch.pad(completions, eos_ids=model.eos_ids, mask_id=model.mask_id)
     with pytest.raises(UserError, match="rewrites tokens"):
-        ESTIMATORS[estimate](rows, model.mask_id, 0, 1)
-    ESTIMATORS["ar"](rows, model.mask_id, 0, 1)
+        ESTIMATORS[estimate](batch)
+    ESTIMATORS["ar"](batch)

@@ -12,9 +12,9 @@ from scipy import stats
 import twotemp
 from tests.test_policies import DRAWS, chi_square, decide, logits_with_confidence, noise, step
 from tests.toy import FixedModel, ToyModel
+from theory.exact import commit_sets
 from twotemp import rng
 from twotemp.errors import UserError
-from twotemp.forks.exact import commit_sets
 from twotemp.policies import PRESETS, policy
 from twotemp.policies.step import PolicyBatch
 

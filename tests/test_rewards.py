@@ -1,4 +1,4 @@
-"""Reward models: the AceMath layout from a folder, scores equal to the model called directly, and what goes wrong."""
+"""Sequence classifiers as reward models: AceMath's layout, scores equal to the model called directly, errors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
+from recipes import tokenizer as words
 from tests.toy_task import micro_model
 from twotemp import rewards
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import save
 from twotemp.records import Problem
 from twotemp.rewards.classifier import SYSTEM, SequenceClassifier
-from twotemp.training import tokenizer as words
 
 TEMPLATE = (  # Qwen2's: turns between <|im_start|> and <|im_end|>
     "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} <|eot_id|> {% endfor %}"
@@ -90,7 +90,7 @@ def test_scores_are_those_of_the_model_called_directly(tmp_path, pad, batch_size
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=2e-5, rtol=1e-4)
 
 
-def test_the_score_is_read_at_the_last_real_token_whatever_stands_beside_it(tmp_path):
+def test_the_score_is_read_at_the_last_token_before_the_padding(tmp_path):
     model = SequenceClassifier(acemath(tmp_path / "rm", None))
     rows = [model.encode(p.prompt, a) for p, a in ITEMS[:4]]
     alone = torch.cat([model.logits([row]) for row in rows])
@@ -108,14 +108,14 @@ def test_the_score_is_read_at_the_last_real_token_whatever_stands_beside_it(tmp_
 def test_equal_answers_are_computed_once(tmp_path, monkeypatch):
     model = SequenceClassifier(acemath(tmp_path / "rm"))
     rows: list[int] = []
-    honest = model.logits
-    monkeypatch.setattr(model, "logits", lambda some: rows.append(len(some)) or honest(some))
-    found = model.score(ITEMS * 3)
+    logits = model.logits
+    monkeypatch.setattr(model, "logits", lambda batch: rows.append(len(batch)) or logits(batch))
+    scores = model.score(ITEMS * 3)
     assert sum(rows) == 4
-    assert found[1] == found[4] == found[6]
+    assert scores[1] == scores[4] == scores[6]
 
 
-def test_an_encoder_is_a_reward_model_too(tmp_path):
+def test_an_encoder_can_be_a_reward_model(tmp_path):
     tokenizer = words.build()
     config = BertConfig(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -143,16 +143,16 @@ def test_acemath_gets_the_system_prompt_it_was_trained_with(tmp_path):
     with_system = model.encode("1 2 -> 3", "1 + 2 = 3")
     other = SequenceClassifier(acemath(tmp_path / "rm"))
     assert len(with_system) > len(other.encode("1 2 -> 3", "1 + 2 = 3"))
-    said = SequenceClassifier(tmp_path / "rm", system="1 2 3")
+    given = SequenceClassifier(tmp_path / "rm", system="1 2 3")
     assert (
-        said.encode("4", "5")
+        given.encode("4", "5")
         == other._tokenizer(
             "system 1 2 3 <|eot_id|> user 4 <|eot_id|> assistant 5 <|eot_id|> ", add_special_tokens=False
         )["input_ids"]
     )
 
 
-def test_the_name_changes_with_whatever_changes_scores(tmp_path):
+def test_the_name_changes_with_weights_and_system_prompt(tmp_path):
     folder = acemath(tmp_path / "rm")
     name = SequenceClassifier(folder).name
     assert name.startswith("rm ")
@@ -174,7 +174,7 @@ def test_weights_are_read_only_when_something_is_scored(tmp_path, monkeypatch):
     assert "_module" in vars(model)
 
 
-# --- what goes wrong ------------------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------------------
 
 
 def test_nan_is_an_error_that_names_the_question(tmp_path):
@@ -187,18 +187,18 @@ def test_nan_is_an_error_that_names_the_question(tmp_path):
         SequenceClassifier(folder).score(ITEMS)
 
 
-def test_a_language_model_is_no_reward_model(tmp_path):
+def test_a_language_model_is_refused(tmp_path):
     save(micro_model(), tmp_path / "lm")
     with pytest.raises(UserError, match=r"not a reward model.*LLaDAModelLM.*sequence classifier"):
         SequenceClassifier(tmp_path / "lm")
 
 
-def test_several_outputs_are_no_reward(tmp_path):
+def test_several_outputs_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"one output.*score.weight"):
         SequenceClassifier(acemath(tmp_path / "rm", labels=3)).score(ITEMS)
 
 
-def test_a_missing_head_is_not_made_up(tmp_path):
+def test_a_missing_head_is_an_error(tmp_path):
     folder = acemath(tmp_path / "rm")
     from safetensors.torch import load_file, save_file
 
@@ -239,6 +239,6 @@ def test_a_text_longer_than_the_model_reads_is_an_error(tmp_path):
         model.score([(ITEMS[0][0], "1 " * 200)])
 
 
-def test_a_source_that_is_nothing_is_an_error(tmp_path):
+def test_an_unknown_source_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"not an embedded model \(verifier\)"):
         rewards.load("verifer")

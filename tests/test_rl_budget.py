@@ -1,4 +1,4 @@
-"""Budgets, settings, rewards, the controller and telemetry: what needs no training."""
+"""Budgets, settings, rewards, the controller of lambda and telemetry, without training."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from tests import rl_toys
 from twotemp import tasks
 from twotemp.errors import UserError
 from twotemp.policies import policy
-from twotemp.records import Grade, Problem, Sample, Trace
+from twotemp.records import Grade, Policy, Problem, Sample, Trace
 from twotemp.rl import rewards, telemetry
 from twotemp.rl.budget import Budget
 from twotemp.rl.rollouts import Rollouts, training_problems
-from twotemp.rl.settings import GrpoSettings
 from twotemp.rl.trainer import MOST, next_threshold
 
 
@@ -54,7 +53,7 @@ def test_a_budget_below_one_step_is_impossible():
     Budget(nfe=64).check(64)
 
 
-def test_the_first_limit_that_is_reached_counts():
+def test_the_budget_is_used_up_at_the_first_limit():
     budget = Budget(seconds=100, steps=10)
     assert budget.used(seconds=50, nfe=0, steps=1) == 0.5
     assert budget.used(seconds=5, nfe=0, steps=10) == 1
@@ -78,9 +77,10 @@ def test_settings_that_cannot_work_are_refused(change, message):
         rl_toys.settings(**change)
 
 
-def test_settings_survive_json():
+def test_settings_are_the_same_after_json():
     settings = rl_toys.settings(policy=policy("tlc", t_pos=float("inf")))
-    assert GrpoSettings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+    stored = json.loads(json.dumps(settings.to_dict(), allow_nan=False))
+    assert {**stored, "policy": Policy.from_dict(stored["policy"])} == vars(settings)
 
 
 # Rewards.
@@ -88,11 +88,11 @@ def test_settings_survive_json():
 GRADES = (Grade("passed", "1"), Grade("failed", "2"), Grade("failed"), Grade("ungraded"))
 
 
-def test_rewards_are_summed_with_their_weights_and_ungraded_is_left_out():
+def test_rewards_are_summed_with_their_weights_and_ungraded_is_nan():
     both = {rewards.correct: 1.0, rewards.answered: 0.1}
-    found = rewards.total(both, ["a", "b", "c", "d"], {"grade": list(GRADES)})
-    assert found[:3] == pytest.approx([1.1, 0.1, 0.0])
-    assert math.isnan(found[3])
+    sums = rewards.total(both, ["a", "b", "c", "d"], {"grade": list(GRADES)})
+    assert sums[:3] == pytest.approx([1.1, 0.1, 0.0])
+    assert math.isnan(sums[3])
 
 
 def test_a_reward_written_for_trl_finds_its_columns():
@@ -115,15 +115,15 @@ def test_a_reward_written_for_trl_finds_its_columns():
         (KeyError("k"), "KeyError"),
     ],
 )
-def test_a_broken_reward_is_named(result, message):
-    def mine(**columns):
+def test_the_error_names_a_broken_reward(result, message):
+    def broken(**columns):
         if isinstance(result, Exception):
             raise result
         return result
 
     with pytest.raises(UserError, match=message) as caught:
-        rewards.total({mine: 1.0}, ["a", "b"], {})
-    assert "'mine'" in str(caught.value)
+        rewards.total({broken: 1.0}, ["a", "b"], {})
+    assert "'broken'" in str(caught.value)
 
 
 # Problems.
@@ -140,15 +140,15 @@ def test_training_problems_are_a_function_of_the_seed_and_never_test_problems():
     assert not held_out & {(tuple(sorted(p.reference["numbers"])), p.reference["target"]) for p in stream}
 
 
-def test_a_task_without_training_problems_says_what_to_do():
+def test_a_task_without_training_problems_names_the_option():
     task = replace(rl_toys.TASK, name="gsm8k")
     assert "gsm8k" not in tasks.SOURCES
     with pytest.raises(UserError, match="--data"):
         training_problems(task, 0)
 
 
-def test_training_data_is_read_at_once(tmp_path):
-    """Not at the first problem, after the evaluation of the untrained model."""
+def test_training_data_is_read_before_the_first_problem(tmp_path):
+    """Otherwise it would be refused only after the evaluation of the untrained model."""
     gsm8k = tasks.get("gsm8k")
     with pytest.raises(UserError, match="nowhere"):
         training_problems(gsm8k, 0, tmp_path / "nowhere.jsonl")
@@ -198,9 +198,9 @@ def rollouts() -> Rollouts:
     return Rollouts(problems, samples, grades, torch.tensor([[1.0, 0.0], [0.0, 0.0]]), 2.0, 1.0)
 
 
-def test_a_step_in_numbers():
-    found = telemetry.summarise(telemetry.group_numbers(rollouts()), size=2, workers=1)
-    assert found == pytest.approx(
+def test_the_summary_of_a_step():
+    summary = telemetry.summarise(telemetry.group_numbers(rollouts()), size=2, workers=1)
+    assert summary == pytest.approx(
         {
             "reward": 0.25,
             "reward_std": math.sqrt(0.5) / 2,
@@ -217,7 +217,7 @@ def test_a_step_in_numbers():
     )
 
 
-def test_the_log_drops_what_the_checkpoint_does_not_know_and_a_torn_line(tmp_path):
+def test_the_log_drops_steps_after_the_checkpoint_and_a_torn_line(tmp_path):
     numbers = telemetry.summarise(telemetry.group_numbers(rollouts()), 2, 1)
     rest = dict.fromkeys(("threshold", "loss", "kl", "clipped", "grad_norm", "seconds_updating"), 0.0)
     log = telemetry.open_log(tmp_path, 0)

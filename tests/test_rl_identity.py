@@ -1,4 +1,4 @@
-"""What a run's folder says of it: only the same run continues there, and another is refused at once."""
+"""run.json: a run continues only with the settings it was started with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_other_settings_need_another_folder(tmp_path):
     assert len(telemetry.read(tmp_path)) == 1
 
 
-def test_what_cannot_change_the_result_may_differ_and_what_mends_a_run_is_recorded(tmp_path):
+def test_settings_that_do_not_change_the_result_may_differ_and_adjustments_are_recorded(tmp_path):
     go(tmp_path, "1step")
     go(tmp_path, "2steps", batch_size=3, micro_batch=5, save_every=7)
     assert "changes" not in read_run(tmp_path)
@@ -35,14 +35,14 @@ def test_what_cannot_change_the_result_may_differ_and_what_mends_a_run_is_record
     assert read_run(tmp_path)["changes"][1:] == [{"after step": 4, "settings.learning_rate": 2e-3}]
 
 
-def test_a_description_that_cannot_be_read_is_named(tmp_path):
+def test_the_error_names_a_description_that_cannot_be_read(tmp_path):
     go(tmp_path, "1step")
     (tmp_path / "run.json").write_text('{"twotemp')
     with pytest.raises(UserError, match=r"run\.json cannot be read"):
         go(tmp_path, "2steps")
 
 
-def test_the_description_is_written_only_where_it_changes_and_whole(tmp_path, monkeypatch):
+def test_the_description_is_written_only_when_it_changes_and_atomically(tmp_path, monkeypatch):
     go(tmp_path, "1step")
     written = (tmp_path / "run.json").stat().st_mtime_ns
     go(tmp_path, "2steps")
@@ -58,7 +58,7 @@ def test_the_description_is_written_only_where_it_changes_and_whole(tmp_path, mo
     assert (tmp_path / "run.json").read_text() == text
 
 
-def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path):
+def test_a_file_where_the_folder_should_be_is_an_error(tmp_path):
     (tmp_path / "afile").write_text("")
     with pytest.raises(UserError, match=r"a file stands where a folder is needed"):
         go(tmp_path / "afile", "1step")

@@ -1,4 +1,4 @@
-"""Closed forms of GRPO, and TRL as an oracle where it is installed."""
+"""Closed forms of GRPO, and TRL as the oracle where it is installed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_ungraded_rewards_count_in_no_mean():
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1 / 3])
 @pytest.mark.parametrize("scale", [False, True])
-def test_equal_rewards_have_exactly_no_advantage(value, scale):
+def test_equal_rewards_have_exactly_zero_advantage(value, scale):
     assert (advantages(torch.full((1, 7), value), scale=scale) == 0).all()
     assert group_std(torch.full((1, 7), value)) == 0
 
@@ -91,7 +91,7 @@ def test_k3_has_the_expectation_of_the_kl():
     importlib.util.find_spec("trl") is None, reason="needs TRL, which no extra brings: pip install trl"
 )
 @pytest.mark.parametrize("beta", [0.0, 0.04])
-def test_same_numbers_as_trl(beta):
+def test_the_loss_equals_trl(beta):
     """TRL's loss on a toy batch (a mean over tokens, and its newer correction of the KL off, as in d1)."""
     from trl import GRPOTrainer
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from tests.rl_toys import micro_model
 from twotemp.cli import app
 from twotemp.errors import UserError
-from twotemp.folders import read_run, write_run
+from twotemp.folders import claim, read_run
 from twotemp.models.checkpoint import save
 from twotemp.models.load import load
 from twotemp.policies import parse
@@ -32,7 +32,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def one_process():
+def reset_accelerate():
     yield
     AcceleratorState._reset_state()
     PartialState._reset_state()
@@ -100,8 +100,8 @@ def test_options_that_cannot_work_are_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_held_out_problems_of_ones_own(checkpoint, tmp_path):
-    """--eval-data is a file of the user's: it need not be the published one."""
+def test_held_out_problems_from_a_file(checkpoint, tmp_path):
+    """--eval-data need not be the published file."""
     rows = [{"question": f"2 + {n}", "answer": f"#### {2 + n}"} for n in range(2)]
     for name in ("train", "test"):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -119,8 +119,7 @@ def test_held_out_problems_of_ones_own(checkpoint, tmp_path):
 def stored_run(folder: Path, policy: str, model: str = "tiny", evaluated: bool = True) -> Path:
     """A run's folder as `twotemp grpo` leaves it, of two steps."""
     described = {"model": model, "task": "countdown-3", "settings": {"policy": parse(policy).to_dict()}}
-    folder.mkdir()
-    write_run(folder, described)
+    claim(folder, "grpo", described)
     log = telemetry.open_log(folder, 0)
     numbers = dict.fromkeys((field.name for field in fields(telemetry.StepRecord)), 0.5)
     for step in (1, 2):
@@ -134,18 +133,18 @@ def stored_run(folder: Path, policy: str, model: str = "tiny", evaluated: bool =
 def legend(runs: list[Path], out: Path, monkeypatch) -> list[str]:
     from matplotlib.figure import Figure
 
-    found: list[str] = []
-    monkeypatch.setattr(Figure, "legend", lambda self, handles, labels, **_: found.extend(labels))
+    entries: list[str] = []
+    monkeypatch.setattr(Figure, "legend", lambda self, handles, labels, **_: entries.extend(labels))
     grpo.write(runs, out)
-    return found
+    return entries
 
 
-def test_the_legend_names_every_run_without_evaluations_too(tmp_path, monkeypatch):
+def test_the_legend_names_runs_with_and_without_evaluations(tmp_path, monkeypatch):
     ar, ct = stored_run(tmp_path / "ar", "ar", evaluated=False), stored_run(tmp_path / "ct", "ct")
     assert legend([ar, ct], tmp_path, monkeypatch) == ["Autoregressive", "Fast-dLLM (CT)", "before training"]
 
 
-def test_runs_of_one_policy_and_of_several_models_are_told_apart(tmp_path, monkeypatch):
+def test_runs_of_one_policy_have_names_and_colors_that_differ(tmp_path, monkeypatch):
     runs = [stored_run(tmp_path / name, "ct", model=f"models/{name}") for name in "ab"]
     expected = {"Fast-dLLM (CT), a", "Fast-dLLM (CT), b", "a before training", "b before training"}
     assert set(legend(runs, tmp_path, monkeypatch)) == expected
@@ -153,33 +152,33 @@ def test_runs_of_one_policy_and_of_several_models_are_told_apart(tmp_path, monke
     assert first["color"] != second["color"]
 
 
-def test_a_check_up_without_a_verdict_is_read_as_it_was_written(tmp_path):
+def test_an_ungraded_check_up_is_read_as_it_was_written(tmp_path):
     nan = float("nan")
     point = evaluation.Point(0.6, nan, nan, nan, 2.0, (nan, nan), (2, 2))
     for step in (0, 1):
         evaluation.add(tmp_path, evaluation.Checkup(step, 1.0, ("a", "b"), (point,)))
-    assert evaluation.compare(*evaluation.read(tmp_path))[0][1:4] == ["nan", "nan", "+nan"]
+    assert grpo.compare(*evaluation.read(tmp_path))[0][1:4] == ["nan", "nan", "+nan"]
 
 
-def test_the_table_says_what_was_used(tmp_path):
+def test_the_table_gives_steps_minutes_and_nfe(tmp_path):
     page, _ = grpo.write([stored_run(tmp_path / "ct", "ct")], tmp_path)
     assert "| Fast-dLLM (CT) | 2 | 3.0 | 14 |" in page.read_text()
 
 
-def test_a_damaged_description_is_named(tmp_path):
+def test_the_error_names_a_damaged_description(tmp_path):
     run = stored_run(tmp_path / "ct", "ct")
     (run / "run.json").write_text('{"model')
     with pytest.raises(UserError, match=r"run\.json cannot be read"):
         grpo.read(run)
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path):
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="is not a run"):
         grpo.read(tmp_path)
 
 
 def test_running_mean():
     values = np.arange(40, dtype=float)
-    found = grpo.running_mean(values)  # a window of 2
-    np.testing.assert_allclose(found[:3], [0.0, 0.5, 1.5])
-    np.testing.assert_allclose(found[-1], 38.5)
+    means = grpo.running_mean(values)  # a window of 2
+    np.testing.assert_allclose(means[:3], [0.0, 0.5, 1.5])
+    np.testing.assert_allclose(means[-1], 38.5)

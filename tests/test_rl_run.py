@@ -21,18 +21,18 @@ from tests.rl_toys import ManyNumbers, go, micro_model, tensors
 from twotemp.engine import run
 from twotemp.errors import UserError
 from twotemp.folders import only_writer
+from twotemp.likelihood.estimators import ESTIMATORS
 from twotemp.models.load import load
 from twotemp.records import Grade
 from twotemp.rl import checkpoint, evaluation, telemetry
 from twotemp.rl.learner import Learner
-from twotemp.rl.likelihood import ESTIMATORS
 from twotemp.rl.objective import advantages
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.rollouts import collect, training_problems
 
 
 @pytest.fixture(autouse=True)
-def one_process():
+def reset_accelerate():
     """accelerate keeps its settings in globals."""
     yield
     AcceleratorState._reset_state()
@@ -51,7 +51,7 @@ def test_every_estimator_learns(tmp_path, likelihood):
     assert sum(rewards[-3:]) / 3 > max(0.85, rewards[0] + 0.1)
 
 
-def test_a_run_measures_itself(tmp_path):
+def test_a_run_records_its_steps_and_evaluations(tmp_path):
     state = go(tmp_path)
     records = telemetry.read(tmp_path)
     assert [record.step for record in records] == [1, 2, 3, 4]
@@ -84,7 +84,7 @@ def test_two_processes_do_not_write_one_run(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_controlled_threshold_survives_a_stop(tmp_path):
+def test_the_controlled_threshold_continues_after_a_stop(tmp_path):
     changes = {"tokens_per_forward": 2.0, "save_every": 1}
     go(tmp_path / "whole", "4steps", **changes)
     go(tmp_path / "parts", "2steps", **changes)
@@ -100,7 +100,7 @@ def test_a_finished_run_is_not_continued_and_a_larger_budget_continues_it(tmp_pa
     assert go(tmp_path, "2steps").step == 2
     assert same(before, tensors(tmp_path))
     assert go(tmp_path, "3steps").step == 3
-    assert [one.step for one in evaluation.read(tmp_path)] == [0, 2, 3]
+    assert [checkup.step for checkup in evaluation.read(tmp_path)] == [0, 2, 3]
 
 
 def test_nfe_and_time_budgets_stop(tmp_path):
@@ -113,7 +113,7 @@ def test_nfe_and_time_budgets_stop(tmp_path):
 # Gradients.
 
 
-def drawn(model, size: int = 4, problems=None):
+def rollouts_of(model, size: int = 4, problems=None):
     problems = problems or {seed: next(training_problems(rl_toys.TASK, seed)) for seed in range(3)}
     from twotemp.rl.rewards import correct
 
@@ -126,7 +126,7 @@ def drawn(model, size: int = 4, problems=None):
 
 @pytest.mark.parametrize("likelihood", ESTIMATORS)
 @pytest.mark.parametrize("lora_rank", [4, 0])
-def test_an_update_does_not_depend_on_how_the_batch_is_cut(likelihood, lora_rank):
+def test_an_update_does_not_depend_on_the_micro_batch(likelihood, lora_rank):
     """Compared by AdamW's first moment after one step, which is the gradient up to a factor."""
     gradients = []
     for micro_batch, checkpointing in ((64, False), (3, True)):
@@ -135,43 +135,42 @@ def test_an_update_does_not_depend_on_how_the_batch_is_cut(likelihood, lora_rank
             gradient_checkpointing=checkpointing,
         )  # fmt: skip
         model = micro_model()
-        rollouts = drawn(model)
+        rollouts = rollouts_of(model)
         learner = Learner(model, settings, accelerator(cpu=True))
         assert learner.update(rollouts).grad_norm > 0
         gradients.append({n: t for n, t in learner.moments().items() if n.endswith("exp_avg")})
-    whole, cut = gradients
+    whole, split = gradients
     largest = max(float(tensor.abs().max()) for tensor in whole.values())
     for name, tensor in whole.items():
-        torch.testing.assert_close(cut[name], tensor, atol=1e-4 * largest, rtol=0)
+        torch.testing.assert_close(split[name], tensor, atol=1e-4 * largest, rtol=0)
 
 
 def test_the_kl_anchor_is_the_untrained_model(tmp_path):
     """After training, the reference log-probabilities are still those of the start, with adapters and without."""
     for lora_rank in (4, 0):
         model = micro_model()
-        rollouts = drawn(model)
+        rollouts = rollouts_of(model)
         learner = Learner(model, rl_toys.settings(lora_rank=lora_rank), accelerator(cpu=True))
-        rows = learner._completions(list(rollouts.samples))
-        asked = learner._micro_batches(rows, 0)
-        start = learner._frozen(asked)
+        batch = learner._micro_batches(learner._completions(list(rollouts.samples)), 0)
+        start = learner._without_gradient(batch)
         learner.update(rollouts)
-        torch.testing.assert_close(learner._reference(asked), start)
-        assert not torch.allclose(learner._frozen(asked)[0], start[0])
+        torch.testing.assert_close(learner._reference(batch), start)
+        assert not torch.allclose(learner._without_gradient(batch)[0], start[0])
 
 
-def test_a_problem_that_comes_again_in_a_step_is_drawn_anew():
+def test_a_problem_that_comes_twice_in_a_step_has_other_samples():
     """A file with fewer problems than a step has groups."""
     problem = next(training_problems(rl_toys.TASK, 0))
-    samples = drawn(micro_model(), problems={6: problem, 7: problem}).samples
+    samples = rollouts_of(micro_model(), problems={6: problem, 7: problem}).samples
     first, second = ([sample.tokens for sample in group] for group in (samples[:4], samples[4:]))
     assert first != second
 
 
 @pytest.mark.parametrize("beta", [0.5, 0.0])
-def test_the_loss_is_the_documented_one_where_a_group_has_no_signal(beta):
+def test_the_loss_follows_its_formula_where_a_group_has_no_signal(beta):
     """Rows without advantage have a KL like all others; with beta = 0 they only count among the tokens."""
     model = micro_model()
-    rollouts = drawn(model)
+    rollouts = rollouts_of(model)
     rewards = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, math.nan], [0.0, 0.0, 1.0, 1.0]])
     ended = tuple(replace(s, tokens=(s.tokens[0], model.eos_ids[0], *s.tokens[2:])) for s in rollouts.samples)
     lengths_differ = tuple(ended[n] if n % 3 else s for n, s in enumerate(rollouts.samples))
@@ -181,11 +180,11 @@ def test_the_loss_is_the_documented_one_where_a_group_has_no_signal(beta):
     )
     learner.update(rollouts)  # away from the untrained model
     graded = ~rewards.flatten().isnan()
-    rows = learner._completions([s for s, known in zip(rollouts.samples, graded) if known])
-    asked = learner._micro_batches(rows, 0)
-    gap = torch.cat(learner._reference(asked)) - torch.cat(learner._frozen(asked))
+    completions = learner._completions([s for s, known in zip(rollouts.samples, graded) if known])
+    batch = learner._micro_batches(completions, 0)
+    gap = torch.cat(learner._reference(batch)) - torch.cat(learner._without_gradient(batch))
     kl = float((gap.exp() - gap - 1).mean())
-    tokens = rows.scored.sum(1)
+    tokens = completions.scored.sum(1)
     gain = float((advantages(rewards, scale=False).flatten()[graded] * tokens).sum() / tokens.sum())
     update = learner.update(rollouts)
     assert kl > 1e-4
@@ -195,11 +194,11 @@ def test_the_loss_is_the_documented_one_where_a_group_has_no_signal(beta):
 
 
 def test_groups_without_signal_are_skipped(tmp_path):
-    class AllAlike(ManyNumbers):
+    class AlwaysPassed(ManyNumbers):
         def grade(self, items):
             return (Grade("passed", "same") for _ in items)
 
-    go(tmp_path, "2steps", grader=AllAlike())
+    go(tmp_path, "2steps", grader=AlwaysPassed())
     assert all(r.zero_std == 1 and r.grad_norm == 0 for r in telemetry.read(tmp_path))
     _, weights, moments = checkpoint.read(tmp_path)
     assert not moments  # no optimizer step: not even momentum moves the weights
@@ -209,7 +208,7 @@ def test_groups_without_signal_are_skipped(tmp_path):
 # Checkpoints.
 
 
-def test_the_adapter_is_in_peft_layout_and_the_merged_model_in_its_own(tmp_path):
+def test_the_adapter_has_peft_layout_and_the_merged_model_its_family_layout(tmp_path):
     from peft import PeftModel
 
     trained = micro_model()
@@ -229,6 +228,32 @@ def test_the_adapter_is_in_peft_layout_and_the_merged_model_in_its_own(tmp_path)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"] == "llada"
 
 
+def test_export_ignores_the_adapter_config(tmp_path):
+    """Old versions of PEFT import any module that it names; ours is made from the run's settings."""
+    trained = micro_model()
+    go(tmp_path / "run", "2steps", model=trained, learning_rate=1e-2)
+    config = checkpoint.latest(tmp_path / "run") / "adapter" / "adapter_config.json"
+    config.write_text(
+        json.dumps({"peft_type": "LORA", "r": 4, "megatron_config": {"a": 1}, "megatron_core": "antigravity"})
+    )
+    checkpoint.export(micro_model(), tmp_path / "run", tmp_path / "model")
+    ids = torch.arange(5, 25)[None]
+    want = torch.ones_like(ids, dtype=torch.bool)
+    with torch.no_grad():
+        exported = load(tmp_path / "model", device="cpu").logits(ids, None, want)
+        torch.testing.assert_close(exported, trained.logits(ids, None, want), atol=1e-4, rtol=1e-4)
+
+
+def test_weights_of_another_model_are_not_exported(tmp_path):
+    go(tmp_path / "run", "1step")
+    described = json.loads((tmp_path / "run" / "run.json").read_text())
+    described["settings"]["lora_rank"] = 8
+    (tmp_path / "run" / "run.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match="holds weights of another model"):
+        checkpoint.export(micro_model(), tmp_path / "run", tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_fully_trained_weights_are_exported(tmp_path, tied):
     trained = micro_model(tied=tied)
@@ -241,7 +266,7 @@ def test_fully_trained_weights_are_exported(tmp_path, tied):
         torch.testing.assert_close(exported, trained.logits(ids, None, want))
 
 
-def test_checkpoints_are_data_only_and_old_ones_go(tmp_path):
+def test_checkpoints_are_data_only_and_old_ones_are_removed(tmp_path):
     go(tmp_path, "6steps", save_every=1)
     folders = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert folders == ["step-00000005", "step-00000006"]
@@ -267,7 +292,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
         go(tmp_path, "4steps")
 
 
-def test_killed_while_saving_the_last_checkpoint_is_whole(tmp_path, monkeypatch):
+def test_a_kill_while_saving_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
     go(tmp_path, "2steps")
     before = tensors(tmp_path)
 
@@ -282,7 +307,7 @@ def test_killed_while_saving_the_last_checkpoint_is_whole(tmp_path, monkeypatch)
     assert go(tmp_path, "3steps").step == 3
 
 
-def test_killed_at_any_moment_a_run_continues_to_the_same_weights(tmp_path):
+def test_a_run_killed_at_any_moment_continues_to_the_same_weights(tmp_path):
     """SIGKILL a forked process again and again at random moments; what it left is always whole."""
     go(tmp_path / "whole", "8steps", save_every=1)
     started = time.perf_counter()
@@ -321,12 +346,12 @@ def test_a_reward_that_raises_keeps_every_finished_step(tmp_path):
         go(tmp_path, "5steps", extra={fragile: 1.0}, save_every=100)
     assert checkpoint.read(tmp_path)[0].step == 3
 
-    def mended(completions, **columns):
+    def fixed(completions, **columns):
         return [0.0] * len(completions)
 
-    mended.__name__ = "fragile"
-    go(tmp_path, "5steps", extra={mended: 1.0}, save_every=100)
-    go(tmp_path / "whole", "5steps", extra={mended: 1.0}, save_every=100)
+    fixed.__name__ = "fragile"
+    go(tmp_path, "5steps", extra={fixed: 1.0}, save_every=100)
+    go(tmp_path / "whole", "5steps", extra={fixed: 1.0}, save_every=100)
     assert same(tensors(tmp_path), tensors(tmp_path / "whole"))
 
 
@@ -335,7 +360,7 @@ def test_a_loss_that_is_not_a_number_undoes_its_step(tmp_path, monkeypatch, pois
     """Two inner iterations a step: in the first of them, and in the second, when the weights have moved."""
     from twotemp.rl import learner
 
-    changes = {"groups": 4, "size": 8, "save_every": 100}  # so many that every step has a signal
+    changes = {"groups": 4, "size": 8, "save_every": 100}  # large groups: every step has a signal
     true_loss, calls = learner.grpo_loss, iter(range(100))
 
     def poisoned(new, *args, **kwargs):
@@ -353,7 +378,7 @@ def test_a_loss_that_is_not_a_number_undoes_its_step(tmp_path, monkeypatch, pois
 
 
 def test_a_failure_after_the_update_saves_no_weights_under_the_old_step(tmp_path, monkeypatch):
-    changes = {"groups": 4, "size": 8}  # so many that the step has a signal
+    changes = {"groups": 4, "size": 8}  # large groups: the step has a signal
     true_summary, calls = telemetry.summarise, iter(range(100))
 
     def fails(*args):

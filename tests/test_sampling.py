@@ -12,9 +12,9 @@ import torch
 import twotemp
 from tests.tiny_checkpoints import MASK, random_model, word_tokenizer
 from tests.toy import ToyModel
+from theory.table import TableModel
 from twotemp.errors import UserError
 from twotemp.models.base import language_model
-from twotemp.models.table import TableModel
 from twotemp.sampling import prompts
 from twotemp.sampling.samples import Samples
 

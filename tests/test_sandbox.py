@@ -24,6 +24,7 @@ from twotemp.errors import UserError
 from twotemp.graders import sandbox as module
 from twotemp.graders.sandbox import Program, Sandbox, describe, why_not, working_way
 from twotemp.graders.sandboxed import server
+from twotemp.graders.workers import ChildDied, Verdict
 
 TESTS = "assert f(1) == 2\nassert f(21) == 42"
 GOOD = "def f(x): return 2 * x"
@@ -248,7 +249,8 @@ def test_a_busy_machine_makes_no_right_program_wrong(box: Sandbox) -> None:
         (0.0, 1.0, False),  # it sleeps
         (0.01, 1.0, False),  # it sleeps, almost
         (0.2, 1.0, False),  # it computes on a busy machine
-        (0.0, 1000.0, True),  # nobody gets anywhere, not even the clock
+        (0.05, 1.0, True),  # it computes on a machine that is too busy
+        (0.0, 1000.0, True),  # nothing gets anywhere, not even the clock
     ],
 )
 def test_clock(monkeypatch: pytest.MonkeyPatch, share: float, late: float, left: bool) -> None:
@@ -256,11 +258,25 @@ def test_clock(monkeypatch: pytest.MonkeyPatch, share: float, late: float, left:
     now = [0.0]
     clocks = SimpleNamespace(monotonic=lambda: now[0], clock_gettime=lambda process: share * now[0])
     monkeypatch.setattr(server, "time", clocks)
+    monkeypatch.setattr(server, "slowdown", lambda: late / max(share, 0.01))
     clock = server.Clock((1,), 3.0)
     while (seconds := clock.next_look()) > 0:
         now[0] += late * seconds
-    assert (clock.left() > 0) is left
+    assert (clock.busy and clock.left() > 0) is left
     assert now[0] == pytest.approx(3.0 / (share if share > 0.02 else 1), rel=0.05) or left
+
+
+def test_work_and_sleep_by_turns_is_bounded_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that uses a twentieth of an idle machine's processor idles in no tick."""
+    now = [0.0]
+    clocks = SimpleNamespace(monotonic=lambda: now[0], clock_gettime=lambda process: 0.05 * now[0])
+    monkeypatch.setattr(server, "time", clocks)
+    monkeypatch.setattr(server, "slowdown", lambda: 1.0)
+    clock = server.Clock((1,), 3.0)
+    while (seconds := clock.next_look()) > 0:
+        now[0] += seconds
+    assert not clock.busy
+    assert 3.0 * server.PATIENCE < now[0] < 3.0 * server.PATIENCE + 1
 
 
 def test_a_dead_server_is_replaced(box: Sandbox) -> None:
@@ -268,6 +284,26 @@ def test_a_dead_server_is_replaced(box: Sandbox) -> None:
     assert box._child is not None
     box._child._process.kill()
     assert box.ask(program(GOOD)).outcome == "passed"
+
+
+@pytest.mark.parametrize("deaths", [2, 3])
+def test_a_program_that_ends_two_servers_has_failed(
+    box: Sandbox, monkeypatch: pytest.MonkeyPatch, deaths: int
+) -> None:
+    """Unless the server dies without it, too."""
+    asked = []
+    genuine = Sandbox._ask
+
+    def ask(self: Sandbox, program: Program) -> Verdict:
+        asked.append(program)
+        if len(asked) <= deaths:
+            raise ChildDied("killed by a test")
+        return genuine(self, program)
+
+    monkeypatch.setattr(Sandbox, "_ask", ask)
+    verdict = Sandbox(box.way).ask(program(GOOD))
+    assert verdict.outcome == ("failed" if deaths == 2 else "ungraded")
+    assert asked[2].tests != TESTS
 
 
 def test_a_server_that_keeps_dying_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +379,7 @@ def test_as_another_user(way: str, tmp_path: Path) -> None:
         pytest.skip(f"{way} does not work on this machine: {reason}")
     package = tmp_path / "twotemp"
     shutil.copytree(SRC / "twotemp" / "graders", package / "graders")
-    for name in ("errors.py", "plain.py", "records.py"):
+    for name in ("errors.py", "plain.py", "processes.py", "records.py"):
         shutil.copy(SRC / "twotemp" / name, package)
     for path in (*tmp_path.rglob("*"), *tmp_path.parents, tmp_path):
         if path.is_relative_to("/tmp") and path != Path("/tmp"):

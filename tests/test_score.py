@@ -9,10 +9,11 @@ import torch
 import twotemp
 from tests.tiny_checkpoints import random_model
 from tests.toy import string_table
+from theory.table import TableModel
 from twotemp.errors import UserError
-from twotemp.models.table import TableModel
-from twotemp.rl.likelihood import Completions, elbo, stratified
-from twotemp.scoring import Likelihood
+from twotemp.likelihood.estimators import ESTIMATORS
+from twotemp.likelihood.queries import Completion, CompletionBatch
+from twotemp.likelihood.score import Likelihood
 
 MASK, EOS = 4, 3
 PROMPTS = [[0, 1], [2, 2], [1, 0]]
@@ -31,20 +32,21 @@ def exact(table: TableModel, prompt: list[int], completion: list[int]) -> float:
 
 
 def test_left_to_right_is_the_exact_value(table):
-    found = twotemp.score(table, PROMPTS, COMPLETIONS, "ar")
-    for one, prompt, completion in zip(found, PROMPTS, COMPLETIONS):
-        assert one.log_p == pytest.approx(exact(table, prompt, completion), abs=1e-5)
-        assert (one.error, one.tokens) == (0.0, 4)
+    for likelihood, prompt, completion in zip(
+        twotemp.score(table, PROMPTS, COMPLETIONS, "ar"), PROMPTS, COMPLETIONS, strict=True
+    ):
+        assert likelihood.log_p == pytest.approx(exact(table, prompt, completion), abs=1e-5)
+        assert (likelihood.error, likelihood.tokens) == (0.0, 4)
 
 
 @pytest.mark.parametrize("estimator", ["elbo", "stratified"])
 def test_random_estimates_are_right_within_their_standard_error(table, estimator):
     """A table is consistent, so the bound is tight. 120 estimates: their z-scores have mean 0 and variance 1."""
-    asked, said = PROMPTS * 40, COMPLETIONS * 40
-    found = twotemp.score(table, asked, said, estimator, draws=32, batch_size=1024)
+    prompts, completions = PROMPTS * 40, COMPLETIONS * 40
+    likelihoods = twotemp.score(table, prompts, completions, estimator, draws=32, batch_size=1024)
     scores = [
-        (one.log_p - exact(table, prompt, completion)) / one.error
-        for one, prompt, completion in zip(found, asked, said)
+        (likelihood.log_p - exact(table, prompt, completion)) / likelihood.error
+        for likelihood, prompt, completion in zip(likelihoods, prompts, completions)
     ]
     assert abs(np.mean(scores)) < 4 / np.sqrt(len(scores))
     assert 0.75 < np.std(scores) < 1.3
@@ -53,24 +55,27 @@ def test_random_estimates_are_right_within_their_standard_error(table, estimator
 def test_strata_lower_the_noise(table):
     spread = {}
     for estimator in ("elbo", "stratified"):
-        asked, said = PROMPTS * 60, COMPLETIONS * 60
-        found = twotemp.score(table, asked, said, estimator, draws=16, batch_size=1024)
-        spread[estimator] = np.var(np.reshape([one.log_p for one in found], (60, 3)), axis=0).mean()
+        likelihoods = twotemp.score(
+            table, PROMPTS * 60, COMPLETIONS * 60, estimator, draws=16, batch_size=1024
+        )
+        log_p = np.reshape([likelihood.log_p for likelihood in likelihoods], (60, 3))
+        spread[estimator] = np.var(log_p, axis=0).mean()
     assert spread["stratified"] < 0.9 * spread["elbo"]
 
 
 @pytest.mark.parametrize("draws", [1, 3, 8])
-def test_every_number_of_masks_is_as_likely_in_the_strata(draws, table):
+def test_the_number_of_masks_is_uniform(draws, table):
     """Over many rows l is uniform on 1..n: this is what makes the estimate unbiased."""
     samples = twotemp.sample(table, [[0, 1]], "random", n=400, length=4)
-    rows = Completions.of(samples, ())
-    for build in (elbo, stratified):
-        sizes = build(rows, MASK, 0, draws).want.sum(1)
+    completions = [Completion.from_sample(sample) for sample in samples]
+    batch = CompletionBatch.pad(completions, eos_ids=(), mask_id=MASK)
+    for name in ("elbo", "stratified"):
+        sizes = ESTIMATORS[name](batch, range(draws)).queried.sum(1)
         share = torch.bincount(sizes, minlength=5)[1:] / len(sizes)
         assert (share - 0.25).abs().max() < 4 * (0.25 * 0.75 / len(sizes)) ** 0.5
 
 
-def test_a_score_depends_on_its_own_row_alone():
+def test_a_score_does_not_depend_on_the_other_rows():
     model = random_model("llada")
     together = twotemp.score(model, [[1, 2], [3, 4, 5, 6]], [[7, 8, 9], [10]], draws=4, batch_size=3)
     alone = twotemp.score(model, [[3, 4, 5, 6]], [[10]], draws=4)
@@ -80,17 +85,17 @@ def test_a_score_depends_on_its_own_row_alone():
     )
 
 
-def test_samples_are_scored_as_they_are(table):
+def test_samples_are_scored_by_their_trajectory(table):
     samples = twotemp.sample(table, PROMPTS, "ar:t_token=1", length=4, trace=True)
     expected = [exact(table, list(s.prompt), list(s.tokens)) for s in samples]
-    found = twotemp.score(table, samples, estimator="trajectory")
-    assert [one.log_p for one in found] == pytest.approx(expected, abs=1e-5)
-    assert isinstance(found[0], Likelihood)
+    likelihoods = twotemp.score(table, samples, estimator="trajectory")
+    assert [likelihood.log_p for likelihood in likelihoods] == pytest.approx(expected, abs=1e-5)
+    assert isinstance(likelihoods[0], Likelihood)
 
 
-def test_only_what_comes_before_the_end_of_text_counts(table):
-    (one,) = twotemp.score(random_model("llada"), [1, 2], [7, 38, 9, 9], "ar")
-    assert one.tokens == 2
+def test_tokens_after_the_end_of_text_do_not_count(table):
+    (likelihood,) = twotemp.score(random_model("llada"), [1, 2], [7, 38, 9, 9], "ar")
+    assert likelihood.tokens == 2
 
 
 @pytest.mark.parametrize(
@@ -111,6 +116,6 @@ def test_only_what_comes_before_the_end_of_text_counts(table):
         (([0, 1], [1] * 99), {}, "does not fit"),
     ],
 )
-def test_bad_input(table, arguments, options, message):
+def test_bad_input_is_refused(table, arguments, options, message):
     with pytest.raises(UserError, match=message):
         twotemp.score(table, *arguments, **options)

@@ -27,7 +27,7 @@ from twotemp.metrics import NO_ANSWER
 from twotemp.policies import parse
 from twotemp.records import Grade, Sample, Trace
 from twotemp.report import best_figures, figures, write_selection
-from twotemp.rewards.likelihood import VERSION
+from twotemp.rewards.denoiser import VERSION
 from twotemp.selection import count, scored_by
 from twotemp.store import Config, Key, Store
 

@@ -246,7 +246,7 @@ def test_foreign_folders_are_refused(tmp_path: Path):
         ('{"format": "other"}', "not written by twotemp"),
         ("[1]", "not written by twotemp"),
         ("{", "cannot be read"),
-        ('{"format": "twotemp run", "version": 99}', "version 99"),
+        ('{"format": "twotemp run", "version": 99, "twotemp": "9.9"}', "by twotemp 9.9, in another format"),
     ]:
         (tmp_path / "run.json").write_text(content)
         with pytest.raises(UserError, match=message):

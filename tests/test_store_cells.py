@@ -133,7 +133,7 @@ def test_a_later_verdict_counts_whatever_the_clocks_say(
         assert [s.text for s in reader.samples()] == [f"draft {turn}"]
 
 
-def test_files_of_version_0_1_0_come_first_even_from_a_clock_that_is_fast(cell: Cell):
+def test_a_new_writer_comes_after_every_number_that_is_there(cell: Cell):
     with cell.writer() as writer:
         writer.grades(GRADER, [(KEY, Grade("failed"))])
     (file,) = cell.path.glob("grades-*")

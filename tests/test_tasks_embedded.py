@@ -7,14 +7,14 @@ from random import Random
 
 import pytest
 
+from recipes import tokenizer
+from recipes.corpus import encode
 from twotemp import graders, tasks
 from twotemp.errors import UserError
 from twotemp.graders.puzzles import judge
 from twotemp.records import Problem
 from twotemp.tasks import SOURCES, countdown, programs, words
 from twotemp.tasks.generated import PROBLEMS, made, split_of
-from twotemp.training import tokenizer
-from twotemp.training.corpus import encode
 
 NAMES = sorted(SOURCES)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
@@ -12,15 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from twotemp import training
+from recipes import __main__ as command
+from recipes import checkpoints, loop, tokenizer, verifier
+from recipes.corpus import Corpus, Examples, generate
+from recipes.loop import train
+from recipes.muon import Muon, orthogonal
+from recipes.objective import diffusion_loss, next_token_loss, stratified_times
+from recipes.recipe import Recipe
 from twotemp.errors import UserError
 from twotemp.folders import only_writer
 from twotemp.models.load import load
 from twotemp.tasks import SOURCES
-from twotemp.training import Recipe, checkpoints, loop, tokenizer, train, verifier
-from twotemp.training.corpus import Corpus, Examples, generate
-from twotemp.training.muon import Muon, orthogonal
-from twotemp.training.objective import diffusion_loss, next_token_loss, stratified_times
 
 torch.set_num_threads(1)
 WORDS = tokenizer.build()
@@ -371,14 +375,45 @@ def test_a_recipe_without_its_data_is_refused(tmp_path: Path) -> None:
 
 def test_a_recipe_says_itself_whether_it_makes_a_denoiser_or_a_verifier(tmp_path: Path, monkeypatch) -> None:
     made = []
-    monkeypatch.setattr(training, "train", lambda recipe, out, watch: made.append(recipe) or out)
+    monkeypatch.setattr(loop, "train", lambda recipe, out, watch: made.append(recipe) or out)
     monkeypatch.setattr(verifier, "train", lambda recipe, out, watch: made.append(recipe) or out)
     for name in ("tiny", "verifier"):
-        assert training.follow(RECIPES / f"{name}.yaml", tmp_path) == tmp_path
+        assert command.follow(command.locate(Path(f"{name}.yaml")), tmp_path) == tmp_path
     assert [type(recipe) for recipe in made] == [Recipe, verifier.VerifierRecipe]
     assert [recipe.name for recipe in made] == ["tiny", "verifier"]
     with pytest.raises(UserError, match="no recipe"):
-        training.follow(tmp_path / "absent.yaml", tmp_path)
+        command.follow(tmp_path / "absent.yaml", tmp_path)
+
+
+def test_the_command_trains_stops_and_continues(tmp_path: Path, monkeypatch, capsys) -> None:
+    recipe, out = tmp_path / "micro.yaml", tmp_path / "run"
+    recipe.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in MICRO.to_dict().items()))
+
+    def interrupted(*given) -> None:
+        write(*given)
+        raise KeyboardInterrupt
+
+    write = checkpoints.write
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write", interrupted)
+        assert command.main([str(recipe), "--out", str(out)]) == 130
+    assert f"kept in {out}, and the same command continues" in capsys.readouterr().err
+    assert command.main([str(recipe), "--out", str(out)]) == 0
+    assert f"saved {out / 'model'}" in capsys.readouterr().out
+    weights = load_file(out / "model" / "model.safetensors")
+    whole = load_file(train(MICRO, tmp_path / "whole") / "model.safetensors")
+    assert all(torch.equal(whole[name], weights[name]) for name in whole)
+    assert command.main([str(tmp_path / "absent.yaml"), "--out", str(out)]) == 2
+    assert "error: no recipe" in capsys.readouterr().err
+
+
+def test_help_loads_no_torch() -> None:
+    """So that the policy of waiting threads is set before torch reads it."""
+    code = "import sys, recipes.__main__; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=RECIPES.parent
+    )
+    assert done.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-ar"])

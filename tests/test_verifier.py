@@ -12,25 +12,18 @@ import pytest
 import torch
 import yaml
 
+from recipes import verifier
+from recipes.corpus import Examples, generate
+from recipes.muon import Muon
 from tests.toy_task import micro_model
 from twotemp import rewards, tasks
 from twotemp.errors import UserError
+from twotemp.likelihood.queries import Completion, CompletionBatch, concatenate, log_q
 from twotemp.models.load import locate
 from twotemp.records import Problem
-from twotemp.rewards.likelihood import (
-    Canvas,
-    Likelihood,
-    all_and_thirds,
-    canvas_of,
-    checks,
-    likelihood_and_checks,
-    log_q,
-)
+from twotemp.rewards.denoiser import DenoiserReward, answer_row, checks, scaled_thirds
 from twotemp.tasks import SOURCES
 from twotemp.tasks.generated import split_of
-from twotemp.training import verifier
-from twotemp.training.corpus import Examples, generate
-from twotemp.training.muon import Muon
 
 RECIPE = verifier.VerifierRecipe(
     name="test",
@@ -166,7 +159,7 @@ def test_training_teaches_what_it_is_shown(tmp_path):
     model = verifier.load("tiny")
 
     def gap() -> float:
-        judge = Likelihood(model, likelihood_and_checks(model), "x")
+        judge = DenoiserReward(model, scaled_thirds, "x", checks=True)
         right, wrong = judge.score([(Problem("a", row.task, row.prompt), row.answer) for row in rows])
         return right - wrong
 
@@ -210,15 +203,16 @@ def test_the_pair_loss_is_its_formula():
     """Against the scores of the judge itself, one answer at a time; answers have different numbers of checks."""
     model = micro_model()
     pairs = [("4 * 9 = 36 , 36 - 2 = 34", "4 + 9 = 13"), ("9 - 4 = 5", "2 - 2 = 0 , 4 - 4 = 0")]
-    judge = Likelihood(model, likelihood_and_checks(model), "x", batch_size=1)
+    judge = DenoiserReward(model, scaled_thirds, "x", batch_size=1, checks=True)
     asked = Problem("a", "countdown-3", "4 9 2 -> 34")
     scores = torch.tensor(
         [judge.score([(asked, text) for text in pair]) for pair in pairs], dtype=torch.float64
     )
     expected = -torch.sigmoid(scores[:, 0] - scores[:, 1]).log().mean()
-    canvases = [[canvas_of(model, asked, text) for text in pair] for pair in pairs]
-    right, wrong = zip(*canvases)
-    assert verifier.pair_loss(model, right, wrong).item() == pytest.approx(expected.item(), rel=1e-4)
+    right, wrong = zip(*([answer_row(model, asked, text) for text in pair] for pair in pairs))
+    assert verifier.pair_loss(model, "countdown-3", right, wrong).item() == pytest.approx(
+        expected.item(), rel=1e-4
+    )
 
 
 def test_the_loss_of_right_answers_is_that_of_checks_and_a_share_of_the_likelihood(monkeypatch):
@@ -226,15 +220,21 @@ def test_the_loss_of_right_answers_is_that_of_checks_and_a_share_of_the_likeliho
     model = micro_model()
     shelf = generate({"programs-1": 40}, 5, model.tokenizer.get_vocab())[0]
     batch = Examples("programs-1", shelf.prompt, shelf.ids[:2].long())
-    canvases = [Canvas("programs-1", ids, shelf.prompt, len(ids)) for ids in batch.ids.tolist()]
+    completions = [Completion.after(ids[: shelf.prompt], ids[shelf.prompt :]) for ids in batch.ids.tolist()]
+    rows = [
+        CompletionBatch.pad([completion], eos_ids=model.eos_ids, mask_id=model.mask_id)
+        for completion in completions
+    ]
+    forbidden = torch.tensor(model.forbidden_ids)
     for checked, anchor in ((1.0, 1.0), (0.0, 0.5)):
         monkeypatch.setattr(verifier, "CHECKED", checked)
         found = verifier.right_loss(model, batch, 0.5, torch.Generator().manual_seed(3)).item()
-        options = [checks(model, one) if checked else all_and_thirds(one) for one in canvases]
+        build = checks(model, "programs-1") if checked else scaled_thirds
+        options = [build(row, range(1)).split(1) for row in rows]
         possible = []
-        for views in product(*options):
-            tokens = sum(len(view.asked) for view in views)
-            possible.append(-anchor * log_q(model, batch.ids, views).sum().item() / tokens)
+        for queries in map(concatenate, product(*options)):
+            terms = log_q(model.logits, queries, forbidden)
+            possible.append(-anchor * terms.sum().item() / len(terms))
         assert min(abs(found - value) for value in possible) < 1e-5
 
 

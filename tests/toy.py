@@ -7,7 +7,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from twotemp.models.table import TableModel
+from theory.table import TableModel
 
 
 class ToyModel:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from recipes.tokenizer import build
 from twotemp import graders, tasks
 from twotemp.models import llada
 from twotemp.records import Grade, Problem
 from twotemp.tasks import ProblemSet, Task
-from twotemp.training.tokenizer import build
 
 LENGTH = 8
 

@@ -1,4 +1,4 @@
-"""The pictures of docs/idea.md, from real samples of the embedded model: `python docs/tools/pictures.py`.
+"""The pictures of docs/idea.md, from real samples of the embedded model: `python -m docs.tools.pictures`.
 
 They are kept in docs/figures, so that the Markdown can be read as it is. Each PNG carries a hash of the weights, and
 tests/test_site.py fails when those in the tree are others.
@@ -18,8 +18,8 @@ import torch
 from matplotlib.figure import Figure
 
 import twotemp
+from theory.planted import LIBRARY, exact
 from twotemp import tasks
-from twotemp.forks.planted import LIBRARY, exact
 from twotemp.graders.puzzles import judge
 from twotemp.metrics import pass_at_k
 from twotemp.policies import parse

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from twotemp.errors import UserError
+    from twotemp.likelihood.score import score
     from twotemp.models.base import Denoiser, LanguageModel
     from twotemp.models.load import load
     from twotemp.models.wrap import wrap
     from twotemp.policies.presets import policy
     from twotemp.records import Policy, Sample
     from twotemp.sampling.api import StreamEvent, infill, sample, stream
-    from twotemp.scoring import score
 
 __all__ = [
     "Denoiser",
@@ -48,7 +48,7 @@ _HOMES = {
     "load": "twotemp.models.load",
     "policy": "twotemp.policies.presets",
     "sample": "twotemp.sampling.api",
-    "score": "twotemp.scoring",
+    "score": "twotemp.likelihood.score",
     "stream": "twotemp.sampling.api",
     "wrap": "twotemp.models.wrap",
 }

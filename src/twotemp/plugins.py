@@ -15,6 +15,8 @@ A plug-in is a Python file or module that calls `add_task`, `add_grader` or `add
 
 The command line takes it as `--plugin mine.py`; a package that is installed with an entry point in the group
 `twotemp.plugins` needs no option. In Python, import it.
+
+A distribution that draws samples elsewhere offers itself in the group `twotemp.backends` (`twotemp-sglang` does).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from twotemp import graders, tasks
 from twotemp.errors import UserError
@@ -35,6 +37,7 @@ from twotemp.records import Policy
 from twotemp.tasks import Task
 
 GROUP = "twotemp.plugins"
+BACKENDS = "twotemp.backends"
 NAMED: list[str] = []  # those that were loaded by name: worker processes load them, too
 T = TypeVar("T")
 
@@ -79,9 +82,16 @@ def _import_file(own: str, path: Path) -> None:
         raise
 
 
-def _guarded(name: str, load: Callable[[], object]) -> None:
+def backend(name: str) -> Any:
+    """Return the backend that an installed distribution offers by this name (entry points `twotemp.backends`)."""
+    for point in entry_points(group=BACKENDS, name=name):
+        return _guarded(f"{name} ({point.value})", point.load)
+    raise UserError(f"the backend {name!r} is not installed; install it with: pip install twotemp-{name}")
+
+
+def _guarded(name: str, load: Callable[[], T]) -> T:
     try:
-        load()
+        return load()
     except UserError as error:
         raise UserError(f"plug-in {name}: {error}") from error
     except Exception as error:

@@ -140,9 +140,7 @@ class Policy:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:
         numbers = {key: from_json(value) for key, value in data.items() if value == "inf"}
-        # Version 0.1 knew Dream's schedule alone, and did not name it.
-        schedule = {"schedule": "dream"} if data.get("steps") and "schedule" not in data else {}
-        return record(cls, {**data, **numbers, **schedule}, "the policy")
+        return record(cls, {**data, **numbers}, "the policy")
 
 
 class Key(NamedTuple):
@@ -224,7 +222,7 @@ class Trace:
     edits: tuple[tuple[int, int, int], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON data: edits only where there are any, as older versions wrote it."""
+        """Return JSON data, with edits only where there are any: few policies edit."""
         return {name: value for name, value in vars(self).items() if name != "edits" or value}
 
     @classmethod

@@ -29,7 +29,7 @@ def task_name(task: str) -> str:
 def model_name(model: str) -> str:
     """`GSAI-ML/LLaDA-8B-Instruct` -> `LLaDA-8B-Instruct`; a folder by its own name, or by its run's.
 
-    All models that `twotemp grpo` and `twotemp train` save are called `model`: RUN/model is RUN's.
+    All models that `twotemp grpo` and `python -m recipes` save are called `model`: RUN/model is RUN's.
     """
     return model.rstrip("/").removesuffix("/model").rsplit("/", 1)[-1]
 

@@ -23,7 +23,6 @@ from twotemp.cli import (
     select,
     serve,
     trace,
-    train,
     tune,
 )
 from twotemp.cli.command import STOPPED, command
@@ -55,13 +54,12 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "grpo": grpo.grpo,
     "forks": forks.forks,
     "trace": trace.trace,
-    "train": train.train,
     "drift": drift.drift,
     "doctor": doctor.doctor,
     "serve": serve.serve,
     "play": serve.play,
 }
-_CONTINUED = {"eval", "run", "tune", "demo", "grpo", "forks", "train"}
+_CONTINUED = {"eval", "run", "tune", "demo", "grpo", "forks"}
 for _name, _function in _COMMANDS.items():
     app.command(_name)(command(_function, continued=_name in _CONTINUED))
 # Another program's command line: it reads all of its options itself, `--help` too.

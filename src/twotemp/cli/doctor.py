@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module, metadata
@@ -11,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from twotemp import processes
 from twotemp.plain import json_text
 
 EXTRAS = {
@@ -126,8 +126,10 @@ def _torch() -> Iterator[Check]:
     yield "torch", "ok", f"{torch.__version__} on {device}"
     # In a process of its own: where the CPU advertises what it may not run, this dies by a signal.
     probe = "import torch; a = torch.ones(256, 256, dtype=torch.bfloat16); print(float((a @ a).sum()))"
-    ran = subprocess.run([sys.executable, "-c", probe], capture_output=True)
-    if ran.returncode == 0:
+    child = processes.start(
+        processes.python_command("-c", probe), environment=processes.minimal_environment()
+    )
+    if child.wait() == 0:
         yield "bfloat16", "ok", "matrix products run"
     else:
         detail = "matrix products crash on this CPU; stay with float32 (the default here)"

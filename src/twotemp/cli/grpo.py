@@ -182,7 +182,7 @@ def _show(evaluations: list[Checkup], steps: int, out: Path) -> None:
     from rich.table import Table
 
     from twotemp.cli.console import output, say
-    from twotemp.rl.evaluation import COMPARED, compare
+    from twotemp.report.grpo import COMPARED, compare
 
     trained = out / MODEL
     output.print(f"{steps} steps; the trained model is {trained}", highlight=False, soft_wrap=True)

@@ -74,7 +74,7 @@ def select(
                 rm or rewards.VERIFIER, system=rm_system, device=device, batch_size=batch_size
             )
         if "likelihoods" in needs:  # of the model that drew the samples
-            itself = rewards.itself(device=device, batch_size=batch_size)
+            itself = rewards.sampling_model(device=device, batch_size=batch_size)
     with progress("rewards") as bar:
         cells = count(
             surveyed.cells,

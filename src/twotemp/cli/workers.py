@@ -163,7 +163,10 @@ class DrawingOptions(WorkerOptions):
 
     sglang: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Draw through this SGLang server; --model is then the tokenizer's."),
+        typer.Option(
+            metavar="URL",
+            help="Draw through this SGLang server (needs twotemp-sglang); --model is then the tokenizer's.",
+        ),
     ] = None
 
     def _remote(self, job: Job) -> AbstractContextManager[Backend] | None:
@@ -177,17 +180,19 @@ class DrawingOptions(WorkerOptions):
 
     def _served(self, url: str, job: Job) -> AbstractContextManager[Backend]:
         from twotemp.cli.console import say
-        from twotemp.executors.sglang import SglangBackend
+        from twotemp.plugins import backend
 
-        loading = job.loading
+        connect, loading = backend("sglang"), job.loading
         unused: dict[str, object]
         unused = {"cache": job.cache, "device": loading.device, "dtype": loading.dtype}
         unused |= {"compile": loading.compile, "quantize": loading.quantize, "device-map": loading.device_map}
         if asked := [f"--{name}" for name, value in unused.items() if value]:
             raise UserError(f"{', '.join(asked)}: the server has the model; start it as you want it")
-        backend = SglangBackend(url, job.text(), unit=job.batch_size, connections=self.workers)
+        served: AbstractContextManager[Backend] = connect(
+            url, job.text(), unit=job.batch_size, connections=self.workers
+        )
         say(f"drawing through the SGLang server at {url}")
-        return backend
+        return served
 
 
 def devices(asked: str | None) -> tuple[str, int]:

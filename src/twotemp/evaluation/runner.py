@@ -127,7 +127,7 @@ class Evaluation(AbstractContextManager["Evaluation"]):
             length=plan.length or task.length,
             block=plan.block,
             seed=plan.seed,
-            # What is off counts as left out, so that runs of 0.1.0, which had fewer choices, go on.
+            # An option that is off counts as left out, so that runs begun before it existed can be continued.
             options={
                 "cache": plan.cache,
                 "trace": plan.trace,

@@ -29,7 +29,7 @@ _NUMBER = re.compile(rf"-(\d{{20}})\.[^-]*{re.escape(SUFFIX)}")
 def next_number(folder: Path) -> int:
     """One more than the highest number in the names of a folder's files: so a writer comes after all it has seen.
 
-    Lamport's clock: no machine's time is asked. Version 0.1.0 took nanoseconds for a number.
+    Lamport's clock: no machine's time is asked.
     """
     found = (_NUMBER.search(path.name) for path in folder.glob(f"*{SUFFIX}"))
     return 1 + max((int(match[1]) for match in found if match), default=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,52 +12,43 @@ from twotemp.folders.files import disk_errors, is_temporary, make_folder, read_j
 from twotemp.plain import json_text, to_json
 
 FILE = "run.json"
-FORMAT = {"format": "twotemp run", "version": 1}
+FORMAT = {"format": "twotemp run", "version": 2}
 Kind = Literal["evaluation", "grpo", "forks", "training"]
 KINDS: dict[Kind, str] = {
     "evaluation": "a run of `twotemp eval`",
     "grpo": "a run of `twotemp grpo`",
     "forks": "a study of `twotemp forks`",
-    "training": "a run of `twotemp train`",
+    "training": "a run of `python -m recipes`",
 }
 # About the file, not about the run.
 _ABOUT = (*FORMAT, "kind", "twotemp", "changes")
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
-    """What a folder says of itself; None where it says nothing. Reads what version 0.1.0 wrote, too."""
+    """Return run.json of a folder; None where there is none. A run of another format version is refused."""
     path = folder / FILE
     if not path.exists():
-        return _unnamed(folder)
-    found = read_json(path)
-    if isinstance(found, dict) and found.get("format") == FORMAT["format"]:
-        if found.get("version") != FORMAT["version"]:
-            raise UserError(
-                f"{folder} has version {found.get('version')!r} of the format and this twotemp reads "
-                f"{FORMAT['version']}; install the twotemp that wrote it"
-            )
-        return {"kind": "evaluation", **found}
-    if isinstance(found, dict) and {"settings", "task"} <= found.keys():
-        return {"kind": "grpo", **found}
-    raise UserError(f"{path} was not written by twotemp; give the folder named by --out")
-
-
-def _unnamed(folder: Path) -> dict[str, Any] | None:
-    """What version 0.1.0 left without a run.json: a study of forks, or a training run."""
-    settings = folder / "settings.json"
-    old = read_json(settings) if settings.exists() else {}
-    if isinstance(old, dict) and "alternatives" in old:
-        return {"kind": "forks", **old}
-    trained = any((folder / name).exists() for name in ("checkpoint.safetensors", "log.jsonl"))
-    return {"kind": "training"} if trained else None
+        return None
+    described: dict[str, Any] = read_json(path)
+    if not isinstance(described, dict) or not (
+        described.get("format") == FORMAT["format"] or "twotemp" in described
+    ):
+        raise UserError(f"{path} was not written by twotemp; give the folder named by --out")
+    if {name: described.get(name) for name in FORMAT} != FORMAT:
+        writer = described.get("twotemp", "0.1.0")  # which did not always name itself
+        raise UserError(
+            f"{folder} was written by twotemp {writer}, in another format than twotemp {__version__} reads; "
+            f"install twotemp {writer} to read or continue it, or choose another folder (--out)"
+        )
+    return described
 
 
 def kind_of(folder: Path) -> Kind | None:
     """What kind of run a folder holds; None: it is not a run."""
-    found = read_run(folder)
-    if found is None:
+    described = read_run(folder)
+    if described is None:
         return None
-    kind: Kind = found["kind"]
+    kind: Kind = described.get("kind")  # type: ignore[assignment]
     if kind not in list(KINDS):  # whatever it is: a damaged file may say anything
         raise UserError(
             f"{folder} holds {kind!r}, which this twotemp does not know; install the one that wrote it"
@@ -88,14 +79,12 @@ def continued(
     step: int | None = 0,
     free: Collection[str] = (),
     mendable: Collection[str] = (),
-    complete: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> dict[str, Any]:
     """run.json of this run in this folder, which may hold its beginning; anything else there is refused.
 
     free: names that may differ, as they do not change what is computed. mendable: names that may differ, and the
     change is recorded with the step after which it was made. A name covers all below it: `settings` covers
-    `settings.seed`. step: None where nothing is done yet that a change could contradict. complete: adds to an older
-    description what its version did not write.
+    `settings.seed`. step: None where nothing is done yet that a change could contradict.
     """
     # Listed first: of two processes that make a run the other may write run.json meanwhile, but nothing before it.
     others = _others(folder)
@@ -111,7 +100,7 @@ def continued(
         expect(folder, kind)
     if step is None:
         return now
-    before = to_json(complete(found))
+    before = found
     changes = before.get("changes", [])
     different = differences(before, now)
     refuse(folder, KINDS[kind], {n: d for n, d in different.items() if not _covers((*free, *mendable), n)})

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
@@ -13,6 +11,7 @@ from twotemp.errors import UserError, unknown
 from twotemp.graders import quantities
 from twotemp.graders.extraction import final_answer
 from twotemp.graders.workers import Child, ChildDied, Verdict, WorkerPool, in_order, usable_cpus
+from twotemp.processes import minimal_environment, python_command
 from twotemp.records import Grade, Problem
 
 VERSION = "3"
@@ -117,6 +116,9 @@ def _math_verify_version() -> str | None:
         return None
 
 
+_CONTROL = json.dumps({"gold": "1", "answer": r"\frac{2}{2}"}).encode() + b"\n"
+
+
 class _VerifyWorker:
     """The parent's side of `verify_worker`: starts it, holds the clock, replaces it."""
 
@@ -142,14 +144,20 @@ class _VerifyWorker:
             except ChildDied as error:
                 self.close()
                 why = str(error)
-        return Verdict("ungraded", f"the math-verify worker died twice: {why}")
+        # Either the answer kills workers, or workers die anyway. A worker that starts and compares tells.
+        try:
+            self._fresh_enough().ask(_CONTROL, SECONDS)
+        except (ChildDied, TimeoutError):
+            self.close()
+            return Verdict("ungraded", f"the math-verify worker died twice: {why}")
+        return Verdict("failed", f"the answer ended two math-verify workers: {why}")
 
     def _fresh_enough(self) -> Child:
         if self._child is not None and self._asked >= RECYCLE:
             self.close()
         if self._child is None:
-            command = [sys.executable, "-m", "twotemp.graders.verify_worker"]
-            self._child = Child(command, env=os.environ, memory=MEMORY)
+            command = python_command("-m", "twotemp.graders.verify_worker")
+            self._child = Child(command, environment=minimal_environment(), memory=MEMORY)
             self._asked = 0
             try:
                 self._child.ready(START_SECONDS)

@@ -15,7 +15,7 @@ from twotemp.graders.sandbox import Program, Sandbox, working_way
 from twotemp.graders.workers import Verdict, WorkerPool, in_order, usable_cpus
 from twotemp.records import Grade, Problem
 
-VERSION = "2"
+VERSION = "3"
 SECONDS = 3.0  # of processor time (and sleep) for a program, unless the problem says otherwise
 LONGEST = 100_000  # characters; no answer to a question is longer
 

@@ -13,6 +13,7 @@ What the tests do without, beside plain `exec` (tests/program_differences.txt ha
 
     an argument changed in place stays as it was for them: the program has a copy
     an operator between an object of the program's and a value of theirs is not the program's (see `mirrors`)
+    a failed assertion ends a `with` block of the program's class, and its message is not shown to the program
     the program sees of their functions and objects that they can be called or iterated, and no more
     Python's built-ins and library stay as they are, whatever the program makes of the names
     what the program prints is not seen
@@ -66,21 +67,28 @@ class Sandbox:
         self._child: Child | None = None
 
     def ask(self, program: Program) -> Verdict:
+        """Return the verdict on a program; `ungraded` only if a server fails for our own program as well."""
         why = ""
-        for _ in range(2):  # a dead server is our own trouble, not the program's: once more on a fresh one
+        for _ in range(2):
             try:
                 return self._ask(program)
             except (ChildDied, TimeoutError) as error:
                 self.close()
                 why = str(error)
-        return Verdict("ungraded", f"the sandbox died twice: {why}")
+        # Either the program kills servers, or servers die anyway. A fresh one that passes its self-test tells.
+        try:
+            self.start()
+        except (ChildDied, TimeoutError, OSError):
+            self.close()
+            return Verdict("ungraded", f"the sandbox died twice: {why}")
+        return Verdict("failed", f"the program ended the sandbox twice: {why}")
 
     def _ask(self, program: Program) -> Verdict:
         if self._child is None:
-            self._child = Child(_WAYS[self.way](), env=_ENVIRONMENT)
+            self._child = Child(_WAYS[self.way](), environment=_ENVIRONMENT)
             self._child.ready(START_SECONDS)
             if (verdict := self._ask(_SELF_TEST)).outcome != "passed":
-                for folder in (Path("/tmp"), Path.cwd()):  # what it wrote through a hole
+                for folder in (Path("/tmp"), Path("/")):  # what it wrote through a hole
                     with suppress(OSError):
                         (folder / "twotemp-self-test").unlink()
                 raise ChildDied(f"its self-test failed: {verdict.detail}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import select
 import subprocess
 import tempfile
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
+from twotemp import processes
 from twotemp.records import Outcome
 
 Question = TypeVar("Question", bound=Hashable)
@@ -50,23 +50,22 @@ class ChildDied(Exception):
 class Child:
     """A process that answers what it is sent with one line of JSON; its first line says that it has started."""
 
-    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], memory: int | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], *, environment: Mapping[str, str], memory: int | None = None
+    ) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        self._process = subprocess.Popen(
-            list(command),
+        self._process = processes.start(
+            command,
+            environment=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=dict(env),
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C is for the parent, which then closes us
+            memory=memory,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
         self._buffer = b""
-        if memory is not None:
-            resource.prlimit(self._process.pid, resource.RLIMIT_AS, (memory, memory))
 
     def ask(self, question: bytes, seconds: float) -> dict[str, Any]:
         """The child's answer. TimeoutError (the child is then dead) or ChildDied otherwise."""

@@ -22,10 +22,10 @@ from twotemp.backends.local import LocalBackend
 from twotemp.engine.rows import check
 from twotemp.errors import UserError, unknown
 from twotemp.integrations.arguments import answer_length, device_of, load_model, origin, policy_of, rows_of
+from twotemp.likelihood.score import Likelihood, score
 from twotemp.models.base import LanguageModel, Message
 from twotemp.records import Policy, Request, Sample
 from twotemp.sampling.prompts import prompt_requests
-from twotemp.scoring import Likelihood, score
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

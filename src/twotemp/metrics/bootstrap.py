@@ -137,7 +137,7 @@ def _interval(
     filled = np.where(present, table, 0.0)
     holes = not present.all()
     rows, columns = table.shape
-    # Two streams: the percentile method draws what it drew in version 0.1.0.
+    # Two streams, so that the weights of the questions do not depend on how many columns there are.
     rng, prior = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     means = np.empty((resamples, columns))
     for start in range(0, resamples, _CHUNK):

@@ -1,4 +1,4 @@
-"""How different the samples of one question are: in their answers, and in the order they were written."""
+"""How different the answers of one question's samples are."""
 
 from __future__ import annotations
 
@@ -9,20 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from twotemp.errors import UserError
-from twotemp.metrics.best import NO_ANSWER
-from twotemp.metrics.passk import Floats, grid, pass_at_k
-
-
-def distinct_answers(answers: ArrayLike, ks: Sequence[int]) -> Floats:
-    """Expected number of different answers among k of the n samples: the sum over answers of the chance that
-    the subset holds one of its m samples (pass@k with c = m). NO_ANSWER is no answer. NaN for k > n.
-    """
-    group = _labels(answers)
-    _, sizes = np.unique(group[group != NO_ANSWER], return_counts=True)
-    if not len(sizes):
-        return np.where(grid(ks) <= len(group), 0.0, np.nan)
-    expected: Floats = pass_at_k(np.full(len(sizes), len(group)), sizes, ks).sum(axis=0)
-    return expected
+from twotemp.metrics.passk import Floats, grid
 
 
 def answer_entropy(answers: ArrayLike, ks: Sequence[int]) -> Floats:
@@ -34,7 +21,11 @@ def answer_entropy(answers: ArrayLike, ks: Sequence[int]) -> Floats:
 
     Having no answer (NO_ANSWER) is one more outcome here: it, too, spreads the distribution.
     """
-    group = _labels(answers)
+    group = np.asarray(answers)
+    if group.ndim != 1 or not len(group) or group.dtype.kind not in "iu":
+        raise UserError(
+            "answers must be one group number per sample (equal answers share one, -1: no answer)"
+        )
     _, sizes = np.unique(group, return_counts=True)
     n = len(group)
     log_factorial: Floats = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
@@ -52,44 +43,3 @@ def answer_entropy(answers: ArrayLike, ks: Sequence[int]) -> Floats:
             chance = np.exp(log_choose(m, v) + log_choose(n - m, k - v) - log_choose(n, k))
             result[column] -= chance @ (v / k * np.log(v / k))
     return result
-
-
-def order_entropy(steps: ArrayLike, block: int | None = None) -> float:
-    """How undecided the order of writing is over the samples of one question, in nats; from `Trace.steps`.
-
-    For each pair of positions the samples say which of the two was written first (or: in the same step). The result
-    is the entropy of those three outcomes, averaged over pairs. Pairs, because step numbers of samples that took
-    a different number of steps do not compare. 0: one order for all; log 2: random, one token per step.
-
-    steps: [samples, positions], -1 (never written, after EOS) counts as last. With `block`, only pairs inside
-    a decoding block count: between blocks the order is fixed and would only dilute the number.
-    """
-    order = np.asarray(steps, dtype=np.int64)
-    if order.ndim != 2 or not order.shape[0] or order.shape[1] < 2:
-        raise UserError(
-            "order entropy needs the steps of at least one sample and two positions; trace the run"
-        )
-    if block is not None and block < 2:
-        raise UserError(f"block must be at least 2 positions wide, not {block}")
-    order = np.where(order < 0, np.iinfo(np.int64).max, order)
-    width = block or order.shape[1]
-    total, pairs = 0.0, 0
-    for start in range(0, order.shape[1], width):
-        part = order[:, start : start + width]
-        first, second = np.triu_indices(part.shape[1], k=1)
-        if not len(first):
-            continue
-        a, b = part[:, first], part[:, second]
-        chances = np.stack([(a < b).mean(axis=0), (a == b).mean(axis=0), (a > b).mean(axis=0)])
-        total -= float(np.sum(chances * np.log(np.where(chances > 0, chances, 1.0))))
-        pairs += len(first)
-    return total / pairs
-
-
-def _labels(answers: ArrayLike) -> np.ndarray:
-    group = np.asarray(answers)
-    if group.ndim != 1 or not len(group) or group.dtype.kind not in "iu":
-        raise UserError(
-            "answers must be one group number per sample (equal answers share one, -1: no answer)"
-        )
-    return group

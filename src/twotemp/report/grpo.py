@@ -38,6 +38,7 @@ DONE = (
     "groups without signal",
     "confidence, first → last tenth",
 )
+COMPARED = ("lambda", "accuracy before", "after", "gain [95 %]", "NFE before → after")
 CAPTION = (
     "Left: training reward, right of it its standard deviation within a group, both as running means over 5 % "
     "of the steps; dashed lines mark the steps completed within the budget. Right: accuracy on held-out problems "
@@ -170,8 +171,6 @@ def running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def table(runs: Sequence[TrainingRun]) -> str:
     """Markdown: what every run completed, how diverse its rollouts were, and what it gained on held-out problems."""
-    from twotemp.rl.evaluation import COMPARED, compare
-
     header = (*DONE, *COMPARED)
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for run, said in zip(runs, names(runs, plain=True)):
@@ -196,6 +195,29 @@ def table(runs: Sequence[TrainingRun]) -> str:
                 "| " + " | ".join([*(cells if number == 0 else [""] * len(cells)), *at_threshold]) + " |"
             )
     return "\n".join(lines) + "\n"
+
+
+def compare(before: Checkup, after: Checkup) -> list[list[str]]:
+    """Return the cells of the columns `COMPARED`, a row for each threshold."""
+    from twotemp.rl.evaluation import gains
+
+    gain = gains(before, after)
+    return [
+        [
+            f"{old.threshold:g}",
+            _percent(old.accuracy, old.low, old.high, ""),
+            _percent(new.accuracy, new.low, new.high, ""),
+            _percent(gain.mean[i], gain.low[i], gain.high[i], "+"),
+            f"{old.nfe:.2f} → {new.nfe:.2f}",
+        ]
+        for i, (old, new) in enumerate(zip(before.points, after.points))
+    ]
+
+
+def _percent(mean: float, low: float, high: float, sign: str) -> str:
+    """Return a mean in percent with its interval, which is left out where there are too few questions for one."""
+    span = "" if np.isnan(low) else f" [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
+    return f"{100 * mean:{sign}.1f}{span}"
 
 
 def _ends(values: NDArray[np.float64]) -> tuple[float, float]:

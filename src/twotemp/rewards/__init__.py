@@ -6,25 +6,25 @@ from typing import TYPE_CHECKING
 
 from twotemp.errors import UserError
 from twotemp.rewards.base import RewardModel
-from twotemp.rewards.scoring import Watch, likelihoods, scores
+from twotemp.rewards.scoring import OnScores, likelihoods, scores
 from twotemp.store import Config
 
 if TYPE_CHECKING:
-    from twotemp.rewards.likelihood import Likelihood
+    from twotemp.rewards.denoiser import DenoiserReward
 
 __all__ = [
     "LIKELIHOOD",
     "PLL",
     "VERIFIER",
+    "OnScores",
     "RewardModel",
-    "Watch",
-    "itself",
     "likelihoods",
     "load",
+    "sampling_model",
     "scores",
 ]
 
-VERIFIER = "verifier"  # the embedded one: a denoiser that was trained to judge; `verifier:FOLDER` is your own
+VERIFIER = "verifier"  # the embedded one: a denoiser that was trained to score; `verifier:FOLDER` is your own
 LIKELIHOOD, PLL = "likelihood:", "pll:"  # pll:tiny is the pseudo-log-likelihood of the denoiser `tiny`
 
 
@@ -36,47 +36,55 @@ def load(
     dtype: str | None = None,
     batch_size: int = 32,
 ) -> RewardModel:
-    """A reward model: "verifier" (embedded, for the embedded tasks; "verifier:FOLDER" is one that you trained), a
-    checkpoint folder or hub id of a sequence classifier, or a denoiser, which judges answers by how likely it finds
-    them: "likelihood:" or "pll:" and its name.
+    """Load a reward model.
 
-    system: text before the question, if a classifier was trained with one (AceMath's is known).
+    Args:
+        source: "verifier" (embedded, for the embedded tasks), "verifier:FOLDER" (one that you trained), a checkpoint
+            folder or hub id of a sequence classifier, or a denoiser that scores answers by their likelihood:
+            "likelihood:" or "pll:" and its name.
+        system: text before the question, if a classifier was trained with one (AceMath's is known).
+        device: where the model runs; None: CUDA if there is any.
+        dtype: of the weights; None: the device's default.
+        batch_size: rows in a forward pass.
+
+    Returns:
+        The reward model. A classifier's weights are read when it scores its first answer.
     """
     kind, colon, name = source.partition(":")
-    own = kind == VERIFIER
-    if not own and not source.startswith((LIKELIHOOD, PLL)):
+    verifier = kind == VERIFIER
+    if not verifier and not source.startswith((LIKELIHOOD, PLL)):
         from twotemp.rewards.classifier import SequenceClassifier
 
         return SequenceClassifier(source, system=system, device=device, dtype=dtype, batch_size=batch_size)
     from twotemp.models.load import load as load_denoiser
     from twotemp.models.load import locate
-    from twotemp.rewards.likelihood import Likelihood, all_and_thirds, each_alone, likelihood_and_checks
+    from twotemp.rewards.denoiser import DenoiserReward, pseudo, scaled_thirds
 
     if system is not None:
         raise UserError("a denoiser reads the problem as it was asked; leave the system text out")
     folder = name if colon else locate(VERIFIER, embedded=(VERIFIER,))
     denoiser = load_denoiser(folder, device=device, dtype=dtype)
-    views = (
-        likelihood_and_checks(denoiser) if own else each_alone if source.startswith(PLL) else all_and_thirds
-    )
-    return Likelihood(denoiser, views, source, batch_size, embedded_tasks_only=own)
+    build = pseudo if source.startswith(PLL) else scaled_thirds
+    return DenoiserReward(denoiser, build, source, batch_size, checks=verifier)
 
 
-def itself(*, device: str | None = None, batch_size: int = 32) -> Callable[[Config], "Likelihood"]:
-    """Who judges a cell by its configuration: the model that drew its samples (pseudo-log-likelihood)."""
+def sampling_model(
+    *, device: str | None = None, batch_size: int = 32
+) -> "Callable[[Config], DenoiserReward]":
+    """Return a function from a cell's configuration to the model that drew it, as a reward model (PLL)."""
     from twotemp.models.load import load as load_denoiser
-    from twotemp.rewards.likelihood import Likelihood, each_alone
+    from twotemp.rewards.denoiser import DenoiserReward, pseudo
 
-    loaded = cache(lambda name: load_denoiser(name, device=device))
+    load_once = cache(lambda name: load_denoiser(name, device=device))
 
-    def judge(config: Config) -> Likelihood:
-        model = loaded(config.model)
+    def reward_model(config: Config) -> DenoiserReward:
+        model = load_once(config.model)
         if model.fingerprint != config.fingerprint:
             raise UserError(
                 f"{config.model} is no longer what drew these samples: its fingerprint is {model.fingerprint[:8]}, "
-                f"theirs {config.fingerprint[:8]}. Put the weights back, or judge with another model: "
+                f"theirs {config.fingerprint[:8]}. Put the weights back, or score with another model: "
                 f"--by orm --rm {PLL}{config.model}"
             )
-        return Likelihood(model, each_alone, PLL + config.model, batch_size)
+        return DenoiserReward(model, pseudo, PLL + config.model, batch_size)
 
-    return judge
+    return reward_model

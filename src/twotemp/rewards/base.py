@@ -1,4 +1,4 @@
-"""What a reward model is: (problem, answer) -> a number, higher is better."""
+"""The interface of reward models: (problem, answer) -> a number, higher is better."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from twotemp.records import Problem
 
 
 class RewardModel(Protocol):
+    """Scores answers."""
+
     name: str  # with a fingerprint of its weights: scores of different weights never mix in a store
 
     def score(self, items: Sequence[tuple[Problem, str]]) -> list[float]:
-        """One finite number per item, in the order given; an error where the model gives anything else."""
+        """Return one finite number per item, in the order given, or raise an error."""
         ...

@@ -17,14 +17,14 @@ from twotemp.models.checkpoint import read_json, read_native, read_tokenizer, we
 from twotemp.models.load import locate, usable_device, usable_dtype
 from twotemp.records import Problem
 
-EMBEDDED = ("verifier",)  # which is a denoiser; for the message about what there is
+EMBEDDED = ("verifier",)  # named in the message about unknown sources, though it is a denoiser
 _ACEMATH = "Please reason step by step, and check your final answer within \\boxed{}."
-# What a reward model was trained to read before the question, by the last part of its name (from its model card).
+# The text that a reward model was trained to read before the question, by the last part of its name (model card).
 SYSTEM = {"AceMath-7B-RM": _ACEMATH, "AceMath-72B-RM": _ACEMATH}
 
 
 class SequenceClassifier:
-    """One logit for a conversation of two turns, the problem and the answer, in the model's own chat format."""
+    """Scores a conversation of two turns, the problem and the answer, by one logit."""
 
     def __init__(
         self,
@@ -35,35 +35,45 @@ class SequenceClassifier:
         dtype: str | None = None,
         batch_size: int = 32,
     ) -> None:
+        """Find a checkpoint; its weights are read when it scores its first answer.
+
+        Args:
+            source: a folder or hub id.
+            system: text before the question; None: what the checkpoint is known to need, if anything.
+            device: where the model runs; None: CUDA if there is any.
+            dtype: of the weights; None: the device's default.
+            batch_size: conversations in a forward pass.
+        """
         if batch_size < 1:
             raise UserError(f"batch_size must be >= 1, not {batch_size}")
         self.source = str(source)
         self.folder = locate(source, embedded=EMBEDDED, check=_check_config)
         _check_config(read_json(self.folder / "config.json"))
-        own = self.source.rstrip("/").rsplit("/", 1)[-1]
-        self.system = SYSTEM.get(own) if system is None else system
+        base = self.source.rstrip("/").rsplit("/", 1)[-1]
+        self.system = SYSTEM.get(base) if system is None else system
         self.batch_size = batch_size
-        self.name = f"{own} {_fingerprint(self.folder, self.system)}"
+        self.name = f"{base} {_fingerprint(self.folder, self.system)}"
         self._device, self._dtype = device, dtype
 
     def score(self, items: Sequence[tuple[Problem, str]]) -> list[float]:
+        """Return the score of each answer, in the order given; equal ones are computed once."""
         distinct = list(dict.fromkeys((problem.task, problem.prompt, text) for problem, text in items))
         rows = [self.encode(prompt, text) for _, prompt, text in distinct]
-        by_length = sorted(range(len(rows)), key=lambda at: len(rows[at]))  # little padding
-        found: dict[tuple[str, str, str], float] = {}
+        by_length = sorted(range(len(rows)), key=lambda index: len(rows[index]))  # little padding
+        scores: dict[tuple[str, str, str], float] = {}
         for start in range(0, len(rows), self.batch_size):
-            chosen = by_length[start : start + self.batch_size]
-            for at, score in zip(chosen, self.logits([rows[at] for at in chosen]).tolist()):
+            batch = by_length[start : start + self.batch_size]
+            for index, score in zip(batch, self.logits([rows[index] for index in batch]).tolist()):
                 if not math.isfinite(score):
                     raise UserError(
-                        f"the reward model {self.name!r} gave {score} to an answer to {distinct[at][1][:60]!r}; "
+                        f"the reward model {self.name!r} gave {score} to an answer to {distinct[index][1][:60]!r}; "
                         "check its weights, or load it with more precision (float32)"
                     )
-                found[distinct[at]] = score
-        return [found[problem.task, problem.prompt, text] for problem, text in items]
+                scores[distinct[index]] = score
+        return [scores[problem.task, problem.prompt, text] for problem, text in items]
 
     def encode(self, prompt: str, answer: str) -> list[int]:
-        """The conversation as token ids. The chat template writes all special tokens, so none are added."""
+        """Return the conversation as token ids. The chat template writes all special tokens, so none are added."""
         turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
         if self.system is not None:
             turns.insert(0, {"role": "system", "content": self.system})
@@ -72,17 +82,18 @@ class SequenceClassifier:
         longest = getattr(self._module.config, "max_position_embeddings", None)
         if longest is not None and len(ids) > longest:
             raise UserError(
-                f"an answer of {len(ids)} tokens is longer than {self.name!r} can read ({longest})"
+                f"an answer of {len(ids)} tokens is longer than {self.name!r} can read ({longest}); score shorter "
+                "answers, or give a reward model with a longer context (--rm)"
             )
         return ids
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[list[int]]) -> Tensor:
-        """The score of each row, the same whatever it is batched with.
+        """Return the score of each row, which does not depend on the other rows.
 
         Rows are padded on the right. Decoders pool at "the last token that is not the padding token", so the padding
-        must be the token the model was configured with; one without any reads the last token of a single row,
-        and there every id does that no row ends with.
+        must be the token the model was configured with. A model configured with none pools at the last token of a
+        single row; it is given an id that no row ends with.
         """
         module = self._module
         pad = module.config.pad_token_id
@@ -104,8 +115,8 @@ class SequenceClassifier:
         tokenizer = read_tokenizer(self.folder)
         if tokenizer is None or tokenizer.chat_template is None:
             raise UserError(
-                f"{self.folder} has no tokenizer with a chat template, so texts cannot be put before the reward "
-                "model; put tokenizer.json and tokenizer_config.json of the checkpoint into the folder"
+                f"{self.folder} has no tokenizer with a chat template, so the reward model cannot read texts; "
+                "put tokenizer.json and tokenizer_config.json of the checkpoint into the folder"
             )
         return tokenizer
 
@@ -129,13 +140,16 @@ def _check_config(config: Mapping[str, Any]) -> None:
     if not str(kinds[0]).endswith("ForSequenceClassification"):
         raise UserError(
             f"not a reward model: its config.json names {kinds[0]}, and a reward model is a sequence classifier, "
-            "such as nvidia/AceMath-7B-RM; a denoiser judges as `likelihood:` and its name"
+            "such as nvidia/AceMath-7B-RM; a denoiser scores answers as `likelihood:` and its name"
         )
 
 
 def _fingerprint(folder: Path, system: str | None) -> str:
-    """A hash of what decides the scores, without loading gigabytes: of every weight file its size, its header and
-    64 evenly spaced pieces (training moves nearly all weights, so pieces tell two checkpoints apart)."""
+    """Return a hash of what decides the scores, without reading gigabytes.
+
+    Of every weight file it takes the size, the header and 64 evenly spaced pieces: training moves nearly all weights,
+    so that pieces distinguish two checkpoints.
+    """
     digest = hashlib.sha256(repr(system).encode())
     names = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
     for path in (folder / name for name in names):

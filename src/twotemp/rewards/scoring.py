@@ -1,4 +1,4 @@
-"""The rewards of a cell's samples, computed once and kept in the store."""
+"""Scores of a cell's samples, computed once and kept in the store."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ from twotemp.sampling.prompts import answer
 from twotemp.store import Cell, Key, row_key
 
 if TYPE_CHECKING:
-    from twotemp.rewards.likelihood import Likelihood
+    from twotemp.rewards.denoiser import DenoiserReward
 
 CHUNK = 1024  # samples between two writes: what a kill costs
-Watch = Callable[[str, int, int], None]  # cell, samples scored, samples to score
+OnScores = Callable[[str, int, int], None]  # is called with the cell, samples scored, samples to score
 T = TypeVar("T")
 
 
 def scores(
-    cell: Cell, problems: Mapping[str, Problem], model: RewardModel, watch: Watch | None = None
+    cell: Cell, problems: Mapping[str, Problem], model: RewardModel, on_scores: OnScores | None = None
 ) -> dict[Key, float]:
-    """All samples' rewards by this model; those the store lacks are computed and stored. problems: by id."""
+    """Return the scores of all samples of a cell; those that the store lacks are computed and stored.
+
+    Args:
+        cell: whose samples to score, by their text.
+        problems: by id.
+        model: the reward model.
+        on_scores: is called after every chunk.
+    """
 
     def answers() -> Iterator[tuple[Key, tuple[Problem, str]]]:
         for row in cell.light_rows():
@@ -31,35 +38,36 @@ def scores(
             problem = problems[row["request"]]
             yield row_key(row), (problem, answer(problem, row["text"]))
 
-    return _kept(cell, model.name, answers(), model.score, watch)
+    return _stored(cell, model.name, answers(), model.score, on_scores)
 
 
-def likelihoods(cell: Cell, itself: Likelihood, watch: Watch | None = None) -> dict[Key, float]:
-    """The same of the model that drew the samples, from their rows."""
-    from twotemp.rewards.likelihood import row_of
+def likelihoods(cell: Cell, model: DenoiserReward, on_scores: OnScores | None = None) -> dict[Key, float]:
+    """Return the scores by the model that drew the samples, from their token ids (see `scores`)."""
+    from twotemp.rewards.denoiser import sample_row
 
-    rows = ((sample.key, row_of(itself.model, cell.config.task, sample)) for sample in cell.samples())
-    return _kept(cell, itself.name, rows, itself.of, watch)
+    rows = ((sample.key, sample_row(model.model, sample)) for sample in cell.samples())
+    return _stored(cell, model.name, rows, lambda part: model.score_rows(cell.config.task, part), on_scores)
 
 
-def _kept(
+def _stored(
     cell: Cell,
     name: str,
     items: Iterable[tuple[Key, T]],
     score: Callable[[Sequence[T]], list[float]],
-    watch: Watch | None,
+    on_scores: OnScores | None,
 ) -> dict[Key, float]:
+    """Return the stored scores under a name, after computing those of the items that have none."""
     known = cell.scores(name)
-    todo = [(key, item) for key, item in items if key not in known]
-    if not todo:
+    missing = [(key, item) for key, item in items if key not in known]
+    if not missing:
         return known
     with cell.writer() as writer:
-        for start in range(0, len(todo), CHUNK):
-            part = todo[start : start + CHUNK]
-            fresh = score([item for _, item in part])
-            found = [(key, value) for (key, _), value in zip(part, fresh)]
-            writer.scores(name, found)
-            known.update(found)
-            if watch is not None:
-                watch(cell.name, start + len(part), len(todo))
+        for start in range(0, len(missing), CHUNK):
+            part = missing[start : start + CHUNK]
+            values = score([item for _, item in part])
+            pairs = [(key, value) for (key, _), value in zip(part, values)]
+            writer.scores(name, pairs)
+            known.update(pairs)
+            if on_scores is not None:
+                on_scores(cell.name, start + len(part), len(missing))
     return known

@@ -1,4 +1,4 @@
-"""When to stop: after a wall-clock time, a number of NFE, or a number of steps, whichever comes first."""
+"""Limits of a run: wall-clock time, NFE or steps, whichever comes first."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """A budget from the command line: `10m`, `1h30m`, `2h,500steps`."""
+        """Return the budget of a text such as `10m`, `1h30m` or `2h,500steps`."""
         limits: dict[str, float] = {}
         for part in text.split(","):
-            here: dict[str, float] = {}
+            added: dict[str, float] = {}
             pieces = _PART.findall(part)
             if not pieces or _PART.sub("", part).strip():
                 raise UserError(f"cannot read the budget {text!r}: {_EXAMPLES}")
@@ -41,10 +41,10 @@ class Budget:
                 kind = "steps" if unit.startswith("step") else "nfe" if unit == "nfe" else "seconds"
                 if kind != "seconds" and "." in number:
                     raise UserError(f"the budget {text!r}: {kind} must be a whole number")
-                if kind in limits or (kind in here and kind != "seconds"):
+                if kind in limits or (kind in added and kind != "seconds"):
                     raise UserError(f"the budget {text!r} limits {kind} twice; {_EXAMPLES}")
-                here[kind] = here.get(kind, 0.0) + float(number) * _SECONDS.get(unit, 1)
-            limits |= here
+                added[kind] = added.get(kind, 0.0) + float(number) * _SECONDS.get(unit, 1)
+            limits |= added
         return cls(
             seconds=limits.get("seconds"),
             nfe=int(limits["nfe"]) if "nfe" in limits else None,
@@ -52,7 +52,7 @@ class Budget:
         )
 
     def check(self, rows_per_step: int) -> None:
-        """Refuse a budget that the first step must overrun."""
+        """Raise an error if the first step must exceed the budget."""
         if self.nfe is not None and self.nfe < rows_per_step:
             raise UserError(
                 f"a budget of {self.nfe} NFE is impossible: a step draws {rows_per_step} samples, each of at "
@@ -60,7 +60,7 @@ class Budget:
             )
 
     def used(self, seconds: float, nfe: int, steps: int) -> float:
-        """The share that is used up: 1 or more means stop."""
+        """Return the share of the budget that is used up: 1 or more means stop."""
         pairs = ((seconds, self.seconds), (nfe, self.nfe), (steps, self.steps))
         return max(spent / limit for spent, limit in pairs if limit is not None)
 

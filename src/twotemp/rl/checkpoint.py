@@ -1,4 +1,4 @@
-"""The state of a run on disk: folders that appear whole or not at all. safetensors and JSON, no pickle.
+"""The state of a run on disk, in folders that appear whole or not at all. safetensors and JSON, no pickle.
 
 RUN/checkpoints/step-00000020/   adapter/ (PEFT layout) or weights.safetensors,
                                  optimizer.safetensors, state.json
@@ -12,13 +12,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from twotemp.errors import UserError
-from twotemp.folders import disk_errors, make_folder, read_json, replacing, write_json
+from twotemp.folders import disk_errors, expect, make_folder, read_json, read_run, replacing, write_json
 from twotemp.models.transformer import Transformer
+from twotemp.rl.adapters import name_on_disk, parameter_name, trainable
+from twotemp.rl.settings import GrpoSettings
 
 FOLDER = "checkpoints"
 ADAPTER = "adapter"
@@ -26,13 +29,12 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"  # PEFT's name
 WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
-KEPT = 2
-_PEFT_NAME = ".default."  # the adapter's name inside parameter names, which PEFT leaves out on disk
+KEPT = 2  # checkpoints
 
 
 @dataclass(frozen=True)
 class State:
-    """Counters. Noise is addressed by step and problem, so there is no generator state beside them."""
+    """The counters of a run. Noise is addressed by step and problem, so there is no generator state beside them."""
 
     step: int = 0
     problems: int = 0  # taken from the stream of training problems
@@ -44,7 +46,18 @@ class State:
 def write(
     run: Path, state: State, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], adapter: Any | None
 ) -> Path:
-    """Write a checkpoint next to the older ones, then remove all but the last two. adapter: a PEFT config."""
+    """Write a checkpoint next to the older ones, then remove all but the last two.
+
+    Args:
+        run: the run's folder.
+        state: the counters; `state.step` names the checkpoint.
+        weights: trained parameters by name.
+        moments: the optimizer's state, `<parameter>/<field>`.
+        adapter: the PEFT config of adapters; None: all weights are trained.
+
+    Returns:
+        The checkpoint's folder.
+    """
     parent = run / FOLDER
     target = parent / f"step-{state.step:08d}"
     if target.exists():
@@ -53,12 +66,12 @@ def write(
     with replacing(target) as partial:
         partial.mkdir()
         if adapter is None:
-            save_file(_plain(weights), partial / WEIGHTS)
+            save_file(_contiguous(weights), partial / WEIGHTS)
         else:
             adapter.save_pretrained(str(partial / ADAPTER))
-            named = {name.replace(_PEFT_NAME, "."): tensor for name, tensor in weights.items()}
-            save_file(_plain(named), partial / ADAPTER / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-        save_file(_plain(moments), partial / OPTIMIZER)
+            named = {name_on_disk(name): tensor for name, tensor in weights.items()}
+            save_file(_contiguous(named), partial / ADAPTER / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        save_file(_contiguous(moments), partial / OPTIMIZER)
         write_json(partial / STATE, asdict(state))
     for old in _steps(run)[:-KEPT]:
         with disk_errors(old):
@@ -67,13 +80,13 @@ def write(
 
 
 def read(run: Path) -> tuple[State, dict[str, Tensor], dict[str, Tensor]]:
-    """The last checkpoint: counters, trained weights by parameter name, optimizer state."""
+    """Return the last checkpoint: counters, trained weights by parameter name, optimizer state."""
     folder = latest(run)
     try:
         state = State(**read_json(folder / STATE))
         if (folder / ADAPTER).is_dir():
             named = load_file(folder / ADAPTER / ADAPTER_WEIGHTS)
-            weights = {_inside(name): tensor for name, tensor in named.items()}
+            weights = {parameter_name(name): tensor for name, tensor in named.items()}
         else:
             weights = load_file(folder / WEIGHTS)
         return state, weights, load_file(folder / OPTIMIZER)
@@ -84,43 +97,56 @@ def read(run: Path) -> tuple[State, dict[str, Tensor], dict[str, Tensor]]:
 
 
 def exists(run: Path) -> bool:
+    """Return whether the run has a checkpoint."""
     return bool(_steps(run))
 
 
 def latest(run: Path) -> Path:
-    found = _steps(run)
-    if not found:
+    """Return the folder of the last checkpoint."""
+    folders = _steps(run)
+    if not folders:
         raise UserError(f"{run} has no checkpoint in {FOLDER}/; start again with another --out")
-    return found[-1]
+    return folders[-1]
 
 
 def export(model: Transformer, run: Path, out: Path) -> Path:
-    """The trained model in its family's own layout: `model`, loaded afresh, takes the last checkpoint's weights."""
+    """Write the trained model in its family's own layout.
+
+    Args:
+        model: the untrained model, freshly loaded; takes the last checkpoint's weights in place.
+        run: the run's folder.
+        out: where to write.
+
+    Returns:
+        The written folder.
+    """
     from twotemp.models.checkpoint import save
 
-    folder = latest(run)
-    if (folder / ADAPTER).is_dir():
-        from peft import PeftModel
-
-        adapted = PeftModel.from_pretrained(model.module, str(folder / ADAPTER))
-        model.module = adapted.merge_and_unload()
-    else:
-        missing, unexpected = model.module.load_state_dict(read(run)[1], strict=False)
-        tied = {"lm_head.weight"} if model.module.config.tie_word_embeddings else set()
-        if unexpected or set(missing) - tied:
-            raise UserError(f"{folder} holds weights of another model than {model.name!r}")
+    settings, weights = _settings(run), read(run)[1]
+    network = trainable(model, settings)
+    trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    if {name: p.shape for name, p in trained.items()} != {name: t.shape for name, t in weights.items()}:
+        raise UserError(
+            f"{latest(run)} holds weights of another model than {model.name!r}; load the one named in run.json"
+        )
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            trained[name].copy_(tensor)
+    if settings.lora_rank:
+        model.module = network.merge_and_unload()
     return save(model, out)
 
 
+def _settings(run: Path) -> GrpoSettings:
+    """Return the settings that the run was started with."""
+    expect(run, "grpo")
+    return GrpoSettings.from_dict((read_run(run) or {})["settings"])
+
+
 def _steps(run: Path) -> list[Path]:
+    """Return the folders of all checkpoints, the oldest first."""
     return sorted((run / FOLDER).glob("step-*"))
 
 
-def _inside(name: str) -> str:
-    """`...lora_A.weight` -> `...lora_A.default.weight`: the parameter of a name in PEFT's layout."""
-    module, _, kind = name.rpartition(".")
-    return f"{module}{_PEFT_NAME}{kind}"
-
-
-def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""The paper's yardstick: greedy confidence thresholding on held-out problems, at three thresholds."""
+"""The paper's evaluation of a training run: greedy CT on held-out problems, at three thresholds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ THRESHOLDS = (0.6, 0.8, 1.0)
 
 @dataclass(frozen=True)
 class Point:
-    """One threshold: accuracy with its 95 % interval over questions (NaN: too few), and the mean NFE."""
+    """Results at one threshold: accuracy with its 95 % interval over questions (NaN: too few), and the mean NFE."""
 
     threshold: float
     accuracy: float
@@ -42,7 +42,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Checkup:
-    """The model after a step, at every threshold."""
+    """Results of the model after a step, at every threshold."""
 
     step: int
     seconds: float  # of training before it
@@ -59,20 +59,32 @@ def evaluate(
     length: int,
     block: int | None,
 ) -> tuple[Point, ...]:
-    """Greedy CT at each of `THRESHOLDS`; every worker judges its share of the problems."""
+    """Evaluate greedy CT at each of `THRESHOLDS`; every worker grades its share of the problems. Collective.
+
+    Args:
+        backend: draws the samples.
+        grader: of the task.
+        problems: held out.
+        accelerator: the other workers.
+        length: tokens of an answer.
+        block: width of a decoding block; None: the default.
+
+    Returns:
+        A point for each threshold.
+    """
     mine = range(accelerator.process_index, len(problems), accelerator.num_processes)
     asks = (
         ProblemRequest(
-            problems[number], policy("ct", threshold=threshold, t_token=0.0), place, id=str(number)
+            problems[number], policy("ct", threshold=threshold, t_token=0.0), index, id=str(number)
         )
         for number in mine
-        for place, threshold in enumerate(THRESHOLDS)
+        for index, threshold in enumerate(THRESHOLDS)
     )
-    found = list(backend.sample(problem_requests(backend.text, asks, length=length, block=block)))
-    asked = [problems[int(sample.request)] for sample in found]
-    grades = grader.grade((problem, answer(problem, s.text)) for problem, s in zip(asked, found))
+    samples = list(backend.sample(problem_requests(backend.text, asks, length=length, block=block)))
+    asked = [problems[int(sample.request)] for sample in samples]
+    grades = grader.grade((problem, answer(problem, s.text)) for problem, s in zip(asked, samples))
     table = torch.zeros(len(THRESHOLDS), len(problems), 3, dtype=torch.float64)  # passed, graded, NFE
-    for sample, grade in zip(found, grades):
+    for sample, grade in zip(samples, grades):
         graded = grade.outcome != "ungraded"
         table[sample.index, int(sample.request)] = torch.tensor([grade.passed, graded, sample.nfe])
     table = accelerator.reduce(table.to(accelerator.device), "sum").cpu()
@@ -93,44 +105,20 @@ def evaluate(
 
 
 def gains(before: Checkup, after: Checkup) -> metrics.Estimate:
-    """Accuracy after minus before at each threshold, with the interval of the paired difference."""
+    """Return accuracy after minus before at each threshold, with the interval of the paired difference."""
     if before.questions != after.questions:
         raise UserError("the two evaluations are of different questions and cannot be compared")
     first, second = (np.array([p.passed for p in e.points]).T for e in (after, before))
     return metrics.paired_bootstrap(first, second)
 
 
-COMPARED = ("lambda", "accuracy before", "after", "gain [95 %]", "NFE before → after")
-
-
-def compare(before: Checkup, after: Checkup) -> list[list[str]]:
-    """`COMPARED` for each threshold, as text for a table."""
-    gain = gains(before, after)
-    return [
-        [
-            f"{old.threshold:g}",
-            _spelled(old.accuracy, old.low, old.high, ""),
-            _spelled(new.accuracy, new.low, new.high, ""),
-            _spelled(gain.mean[i], gain.low[i], gain.high[i], "+"),
-            f"{old.nfe:.2f} → {new.nfe:.2f}",
-        ]
-        for i, (old, new) in enumerate(zip(before.points, after.points))
-    ]
-
-
-def _spelled(mean: float, low: float, high: float, sign: str) -> str:
-    """In percent; without an interval where there are too few questions for one."""
-    span = "" if np.isnan(low) else f" [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
-    return f"{100 * mean:{sign}.1f}{span}"
-
-
 def read(folder: Path) -> list[Checkup]:
-    """The evaluations of a run, in the order of their steps."""
+    """Return the evaluations of a run, in the order of their steps."""
     path = folder / FILE
     stored = read_json(path) if path.exists() else []
     return [
-        Checkup(one["step"], one["seconds"], tuple(one["questions"]), tuple(map(_point, one["points"])))
-        for one in stored
+        Checkup(row["step"], row["seconds"], tuple(row["questions"]), tuple(map(_point, row["points"])))
+        for row in stored
     ]
 
 
@@ -142,5 +130,5 @@ def _point(data: dict[str, Any]) -> Point:
 
 def add(folder: Path, checkup: Checkup) -> None:
     """Store a check-up, in place of an older one of the same step."""
-    kept = [one for one in read(folder) if one.step < checkup.step]
-    write_text(folder / FILE, json_text([asdict(one) for one in (*kept, checkup)]) + "\n")
+    earlier = [known for known in read(folder) if known.step < checkup.step]
+    write_text(folder / FILE, json_text([asdict(known) for known in (*earlier, checkup)]) + "\n")

@@ -1,4 +1,4 @@
-"""Several workers: DDP by accelerate, or FSDP2, which shards the weights. One worker needs none of this."""
+"""Training on several workers: DDP by accelerate, or FSDP2, which shards the weights."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ from twotemp.errors import UserError
 
 
 def accelerator(*, bf16: bool = False, cpu: bool = False) -> Accelerator:
-    """The device and, under torchrun, the other workers."""
+    """Return the device and, under torchrun, the connection to the other workers."""
     return Accelerator(mixed_precision="bf16" if bf16 else "no", cpu=cpu)
 
 
 def distribute(module: nn.Module, accelerator: Accelerator, *, fsdp: bool, layers: set[str]) -> Any:
-    """The module to call: wrapped for DDP; for FSDP2 sharded in place, by layers (their class names) and the rest.
+    """Return the module to call: wrapped for DDP, or sharded in place for FSDP2.
 
-    Not by accelerate's plugin: on a CPU it silently does DDP instead.
+    FSDP2 is not set up by accelerate's plugin, which silently does DDP instead on a CPU.
+
+    Args:
+        module: holds the parameters.
+        accelerator: the workers.
+        fsdp: shard the weights.
+        layers: class names of the layers that are sharded one by one; the rest is one shard.
     """
     if not fsdp:
         return accelerator.prepare_model(module)
@@ -49,7 +55,7 @@ def _unsynchronised(module: Any) -> Iterator[None]:
 
 
 def accumulating(module: Any) -> AbstractContextManager[Any]:
-    """Backward passes in here add to this worker's gradients only."""
+    """Return a context in which backward passes add to this worker's gradients only."""
     if _is_sharded(module):
         return _unsynchronised(module)
     return module.no_sync() if hasattr(module, "no_sync") else nullcontext()
@@ -57,7 +63,7 @@ def accumulating(module: Any) -> AbstractContextManager[Any]:
 
 @contextmanager
 def gathered(module: Any) -> Iterator[None]:
-    """Every worker holds all weights, so that forward passes in here need no other worker."""
+    """Hold all weights on every worker within the context, so that forward passes need no other worker."""
     if not _is_sharded(module):
         yield
         return
@@ -74,7 +80,7 @@ def gathered(module: Any) -> Iterator[None]:
 
 
 def reshard(module: Any) -> None:
-    """Back to shards: FSDP2 leaves some parameters gathered after a forward pass without a backward pass."""
+    """Shard the parameters again that FSDP2 leaves gathered after a forward pass without a backward pass."""
     for part in module.modules():
         if _is_sharded(part):
             part.reshard()
@@ -87,13 +93,13 @@ def _is_sharded(module: Any) -> bool:
 
 
 def most(accelerator: Accelerator, number: float) -> float:
-    """The largest of the workers' numbers. Collective."""
+    """Return the largest of the workers' numbers. Collective."""
     mine = torch.tensor([number], dtype=torch.float64, device=accelerator.device)
     return float(accelerator.gather(mine).max())
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The full tensor of which this worker may hold a shard. Collective."""
+    """Return the full tensor of which this worker may hold a shard. Collective."""
     from torch.distributed.tensor import DTensor
 
     detached = tensor.detach()

@@ -1,4 +1,4 @@
-"""A run as data: with the model, the problems and the code, it decides every weight."""
+"""The settings of a run: with the model, the problems and the code, they decide every weight."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ class RolloutSettings:
 class LearningSettings:
     """Learning from them."""
 
-    likelihood: Annotated[str, "d1, trajectory, deferral, fork, ar, elbo or stratified."] = "trajectory"
+    likelihood: Annotated[str, "d1, trajectory, deferral, fork, ar, elbo, stratified, pll or thirds."] = (
+        "trajectory"
+    )
     draws: Annotated[int, "Masks per row and update, for d1, elbo and stratified."] = 1
-    iterations: Annotated[int, "Updates on the same rollouts (mu), each with masks of its own."] = 1
+    iterations: Annotated[int, "Updates on the same rollouts (mu), each with new masks."] = 1
     micro_batch: Annotated[int, "Partly masked rows in one training pass; gradients are summed."] = 1024
     epsilon: Annotated[float, "Clip of the probability ratio."] = 0.5
     beta: Annotated[float, "Weight of the KL to the untrained model."] = 0.0
@@ -47,9 +49,9 @@ class LearningSettings:
 
 @dataclass(frozen=True)
 class GrpoSettings(RolloutSettings, LearningSettings):
-    """Rollouts, likelihood, objective and optimizer. Defaults suit the embedded model.
+    """Rollouts, likelihood, objective and optimizer. The defaults suit the embedded model.
 
-    The fields of the two parts are options of `twotemp grpo`, with these words as their help.
+    The fields of the two parts are options of `twotemp grpo`; their annotations are its help.
     """
 
     policy: Policy
@@ -57,10 +59,9 @@ class GrpoSettings(RolloutSettings, LearningSettings):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        from twotemp.rl.likelihood import check_policy, estimator
+        from twotemp.likelihood import estimators
 
-        estimator(self.likelihood)
-        check_policy(self.likelihood, self.policy)
+        estimators.get(self.likelihood).check(self.policy)
         if self.policy.repel:
             raise UserError(
                 f"policy {self.policy.name} has repel={self.policy.repel:g}: its samples are not drawn from the "
@@ -101,9 +102,10 @@ class GrpoSettings(RolloutSettings, LearningSettings):
             raise UserError(f"{name} must be a number {'>' if strict else '>='} {least:g}, not {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the settings as JSON data."""
         return {**vars(self), "policy": self.policy.to_dict()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GrpoSettings:
+        """Return the settings that `to_dict` wrote."""
         return record(cls, {**data, "policy": Policy.from_dict(data["policy"])}, "the settings")

@@ -1,4 +1,4 @@
-"""What happened at every step, one JSON object per line: learning, diversity, speed, and how sure the model is."""
+"""The record of every step, one JSON object per line: learning, diversity, speed, and the model's confidence."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FILE = "steps.jsonl"
 class StepRecord:
     """Means over the global batch of one step.
 
-    Confidence that rises while `tokens_per_forward` rises and `distinct` falls is the collapse that users report
-    of thresholded rollouts: the model grows sure of everything, writes it all at once, and groups become copies.
+    Confidence and `tokens_per_forward` that rise while `distinct` falls are the collapse that users report of
+    thresholded rollouts: the model grows sure of everything, writes it all at once, and groups become copies.
     """
 
     step: int  # from 1
@@ -53,7 +53,7 @@ COLUMNS = (
 
 
 def group_numbers(rollouts: Rollouts) -> Tensor:
-    """Sums over each group's samples [groups, columns]: what workers exchange."""
+    """Return sums over each group's samples [groups, columns], which the workers exchange."""
     size = rollouts.size
     std = group_std(rollouts.rewards)
     rows = []
@@ -62,7 +62,8 @@ def group_numbers(rollouts: Rollouts) -> Tensor:
         samples, rewards = rollouts.samples[part], rollouts.rewards[group]
         answers = {g.answer or s.text for g, s in zip(rollouts.grades[part], samples)}
         traces = [s.trace for s in samples if s.trace is not None]
-        written = [place for t in traces for place in zip(t.steps, t.confidence, t.entropy) if place[0] >= 0]
+        tokens = (token for t in traces for token in zip(t.steps, t.confidence, t.entropy))
+        written = [token for token in tokens if token[0] >= 0]
         rows.append(
             [
                 float(rewards.nansum()),
@@ -84,7 +85,13 @@ def group_numbers(rollouts: Rollouts) -> Tensor:
 
 
 def summarise(numbers: Tensor, size: int, workers: int) -> dict[str, Any]:
-    """The rollouts' part of a StepRecord, from the numbers of all groups. Times are of a worker on average."""
+    """Return the rollouts' part of a `StepRecord`.
+
+    Args:
+        numbers: `group_numbers` of all groups.
+        size: samples in a group.
+        workers: over which times are averaged.
+    """
     total = dict(zip(COLUMNS, numbers.sum(0).tolist()))
     groups = len(numbers)
     return {
@@ -103,10 +110,10 @@ def summarise(numbers: Tensor, size: int, workers: int) -> dict[str, Any]:
 
 
 def open_log(folder: Path, done: int) -> Log:
-    """The log of a run that is continued after step `done`."""
+    """Open the log of a run that is continued after step `done`."""
     return Log(folder / FILE, keep=lambda row: row["step"] <= done)
 
 
 def read(folder: Path) -> list[StepRecord]:
-    """All whole records of a run."""
+    """Return the records of a run; a torn last line is left out."""
     return [StepRecord(**row) for row in read_log(folder / FILE)]

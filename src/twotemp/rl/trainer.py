@@ -1,4 +1,4 @@
-"""The loop: draw, judge, learn, record; stop at the budget, continue where it stopped."""
+"""The training loop: sample, grade, update, record; stops at the budget and continues where it stopped."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from twotemp.rl.rollouts import Dataset, Rollouts, collect
 from twotemp.rl.settings import GrpoSettings
 from twotemp.rl.telemetry import StepRecord
 
-# They change time and memory, not what is computed (beyond the rounding of floats).
+# Settings that change time and memory, not what is computed (beyond the rounding of floats).
 FREE = ("settings.batch_size", "settings.micro_batch", "settings.save_every")
-# What a run that diverged needs to get on; when it changed is recorded.
-MENDABLE = ("settings.learning_rate", "settings.max_grad_norm", "settings.bf16")
+# Settings that may change so that a run that diverged can continue; the change is recorded.
+ADJUSTABLE = ("settings.learning_rate", "settings.max_grad_norm", "settings.bf16")
 
 GAIN = 0.2  # logits of lambda for each e-fold of tokens per forward above the target
-LEAST, MOST = 0.05, 0.999  # where lambda still does something
+LEAST, MOST = 0.05, 0.999  # bounds of lambda: beyond them it has no effect
 
-# Is told of every step, and of the share of the budget that is used up.
+# Is called after every step with its record and the share of the budget that is used up.
 OnStep = Callable[[StepRecord, float], None]
-# Makes another backend, with the weights of the last checkpoint.
-MakeBackend = Callable[[], AbstractContextManager[Backend]]
+# Opens another backend for the evaluations, with the weights of the last checkpoint.
+EvaluationBackend = Callable[[], AbstractContextManager[Backend]]
 
 
 def train(
@@ -54,13 +54,26 @@ def train(
     extra_rewards: Mapping[Reward, float] | None = None,
     on_step: OnStep = lambda record, used: None,
     stop: Callable[[], bool] = lambda: False,
-    evaluating: MakeBackend | None = None,
+    evaluating: EvaluationBackend | None = None,
 ) -> State:
     """Train until the budget is used up or `stop()`; the same call continues a run that stopped or was killed.
 
-    The model is trained in place. The held-out problems are evaluated before the first step and after the last.
-    `out` receives run.json, steps.jsonl, evaluation.json and checkpoints/. evaluating: makes the backend that draws
-    the evaluations (None: the model itself, on this device).
+    The held-out problems are evaluated before the first step and after the last.
+
+    Args:
+        model: is trained in place.
+        dataset: problems to learn from, held-out problems and their grader.
+        settings: of the run; a run is continued with the same ones.
+        budget: when to stop.
+        out: the run's folder; receives run.json, steps.jsonl, evaluation.json and checkpoints/.
+        accelerator: the device and the other workers.
+        extra_rewards: reward functions beside correctness, with their weights.
+        on_step: is called after every step.
+        stop: is asked before every step; True ends the run.
+        evaluating: opens another backend for the evaluations; None: the model itself, on this device.
+
+    Returns:
+        The counters after the last step.
     """
     budget.check(settings.groups * settings.size)
     with ExitStack() as held:
@@ -69,9 +82,10 @@ def train(
 
 
 def next_threshold(threshold: float, tokens_per_forward: float, target: float) -> float:
-    """Hold tokens per forward constant by moving lambda, so that growing confidence does not become growing haste.
+    """Return the lambda of the next step, which holds tokens per forward constant.
 
-    Integral control in the logit of lambda: logit(lambda') = logit(lambda) + gain * log(speed / target).
+    Otherwise a model that grows confident commits more and more tokens at once. Integral control in the logit of
+    lambda: logit(lambda') = logit(lambda) + gain * log(speed / target).
     """
     inside = min(max(threshold, LEAST), MOST)
     moved = math.log(inside / (1 - inside)) + GAIN * math.log(tokens_per_forward / target)
@@ -79,6 +93,8 @@ def next_threshold(threshold: float, tokens_per_forward: float, target: float) -
 
 
 class Trainer:
+    """One run of GRPO in its folder."""
+
     def __init__(
         self,
         model: Transformer,
@@ -88,9 +104,13 @@ class Trainer:
         accelerator: Accelerator,
         held: ExitStack,
         extra_rewards: Mapping[Reward, float],
-        evaluating: MakeBackend | None = None,
+        evaluating: EvaluationBackend | None = None,
     ) -> None:
-        """held: keeps the folder ours until the run is over."""
+        """Start a run, or continue the one in `out`. The arguments are those of `train`, and one more.
+
+        Args:
+            held: closed by the caller after `run`; keeps other processes from writing to `out` until then.
+        """
         self.evaluating = evaluating
         self.dataset, self.settings, self.out, self.accelerator = dataset, settings, out, accelerator
         self.rewards: dict[Reward, float] = {rewards.correct: 1.0, **extra_rewards}
@@ -100,7 +120,7 @@ class Trainer:
         stream = dataset.training(settings.seed)  # before there is a folder: it may be refused
         if accelerator.is_main_process:
             held.enter_context(only_writer(out))
-        # A run that was killed before its first checkpoint has nothing to continue.
+        # A run that was killed before its first checkpoint starts again.
         saved = checkpoint.read(out) if checkpoint.exists(out) or telemetry.read(out) else None
         described = continued(
             out,
@@ -108,13 +128,15 @@ class Trainer:
             self._identity(model),
             step=None if saved is None else saved[0].step,
             free=FREE,
-            mendable=MENDABLE,
-            complete=_complete,
+            mendable=ADJUSTABLE,
         )
         accelerator.wait_for_everyone()  # all have read before the main worker writes
         if accelerator.is_main_process:
             write_run(out, described)
         self.learner = Learner(model, settings, accelerator)
+        self._counted = (
+            self.learner.changes
+        )  # as of `state`: where the learner has more, its weights are of no step
         if saved is None:
             self._save()
         else:
@@ -124,10 +146,11 @@ class Trainer:
         self.problems: Iterator[Problem] = islice(stream, self.state.problems, None)
 
     def run(self, budget: Budget, on_step: OnStep, stop: Callable[[], bool]) -> State:
+        """Train until the budget is used up or `stop()` and return the counters."""
         self._evaluate(only_if_new=True)
         before, started = self.state.seconds, perf_counter()
         try:
-            while not self._agree(self._used(budget) >= 1 or stop()):
+            while not self._any_worker(self._used(budget) >= 1 or stop()):
                 record = self._learn(self._draw(), before, started)
                 if self.log is not None:
                     self.log.add(asdict(record))
@@ -135,10 +158,10 @@ class Trainer:
                 if self.state.step % self.settings.save_every == 0:
                     self._save()
         except BaseException as error:
-            # The weights after the last step are still there, unless an update was cut off midway. Saving is
-            # collective: with more workers only for an error that all of them have.
-            everyone = self.accelerator.num_processes == 1 or isinstance(error, NotANumber)
-            if everyone and not self.learner.midway:
+            # Save the last finished step, if the weights are still those of it: an update may have been interrupted.
+            # Saving is collective, so with several workers only an error that all of them raise permits it.
+            shared = self.accelerator.num_processes == 1 or isinstance(error, NotANumber)
+            if shared and self.learner.changes == self._counted:
                 self._save()
             raise
         self._save()
@@ -149,6 +172,7 @@ class Trainer:
     # One step.
 
     def _draw(self) -> Rollouts:
+        """Sample and grade this worker's groups of the next problems."""
         settings, accelerator = self.settings, self.accelerator
         problems = list(enumerate(islice(self.problems, settings.groups), start=self.state.problems))
         mine = dict(problems[accelerator.process_index :: accelerator.num_processes])
@@ -169,29 +193,29 @@ class Trainer:
             )
 
     def _learn(self, rollouts: Rollouts, seconds_before: float, started: float) -> StepRecord:
-        """Update the weights and move the counters; afterwards the state is that of a finished step."""
+        """Update the weights, then the counters, so that they describe a finished step; return its record."""
         settings, state, accelerator = self.settings, self.state, self.accelerator
-        begun = perf_counter()
+        begin = perf_counter()
         update = self.learner.update(rollouts)
-        updating = perf_counter() - begun
+        seconds_updating = perf_counter() - begin
         numbers = torch.zeros(settings.groups, len(telemetry.COLUMNS), dtype=torch.float64)
         numbers[accelerator.process_index :: accelerator.num_processes] = telemetry.group_numbers(rollouts)
         numbers = accelerator.reduce(numbers.to(accelerator.device), "sum").cpu()
-        drawn = telemetry.summarise(numbers, settings.size, accelerator.num_processes)
+        means = telemetry.summarise(numbers, settings.size, accelerator.num_processes)
         rows = settings.groups * settings.size
         threshold = settings.policy.threshold if state.threshold is None else state.threshold
         controlled = state.threshold
         if controlled is not None and settings.tokens_per_forward is not None:
-            controlled = next_threshold(controlled, drawn["tokens_per_forward"], settings.tokens_per_forward)
+            controlled = next_threshold(controlled, means["tokens_per_forward"], settings.tokens_per_forward)
         self.state = State(
             step=state.step + 1,
             problems=state.problems + settings.groups,
-            nfe=state.nfe + round(drawn["nfe"] * rows),
-            # One time for all, so that they agree on whether the budget is used up.
+            nfe=state.nfe + round(means["nfe"] * rows),
+            # One time for all workers, so that they agree on whether the budget is used up.
             seconds=most(accelerator, seconds_before + perf_counter() - started),
             threshold=controlled,
         )
-        self.learner.midway = False
+        self._counted = self.learner.changes
         return StepRecord(
             step=self.state.step,
             threshold=threshold,
@@ -199,15 +223,16 @@ class Trainer:
             kl=update.kl,
             clipped=update.clipped,
             grad_norm=update.grad_norm,
-            seconds_updating=updating,
+            seconds_updating=seconds_updating,
             total_seconds=self.state.seconds,
             total_nfe=self.state.nfe,
-            **drawn,
+            **means,
         )
 
     # The run's folder.
 
     def _identity(self, model: Transformer) -> dict[str, Any]:
+        """Return what must be the same for a run to be continued."""
         return {
             "model": model.name,
             **self.dataset.to_dict(),
@@ -216,6 +241,7 @@ class Trainer:
         }
 
     def _save(self) -> None:
+        """Write a checkpoint of the last finished step. Collective."""
         weights, moments = self.learner.weights(), self.learner.moments()
         if self.accelerator.is_main_process:
             adapter = self.learner.peft.peft_config["default"] if self.learner.peft else None
@@ -223,7 +249,8 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _evaluate(self, only_if_new: bool = False) -> None:
-        known = {one.step for one in evaluation.read(self.out)}
+        """Evaluate the held-out problems, unless this step has been. Collective."""
+        known = {checkup.step for checkup in evaluation.read(self.out)}
         held_out = self.dataset.held_out
         if not held_out or self.state.step in known or (only_if_new and self.state.step):
             return
@@ -241,8 +268,8 @@ class Trainer:
             )
         if self.accelerator.is_main_process:
             questions = tuple(problem.id for problem in held_out)
-            found = evaluation.Checkup(self.state.step, self.state.seconds, questions, points)
-            evaluation.add(self.out, found)
+            checkup = evaluation.Checkup(self.state.step, self.state.seconds, questions, points)
+            evaluation.add(self.out, checkup)
         self.accelerator.wait_for_everyone()
 
     def _backend(self, model: Transformer) -> Backend:
@@ -251,15 +278,10 @@ class Trainer:
     def _used(self, budget: Budget) -> float:
         return budget.used(self.state.seconds, self.state.nfe, self.state.step)
 
-    def _agree(self, wish: bool) -> bool:
-        """One worker's wish to stop is everybody's."""
-        vote = torch.tensor(float(wish), device=self.accelerator.device)
+    def _any_worker(self, stop: bool) -> bool:
+        """Return whether one of the workers wants to stop. Collective."""
+        vote = torch.tensor(float(stop), device=self.accelerator.device)
         return bool(self.accelerator.reduce(vote, "sum") > 0)
-
-
-def _complete(described: dict[str, Any]) -> dict[str, Any]:
-    """Settings that came with a later version have their default in an older run."""
-    return {**described, "settings": GrpoSettings.from_dict(described["settings"]).to_dict()}
 
 
 def _name(reward: Reward) -> str:

@@ -20,11 +20,11 @@ from twotemp.graders.base import Grader
 from twotemp.metrics import NO_ANSWER
 from twotemp.metrics.passk import Floats
 from twotemp.records import Problem
-from twotemp.rewards import PLL, RewardModel, Watch, likelihoods, scores
+from twotemp.rewards import PLL, OnScores, RewardModel, likelihoods, scores
 from twotemp.store import Cell, Config, Key, Store
 
 if TYPE_CHECKING:
-    from twotemp.rewards.likelihood import Likelihood
+    from twotemp.rewards.denoiser import DenoiserReward
 
 
 def count(
@@ -35,14 +35,14 @@ def count(
     hub: bool = True,
     reward_model: RewardModel | str | None = None,
     confidence: bool = False,
-    itself: Callable[[Config], Likelihood] | None = None,
-    watch: Watch | None = None,
+    itself: Callable[[Config], DenoiserReward] | None = None,
+    watch: OnScores | None = None,
 ) -> list[Graded]:
     """The same cells with their `ballots`. Answers have the same numbers in all policies of a task.
 
     data, allow_altered, hub: where the questions come from, as for `analysis.problems_of`. reward_model: scores what
     the store has no scores of; a name instead of a model: the store has them all (`scored_by`). confidence: read the
-    traces, too. itself: the model that drew a cell, whose likelihoods are kept apart (`rewards.itself`).
+    traces, too. itself: the model that drew a cell, whose likelihoods are kept apart (`rewards.sampling_model`).
     """
     stored = {one: Store.open(one.path.parent)[one.path.name] for one in cells}
     together: dict[tuple[str, str, str, str], list[Graded]] = defaultdict(list)

@@ -57,7 +57,7 @@ def identity(data: Mapping[str, Any]) -> dict[str, Any]:
     options = {
         key: value for key, value in data["options"].items() if value is not None and value is not False
     }
-    # A policy of an older version has fewer fields, so those at their defaults count as left out.
+    # A later version may add fields to a policy, so those at their defaults count as left out.
     policy = Policy.from_dict(data["policy"])
     changed = {
         f.name: getattr(policy, f.name) for f in fields(policy) if getattr(policy, f.name) != f.default

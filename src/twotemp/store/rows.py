@@ -10,15 +10,8 @@ from twotemp.records import Key, Sample
 
 
 def row_key(row: Mapping[str, Any]) -> Key:
-    """Which sample a row is or is about. Grades and scores say question and sample for request and index."""
-    if "question" in row:
-        return Key(row["question"], row["sample"], row["seed"])
+    """Return the key of the sample that a row is or is about."""
     return Key(row["request"], row["index"], row["seed"])
-
-
-def key_row(key: Key) -> dict[str, Any]:
-    """The key in a grade's or score's row."""
-    return {"question": key.request, "sample": key.index, "seed": key.seed}
 
 
 def sample_row(sample: Sample) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from twotemp.folders.frames import SUFFIX, FrameFile, next_number, read_batches,
 from twotemp.folders.identity import differences, refuse
 from twotemp.records import Grade, Key, Sample
 from twotemp.store.config import Config, digest, identity
-from twotemp.store.rows import key_row, light, row_key, sample_row
+from twotemp.store.rows import light, row_key, sample_row
 from twotemp.store.table import Table, build_table
 
 _CELL = "cell.json"
@@ -107,9 +107,7 @@ class Store:
             raise unknown(f"cell of {self.path}", name, [c.parent.name for c in self.path.glob(f"*/{_CELL}")])
         stored = read_json(folder / _CELL)
         try:
-            # Version 0.1.0 marked its rows with a digest of all of cell.json.
-            marks = (digest(identity(stored)), digest(stored))
-            return Cell(folder, Config.from_dict(stored), marks)
+            return Cell(folder, Config.from_dict(stored), digest(identity(stored)))
         except (UserError, TypeError, KeyError, AttributeError) as error:
             raise UserError(f"{folder / _CELL} is damaged ({error}); restore it from a copy") from error
 
@@ -124,11 +122,11 @@ class Store:
 class Cell:
     """The samples of one (task, policy) cell, and what was said about them."""
 
-    def __init__(self, path: Path, config: Config, marks: tuple[str, ...]) -> None:
+    def __init__(self, path: Path, config: Config, mark: str) -> None:
         self.path = path
         self.name = path.name
         self.config = config
-        self.marks = marks  # of rows that belong to this configuration; new rows get the first
+        self.mark = mark  # in every row that belongs to this configuration
         self._last = 0
 
     def writer(self) -> Writer:
@@ -217,7 +215,7 @@ class Cell:
     ) -> Iterator[dict[str, Any]]:
         for batch in read_batches(path, parse):
             for row in batch:
-                if not isinstance(row, dict) or row.pop("cell", None) not in self.marks:
+                if not isinstance(row, dict) or row.pop("cell", None) != self.mark:
                     raise UserError(
                         f"{path} belongs to another configuration than {self.path / _CELL}; "
                         f"move the file back to its own run"
@@ -264,14 +262,14 @@ class Writer(AbstractContextManager["Writer"]):
         self._written |= keys
 
     def grades(self, grader: str, grades: Iterable[tuple[Key, Grade]]) -> None:
-        self._append(f"grades-{_slug(grader)}", [{**key_row(k), **asdict(g)} for k, g in grades])
+        self._append(f"grades-{_slug(grader)}", [{**k._asdict(), **asdict(g)} for k, g in grades])
 
     def scores(self, model: str, scores: Iterable[tuple[Key, float]]) -> None:
         rows = []
         for key, score in scores:
             if not math.isfinite(score):
                 raise UserError(f"{model} scored {key} with {score}")
-            rows.append({**key_row(key), "score": float(score)})
+            rows.append({**key._asdict(), "score": float(score)})
         self._append(f"scores-{_slug(model)}", rows)
 
     def _append(self, kind: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -279,8 +277,7 @@ class Writer(AbstractContextManager["Writer"]):
             return
         if kind not in self._open:
             self._open[kind] = FrameFile(self._cell.path / f"{kind}-{self._name}")
-        mark = self._cell.marks[0]
-        self._open[kind].append({"cell": mark, **row} for row in rows)
+        self._open[kind].append({"cell": self._cell.mark, **row} for row in rows)
 
 
 def _slug(name: str) -> str:

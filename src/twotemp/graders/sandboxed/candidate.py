@@ -19,11 +19,11 @@ from .channel import Channel
 from .values import SHARED, decode, encode
 
 # What an object may be asked to do through Python's own syntax and functions. The judge's list too.
-_COMPARING = "eq ne lt le gt ge contains"
+_COMPARING = "eq ne lt le gt ge contains round"  # the last with a number of digits, maybe
 _ARITHMETIC = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and xor or"
 _OTHERS = (
     "bool len length_hint getitem setitem delitem missing iter next reversed call enter exit await aiter anext "
-    "aenter aexit str repr format bytes hash int float complex index round trunc floor ceil abs neg pos invert"
+    "aenter aexit str repr format bytes hash int float complex index trunc floor ceil abs neg pos invert"
 )
 OPERATORS = {f"__{name}__" for name in _COMPARING.split()} | {
     f"__{side}{name}__" for side in ("", "r", "i") for name in _ARITHMETIC.split()

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-LARGEST_FRAME = 16 << 20  # bytes
+LARGEST_FRAME = 64 << 20  # bytes
+_DEEP = 20_000  # Python calls while a value is converted, so that one nested as deep as Python allows crosses
 
 
 class ChannelClosed(BaseException):
@@ -33,7 +36,7 @@ class Channel:
         decode: Callable[[Any], Any],
         operations: dict[str, Callable[..., Any]],
     ) -> None:
-        self.broken: ChannelClosed | None = None
+        self.broken: str | None = None  # why, once it is
         self._reading = reading
         self._writing = writing
         self._encode = encode
@@ -41,7 +44,9 @@ class Channel:
         self._operations = operations
 
     def ask(self, operation: str, *arguments: Any) -> Any:
-        self._send("ask", [operation, *map(self._encode, arguments)])
+        with _deep():
+            content = [operation, *map(self._encode, arguments)]
+        self._send("ask", content)
         return self.wait()
 
     def wait(self) -> Any:
@@ -50,11 +55,12 @@ class Channel:
             kind, content = self._receive()
             if kind == "ask":
                 self._answer(content)
-            elif kind == "value":
-                return self._decode(content)
-            else:
-                error = self._decode(content)
-                raise error if isinstance(error, BaseException) else TypeError("an exception that is none")
+                continue
+            with _deep():
+                value = self._decode(content)
+            if kind == "value":
+                return value
+            raise value if isinstance(value, BaseException) else TypeError("an exception that is none")
 
     def serve(self) -> None:
         """Answer until the other side ends."""
@@ -64,7 +70,9 @@ class Channel:
     def answer(self, action: Callable[[], Any]) -> None:
         # BaseException: SystemExit is a program that ended instead of returning, and that is all it is.
         try:
-            kind, content = "value", self._encode(action())
+            value = action()
+            with _deep():
+                kind, content = "value", self._encode(value)
         except ChannelClosed:
             raise
         except BaseException as error:
@@ -73,10 +81,17 @@ class Channel:
 
     def _answer(self, question: Any) -> None:
         operation, *arguments = question
-        self.answer(lambda: self._operations[operation](*map(self._decode, arguments)))
+
+        def act() -> Any:
+            with _deep():
+                values = [self._decode(argument) for argument in arguments]
+            return self._operations[operation](*values)
+
+        self.answer(act)
 
     def _send(self, kind: str, content: Any) -> None:
-        data = json.dumps([kind, content]).encode()
+        with _deep():
+            data = json.dumps([kind, content]).encode()
         data = len(data).to_bytes(8, "little") + data
         try:
             while data:
@@ -89,7 +104,9 @@ class Channel:
             size = int.from_bytes(read_exactly(self._reading, 8), "little")
             if size > LARGEST_FRAME:
                 raise self._break("a result is too large")
-            kind, content = json.loads(read_exactly(self._reading, size))
+            data = read_exactly(self._reading, size)
+            with _deep():
+                kind, content = json.loads(data)
         except (EOFError, OSError) as error:
             raise self._break("the other side ended") from error
         except (ValueError, TypeError, RecursionError) as error:
@@ -103,8 +120,18 @@ class Channel:
         self._reading = self._writing = -1
 
     def _break(self, why: str) -> ChannelClosed:
-        self.broken = ChannelClosed(why)
-        return self.broken
+        self.broken = f"the program ended early, or broke its channel ({why})"
+        return ChannelClosed(why)
+
+
+@contextmanager
+def _deep() -> Iterator[None]:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, _DEEP))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def read_exactly(descriptor: int, size: int) -> bytes:

@@ -1,7 +1,8 @@
 """The process that runs the tests. No line of the program runs here: the judge asks for values and compares.
 
-So there is nothing to forge. A program can neither see the tests, nor patch what they use, nor report for
-them; "passed" is written by this process alone, after the last test, to a pipe that only it holds.
+"passed" is a positive fact: this process says it at one place, after the last statement of the tests has
+returned and while the channel to the program is whole, on a socket that only it and the server hold.
+Whatever else happens is a failure of the program.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .channel import Channel
 from .mirrors import Mirrors, StandIn, StandInClass, original
 from .values import decode, encode
 
+_LONGEST_TEXT = 200  # characters of each part of a reason
 _BY_NAME = (type, FunctionType, BuiltinFunctionType, MethodDescriptorType)
 
 
@@ -35,7 +37,7 @@ class Program(Channel):
             lambda value: encode(value, self._export),
             lambda data: decode(data, self._resolve),
             {
-                "__call__": lambda function, arguments, named: function(*arguments, **named),
+                "__call__": _call_test,
                 "__iter__": lambda value, arguments, named: iter(value),
                 "__next__": lambda value, arguments, named: next(value),
             },
@@ -58,6 +60,13 @@ class Program(Channel):
         if "test" in tag:
             return self._lent[tag["test"]]
         return self._mirrors.stand_in(tag, self._decode(tag.get("plain")))
+
+
+def _call_test(function: Any, arguments: Any, named: Any) -> Any:
+    try:
+        return function(*arguments, **named)
+    except AssertionError:
+        raise AssertionError from None  # its message may name the value that was expected
 
 
 def _path(value: Any) -> tuple[str, str] | None:
@@ -100,34 +109,36 @@ class _Module:
 
 
 def judge(program: Program, prelude: str, names: list[str], tests: str) -> dict[str, str]:
-    """Run the tests with the program's names in place. The verdict, with the reason for people."""
+    """Run the tests with the program's names in place; return the verdict, with the reason for people."""
     random.seed(0)  # some tests draw their inputs
     namespace = _Names(program, names)
     module = _Module()
     module.__dict__ = namespace
     sys.modules["tests"] = module  # type: ignore[assignment]
     try:
-        namespace.functions = program.wait()
+        functions = program.wait()
+        if type(functions) is not dict:
+            raise TypeError("the program's functions are not a dict")
+        namespace.functions = functions
         exec(compile(prelude, "<prelude>", "exec", dont_inherit=True), namespace)
         for name in names:
             namespace.pop(name, None)
         exec(compile(tests, "<tests>", "exec", dont_inherit=True), namespace)
     except BaseException as error:
-        reason = _reason(error, tests)
-    else:
-        reason = ""
-    if program.broken is not None:
-        reason = f"the program ended early, or broke its channel ({program.broken})"
-    return {"outcome": "failed" if reason else "passed", "detail": reason}
+        return {"outcome": "failed", "detail": program.broken or _reason(error, tests)}
+    if program.broken is not None:  # and the tests swallowed what that raised
+        return {"outcome": "failed", "detail": program.broken}
+    return {"outcome": "passed", "detail": ""}
 
 
 def _reason(error: BaseException, tests: str) -> str:
-    lines = [
-        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<tests>"
-    ]
-    where = f" in `{tests.splitlines()[lines[-1] - 1].strip()[:200]}`" if lines and lines[-1] else ""
+    """Return what went wrong, for people. The class, its name and its text may all be the program's."""
+    parts = [type(error).__name__[:_LONGEST_TEXT] or "an exception without a name"]
     try:
-        text = str(error)
-    except BaseException:  # the program's own text
-        text = ""
-    return f"{type(error).__name__}{': ' if text else ''}{text[:200]}{where}"
+        parts += [": ", str(error)[:_LONGEST_TEXT]] if str(error) else []
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == "<tests>"]
+        if lines and lines[-1]:
+            parts += [" in `", tests.splitlines()[lines[-1] - 1].strip()[:_LONGEST_TEXT], "`"]
+    except BaseException:
+        parts += [" (whose text cannot be read)"]
+    return "".join(parts)

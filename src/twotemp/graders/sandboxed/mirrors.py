@@ -1,14 +1,17 @@
 """The judge's stand-ins for what stays in the program's process: an object for an object, a class for a class.
 
-A stand-in has the methods its original has, and each of them is a question to the program's process. So `len`,
-indexing, iteration, `str`, calls, attributes and `with` are the program's own. One thing is not:
+A stand-in has the methods its original has, and each of them is a question to the program's process. One rule
+decides which values a question may carry:
 
-    An operator never shows the program a value of the tests'.
+    The tests hand a value to the program only where they write a call, a subscript, an attribute or a format.
+    Whatever Python invokes by itself, an operator, a conversion, a `with` block, runs in the program with the
+    program's own objects and here, on plain built-in contents, with anybody else's.
 
-Between two of its own objects a program says what `==`, `<` or `+` means. Between one of them and a value of
-the tests' it would be asked "is this what you should have answered?", and `__eq__` need only say yes. There a
+So between two of its own objects a program says what `==`, `<` or `+` means. Between one of them and a value of
+the tests it would be asked "is this what you should have answered?", and `__eq__` need only say yes. There a
 stand-in acts as its contents would (an `IntEnum` is an int) and otherwise knows no such operator: `==` is
-False, `+` a TypeError. A test that means the program's own says so: `v.__mul__(2)`.
+False, `+` a TypeError. A `with` block tells the program which class of exception leaves it, without what the
+tests put into it, and a failed assertion leaves it whatever the program answers.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Any
 from .candidate import CHANGING, CONTENTS, OPERATORS, SPECIAL, describe
 from .channel import Channel
 
+_LONGEST_NAME = 200  # characters of a class name
 _IMMUTABLE = tuple(kind for kind in CONTENTS if kind is not BaseException)
 
 
@@ -44,9 +48,11 @@ class Mirrors:
         if number not in self._objects:
             kind: Any = self._class(tag["of"])
             if issubclass(kind, BaseException):
-                made = kind.__new__(kind, *contents)
+                made = kind.__new__(kind, *_exactly(tuple, contents))
+            elif (base := next((b for b in _IMMUTABLE if issubclass(kind, b)), None)) is not None:
+                made = base.__new__(kind, _exactly(base, contents))
             else:
-                made = kind.__new__(kind, contents) if issubclass(kind, _IMMUTABLE) else kind.__new__(kind)
+                made = kind.__new__(kind)
             object.__setattr__(made, "_origin", (self.channel, number))
             if kind.__name__ == "coroutine":
                 return _coroutine(made)
@@ -183,7 +189,7 @@ def _make_class(
         issubclass(b, base) for b in bases
     ):
         bases = [*bases, base]
-    return StandInClass(name, tuple(bases), members)
+    return StandInClass(name[:_LONGEST_NAME], tuple(bases), members)
 
 
 @cache
@@ -199,6 +205,10 @@ def _member(name: str, base: type) -> Any:
         return _call
     if name == "__await__":
         return _await
+    if name == "__exit__":
+        return _exit
+    if name == "__aexit__":
+        return _aexit
     if name in OPERATORS:
         return _operator(name, base)
     return lambda self, *arguments: _ask(self, "special", name, self, *arguments)
@@ -209,21 +219,48 @@ def _await(self: Any) -> Generator[None, None, Any]:
     yield
 
 
+def _leaving(error: BaseException | None) -> tuple[Any, Any, None]:
+    """Return the arguments of `__exit__`: of an exception of the tests, its built-in class and no more."""
+    if error is None:
+        return None, None, None
+    if original(error) is not None:
+        return type(error), error, None
+    kind = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
+    return kind, kind.__new__(kind), None  # type: ignore[call-overload]
+
+
+def _exit(self: Any, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+    handled = bool(_ask(self, "special", "__exit__", self, *_leaving(error)))
+    return handled and not isinstance(error, AssertionError)
+
+
+async def _aexit(self: Any, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+    handled = bool(await _ask(self, "special", "__aexit__", self, *_leaving(error)))
+    return handled and not isinstance(error, AssertionError)
+
+
 def _operator(name: str, base: type) -> Callable[..., Any]:
+    # Looked up on the built-in type, never on a value: a value's own attributes are the program's to choose.
+    method = getattr(base, name, None)
+
     def apply(self: Any, *operands: Any) -> Any:
         if all(isinstance(operand, (StandIn, StandInClass)) for operand in operands):
             return _ask(self, "special", name, self, *operands)
-        if base in CHANGING:
-            contents = _ask(self, "plain", self)
-            return getattr(contents, name, _unknown)(*operands)
-        if base in _IMMUTABLE:
-            return getattr(base, name, _unknown)(self, *operands)
+        if base in CHANGING and method is not None:
+            return method(_exactly(base, _ask(self, "plain", self)), *operands)
+        if base in _IMMUTABLE and method is not None:
+            return method(self, *operands)
         if name == "__contains__":
-            return any(one is operands[0] or one == operands[0] for one in self)
+            return any(item is operands[0] or item == operands[0] for item in self)
+        if name == "__round__":
+            raise TypeError(f"{type(self).__name__} cannot be rounded to a number of digits")
         return NotImplemented
 
     return apply
 
 
-def _unknown(*_: Any) -> Any:
-    return NotImplemented
+def _exactly(kind: type, contents: Any) -> Any:
+    """Return `contents` if they are of exactly this built-in type, whose methods then are Python's own."""
+    if type(contents) is not kind:
+        raise TypeError(f"the contents of an object derived from {kind.__name__} are not a {kind.__name__}")
+    return contents

@@ -5,8 +5,8 @@ request   header, code, tests (see `HEADER`); the code is read by the program's 
           is forked from, never holds either
 reply     one JSON line: {"outcome": "passed" | "failed" | "timeout" | "ungraded", "detail": ...}
 
-A program's time is what it and its tests use of the processor, plus what they wait by their own choice (a
-sleep). A busy machine takes neither, so that load makes no right program wrong; see `Clock`.
+"passed" is what the judge sent as a whole frame, and nothing else is. A program's time is what it and its tests
+use of the processor, plus what they wait by their own choice (a sleep); see `Clock`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import socket
 import sys
 import time
 
-from . import FAR, HEADER, confine
+from . import FAR, HEADER, PATIENCE, confine
 from .candidate import serve
 from .channel import read_exactly
 from .judge import Program, judge
@@ -30,6 +30,8 @@ _START_SECONDS = 60.0  # for both processes to have read what is theirs, on a bu
 _RECYCLE = 1000  # requests one judge answers
 _TICK = 0.5  # seconds; longer than a runnable process waits for its turn on a busy machine
 _IDLE = 0.02  # of a tick: who used less of the processor was not kept from it, but waiting
+_BUSY = 4.0  # a slowdown that one program and its judge, on the same core as the server, cannot cause
+_PROBE_SECONDS = 0.02
 
 # Imported once, so that programs find them warm. Others are found on disk, more slowly.
 _WARM = (
@@ -80,7 +82,7 @@ class Server:
             os.waitpid(program, 0)
         if verdict is None:
             self._end_judge()
-            if clock.left() > 0:
+            if clock.busy and clock.left() > 0:
                 return {"outcome": "ungraded", "detail": f"the machine was too busy to give it {seconds:g} s"}
             return {"outcome": "timeout", "detail": f"took more than {seconds:g} s"}
         if not verdict:
@@ -111,6 +113,8 @@ class Clock:
     """How much of its time a program has left: time = processor time of `processes` + ticks they idled.
 
     An idle tick counts for no more than it was meant to last: if we ourselves were kept waiting, so were they.
+    A program that works and sleeps by turns idles in no tick, so the wall clock ends it after `PATIENCE` times
+    its time; unless a loop of our own shows that the machine is busy, and then after `FAR` times at the latest.
     """
 
     def __init__(self, processes: tuple[int, ...], seconds: float) -> None:
@@ -118,6 +122,7 @@ class Clock:
         self._seconds = seconds
         self._waited = 0.0
         self._tick = 0.0
+        self.busy = False  # whether the machine was, when it was last asked
         self._began = self._looked = time.monotonic()
         self._used = self._before = self._processor_time()
 
@@ -127,10 +132,15 @@ class Clock:
         if used - self._used < _IDLE * (now - self._looked):
             self._waited += min(self._tick, now - self._looked)
         self._looked, self._used = now, used
-        if self.left() <= 0 or now - self._began > FAR * self._seconds:
+        wall = (now - self._began) / self._seconds
+        if self.left() <= 0 or (wall > PATIENCE and (not self._busy() or wall > FAR)):
             return 0.0
         self._tick = min(_TICK, max(0.02, self.left()))
         return self._tick
+
+    def _busy(self) -> bool:
+        self.busy = slowdown() > _BUSY
+        return self.busy
 
     def left(self) -> float:
         return self._seconds - self._waited - (self._used - self._before)
@@ -138,6 +148,14 @@ class Clock:
     def _processor_time(self) -> float:
         # The clock of another process, as clock_getcpuclockid(3) makes it: there is no /proc in here.
         return sum(time.clock_gettime((~process << 3) | 2) for process in self._processes)
+
+
+def slowdown() -> float:
+    """Return how many times longer than alone a short computation takes here and now."""
+    began, used = time.monotonic(), time.process_time()
+    while time.process_time() - used < _PROBE_SECONDS:
+        pass
+    return (time.monotonic() - began) / _PROBE_SECONDS
 
 
 class _Judge:
@@ -162,7 +180,8 @@ class _Judge:
                 program = Program(requests, replies)
                 verdict = judge(program, **request)
                 program.close()
-                theirs.send(json.dumps(verdict).encode())
+                message = json.dumps(verdict).encode()
+                theirs.sendall(len(message).to_bytes(8, "little") + message)
         finally:
             os._exit(1)
 
@@ -170,19 +189,22 @@ class _Judge:
         """Hand over the channel to the program; returns when both processes have read what is theirs."""
         self.asked += 1
         socket.send_fds(self._ours, [size.to_bytes(8, "little")], [requests, replies])
-        if self._read(_START_SECONDS, 1) != b"r":
+        if not self._speaks(_START_SECONDS) or self._ours.recv(1) != b"r":
             sys.exit("a request was not read to its end")  # standard input is out of step: start afresh
 
     def verdict(self, clock: Clock) -> bytes | None:
-        """JSON; None if there is none in time, b"" if the judge died."""
+        """Return the verdict as JSON; None if there is none in time, b"" if the judge died of a result."""
         while (seconds := clock.next_look()) > 0:
-            if (verdict := self._read(seconds, 1 << 16)) is not None:
-                return verdict
+            if self._speaks(seconds):
+                try:
+                    size = int.from_bytes(read_exactly(self._ours.fileno(), 8), "little")
+                    return read_exactly(self._ours.fileno(), size)
+                except (EOFError, OSError):
+                    return b""
         return None
 
-    def _read(self, seconds: float, size: int) -> bytes | None:
-        ready, _, _ = select.select([self._ours], [], [], seconds)
-        return self._ours.recv(size) if ready else None
+    def _speaks(self, seconds: float) -> bool:
+        return bool(select.select([self._ours], [], [], seconds)[0])
 
     def end(self) -> None:
         os.kill(self.process, signal.SIGKILL)

@@ -95,7 +95,8 @@ def encode(value: Any, foreign: Callable[[Any], Any]) -> Any:
     if (form := _BY_KIND.get(kind)) is not None:
         return {kind.__name__: [encode(part, foreign) for part in form.parts(value)]}
     if kind in _EXCEPTIONS and not value.__dict__:
-        return {"raise": [encode(part, foreign) for part in (kind, *value.args)]}
+        # `__reduce__`, as `args` of an OSError are without its file name.
+        return {"raise": [encode(part, foreign) for part in (kind, *value.__reduce__()[1])]}
     if kind is type and value in SHARED:
         return {"type": f"{value.__module__}.{value.__name__}"}
     return foreign(value)

@@ -1,0 +1,131 @@
+"""The training loop: batches, a loss, Muon, checkpoints, a log, a loss curve, and a LLaDA checkpoint at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recipes import checkpoints, tokenizer
+from recipes.corpus import Corpus, generate
+from recipes.log import LossLog, Watch, unwatched
+from recipes.muon import Muon
+from recipes.objective import Logits, diffusion_loss, next_token_loss
+from recipes.recipe import Recipe, threads
+from twotemp.folders import claim, only_writer
+from twotemp.models import llada
+from twotemp.models.checkpoint import save
+from twotemp.models.load import load
+
+MODEL = "model"  # the folder of the finished checkpoint, in `out`
+FIRST = "first"  # the folder of the run that came before, in `out`
+
+
+def train(recipe: Recipe, out: Path, watch: Watch = unwatched) -> Path:
+    """Train as the recipe says and return the folder of the LLaDA checkpoint.
+
+    `out` also gets the log (a line every `log_every` steps and with every checkpoint), the loss curve, and the state
+    of the run: after an interruption the same call continues where the last checkpoint was, to the same weights.
+    A recipe that comes after another has that one trained first, in a folder inside `out`.
+    """
+    with only_writer(out), threads(recipe.threads):
+        return _train(recipe, out, watch)
+
+
+def _train(recipe: Recipe, out: Path, watch: Watch) -> Path:
+    words = tokenizer.build()
+    model = llada.new(config(recipe, words), words, seed=recipe.seed, name=recipe.name)
+    network = model.module.train()
+    optimizer = Muon(network, recipe.weight_decay)
+    done = checkpoints.read(out, recipe, network, optimizer)
+    # The checkpoint knows its step, so it has said what may change.
+    claim(out, "training", {"recipe": recipe.to_dict()}, step=None)
+    if recipe.after and not done:
+        first = load(train(recipe.after, out / FIRST, watch), device="cpu").module
+        assert first is not None
+        network.load_state_dict(first.state_dict())
+    log = LossLog(out, done)
+    if done < recipe.steps:
+        corpus = Corpus(generate(recipe.examples, recipe.seed, words.get_vocab()), recipe.batch_tokens)
+        for step in range(done, recipe.steps):
+            next_token = step < recipe.next_token_steps
+            if step in (done, recipe.next_token_steps):
+                logits = forward(network, causal=next_token, compiled=recipe.compile)
+            generator = torch.Generator().manual_seed((recipe.seed << 32) + step)
+            batch = corpus.batch(generator)
+            if next_token:
+                loss = next_token_loss(logits, batch.ids, batch.prompt)
+            else:
+                loss = diffusion_loss(
+                    logits,
+                    batch.ids,
+                    batch.prompt,
+                    model.mask_id,
+                    generator,
+                    least_time=recipe.least_time,
+                    largest_weight=recipe.largest_weight,
+                )
+            optimizer.descend(loss, recipe.rate(step))
+            log.add(batch.task, loss.item(), batch.ids.numel())
+            checkpoint = (step + 1) % recipe.checkpoint_every == 0 or step + 1 == recipe.steps
+            # With every checkpoint, too: then the last line says how far a run that is continued had come.
+            if (step + 1) % recipe.log_every == 0 or checkpoint:
+                log.write(step + 1, "next token" if next_token else "diffusion", recipe.rate(step))
+            if checkpoint:
+                checkpoints.write(out, step + 1, recipe, network, optimizer)
+            watch(step + 1, recipe.steps, f"{recipe.name}, loss {loss.item():.3f}")
+    log.plot("loss (nats per answer token)")
+    network.eval()
+    return out / MODEL if (out / MODEL).exists() else save(model, out / MODEL)
+
+
+def config(recipe: Recipe, words: Any) -> dict[str, Any]:
+    """config.json of the miniature: LLaDA-8B's fields and values, only smaller."""
+    vocabulary = words.get_vocab()
+    return {
+        "activation_type": "silu",
+        "alibi": False,
+        "attention_dropout": 0.0,
+        "attention_layer_norm": False,
+        "bias_for_layer_norm": False,
+        "block_group_size": 1,
+        "block_type": "llama",
+        "d_model": recipe.d_model,
+        "embedding_size": len(vocabulary),
+        "eos_token_id": vocabulary[tokenizer.EOS],
+        "include_bias": False,
+        "include_qkv_bias": False,
+        "init_std": 0.02,
+        "input_emb_norm": False,
+        "layer_norm_type": "rms",
+        "mask_token_id": vocabulary[tokenizer.MASK],
+        "max_sequence_length": tokenizer.MAX_LENGTH,
+        "mlp_hidden_size": recipe.mlp_hidden_size,
+        "multi_query_attention": None,
+        "n_heads": recipe.n_heads,
+        "n_kv_heads": recipe.n_heads,
+        "n_layers": recipe.n_layers,
+        "pad_token_id": vocabulary[tokenizer.EOS],
+        "rms_norm_eps": 1e-5,
+        "rope": True,
+        "rope_theta": 10000.0,
+        "scale_logits": False,
+        "vocab_size": len(vocabulary),
+        "weight_tying": False,
+    }
+
+
+def forward(network: Any, causal: bool, compiled: bool) -> Logits:
+    """(ids, want) -> logits of the wanted positions, with causal or full attention."""
+    network.config.is_causal = causal
+
+    def hidden(ids: Tensor) -> Tensor:
+        found: Tensor = network.model(input_ids=ids, use_cache=False).last_hidden_state
+        return found
+
+    if compiled:
+        torch._dynamo.reset()  # the attention kind is baked into what was compiled before
+        hidden = torch.compile(hidden, dynamic=True)  # one kernel for all lengths
+    return lambda ids, want: network.lm_head(hidden(ids)[want])

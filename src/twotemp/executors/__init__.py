@@ -1,1 +1,0 @@
-"""Drawing through servers of other projects."""

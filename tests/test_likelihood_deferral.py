@@ -1,0 +1,261 @@
+"""The trajectory likelihoods against the law of threshold samplers on a table, by enumeration."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+import numpy as np
+import pytest
+import torch
+
+from tests import rl_toys
+from theory.anchor_fork import has
+from theory.exact import commit_sets
+from theory.strings import temper
+from theory.table import TableModel
+from twotemp.engine import run
+from twotemp.errors import UserError
+from twotemp.likelihood.estimators import ESTIMATORS, CommitQueries
+from twotemp.likelihood.queries import Completion, CompletionBatch, MaskedQueries, log_q
+from twotemp.policies import policy
+from twotemp.records import Policy, Request, Sample, Trace
+from twotemp.rl.objective import grpo_loss
+
+START, MASK = 2, 3
+Step = tuple[tuple[int, int], ...]  # (position, token) of everything a step committed
+Law = dict[tuple[Step, ...], float]
+
+
+def table(length: int = 3, seed: int = 0, spread: float = 1.5) -> TableModel:
+    """All strings over two letters, with weights that tie the positions together."""
+    generator = torch.Generator().manual_seed(seed)
+    strings = list(product(range(2), repeat=length))
+    weights = (spread * torch.randn(len(strings), generator=generator)).exp().tolist()
+    return TableModel([((START, *s), w) for s, w in zip(strings, weights)], vocab_size=4, mask_id=MASK)
+
+
+def independent_pair() -> TableModel:
+    """Two positions that know nothing of each other, each A with probability 0.7."""
+    weights = {0: 0.7, 1: 0.3}
+    return TableModel(
+        [((START, a, b), weights[a] * weights[b]) for a, b in product((0, 1), repeat=2)], 4, MASK
+    )
+
+
+def predictions(model: TableModel, row: tuple[int, ...]) -> dict[int, np.ndarray]:
+    """q at every masked position."""
+    ids = torch.tensor([row])
+    masked = ids == MASK
+    q = model.logits(ids, None, masked).double().exp().numpy()
+    return dict(zip(masked[0].nonzero()[:, 0].tolist(), q))
+
+
+def law(model: TableModel, rule: Policy) -> Law:
+    """P(trajectory), from the definition: every draw at all masked positions, every set committed given it."""
+    length = model.sequences.shape[1] - 1
+    unfinished: Law = {(): 1.0}
+    done: Law = {}
+    while unfinished:
+        longer: Law = defaultdict(float)
+        for path, p in unfinished.items():
+            row = [START] + [MASK] * length
+            for position, token in (pair for step in path for pair in step):
+                row[position] = token
+            q = predictions(model, tuple(row))
+            drawn = {k: temper(q[k][:2], rule.t_token) for k in q}
+            for tokens in product((0, 1), repeat=len(q)):
+                x = dict(zip(q, tokens))
+                probability = p * prod(drawn[k][x[k]] for k in q)
+                for chosen, share in commit_sets(rule, {k: float(q[k][x[k]]) for k in q}).items():
+                    if probability * share > 0:
+                        longer[*path, tuple((k, x[k]) for k in q if has(chosen, k))] += probability * share
+        done |= {path: p for path, p in longer.items() if sum(map(len, path)) == length}
+        unfinished = {path: p for path, p in longer.items() if path not in done}
+    return done
+
+
+def as_sample(model: TableModel, rule: Policy, path: tuple[Step, ...]) -> Sample:
+    steps, tokens, confidence = {}, {}, {}
+    row = [START] + [MASK] * sum(map(len, path))
+    for number, step in enumerate(path):
+        q = predictions(model, tuple(row))
+        for position, token in step:
+            row[position] = tokens[position] = token
+            steps[position], confidence[position] = number, float(np.float32(q[position][token]))
+    at = tuple(sorted(tokens))
+    trace = Trace(tuple(steps[k] for k in at), tuple(confidence[k] for k in at), (0.0,) * len(at))
+    return Sample(
+        "q", 0, 0, rule, (START,), at, tuple(tokens[k] for k in at), 1, 1, 1, 0.0, "length", trace=trace
+    )
+
+
+def build_queries(
+    name: str, samples: list[Sample], eos: tuple[int, ...] = (), mask_id: int = MASK, block: int | None = None
+) -> MaskedQueries:
+    completions = [Completion.from_sample(sample) for sample in samples]
+    return ESTIMATORS[name](CompletionBatch.pad(completions, eos_ids=eos, mask_id=mask_id, block=block))
+
+
+def likelihoods(model: TableModel, rule: Policy, paths: Law, name: str) -> torch.Tensor:
+    queries = build_queries(name, [as_sample(model, rule, path) for path in paths])
+    terms = queries.totals(log_q(model.logits, queries, torch.tensor([MASK])))
+    return torch.zeros(len(paths)).index_add(0, queries.row, terms).exp()
+
+
+def test_trajectory_leaves_out_deferred_tokens():
+    """The example of two independent positions: over all trajectories it sums to 2.19."""
+    model, ct = independent_pair(), policy("ct", threshold=0.6, t_token=1.0)
+    paths = law(model, ct)
+    assert sum(paths.values()) == pytest.approx(1)
+    both = next(
+        path for path in paths if len(path) == 1
+    )  # A and A in one step: certain, given that both commit
+    assert paths[both] == pytest.approx(0.49)
+    assert likelihoods(model, ct, paths, "trajectory").sum().item() == pytest.approx(2.19, abs=1e-5)
+    assert likelihoods(model, ct, paths, "deferral").sum().item() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("t_token", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("threshold", [0.4, 0.6, 0.9])
+def test_deferral_is_the_law_of_hard_thresholds(threshold, t_token):
+    model, ct = table(), policy("ct", threshold=threshold, t_token=t_token)
+    paths = law(model, ct)
+    expected = torch.tensor(list(paths.values())).float()
+    torch.testing.assert_close(likelihoods(model, ct, paths, "deferral"), expected, atol=1e-6, rtol=1e-4)
+    assert expected.sum().item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["ar", "random"])
+def test_trajectory_is_the_law_where_the_order_ignores_the_tokens(name):
+    """Given the order: its own probability is a number that no weight of the model changes."""
+    model, rule = table(), policy(name, t_token=1.0)
+    paths = law(model, rule)
+    orders = 1 if name == "ar" else 6
+    found = likelihoods(model, rule, paths, "trajectory") / orders
+    torch.testing.assert_close(found, torch.tensor(list(paths.values())).float(), atol=1e-6, rtol=1e-4)
+
+
+def step_probabilities(queries: CommitQueries, model: TableModel, rule: Policy) -> torch.Tensor:
+    """The probability of each query's step; where one position was committed, with the integral over kappa."""
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    forbidden = torch.tensor([MASK])
+
+    def probability(cut: float, forced: bool) -> torch.Tensor:
+        moved = replace(
+            queries, cut=torch.full_like(queries.cut, cut), forced=torch.full_like(queries.forced, forced)
+        )
+        return moved.totals(log_q(model.logits, moved, forbidden)).exp()
+
+    total = probability(rule.threshold, False)
+    lowest = rule.threshold - 30 * rule.t_pos  # scores below it have probability e^-30
+    half = (rule.threshold - lowest) / 2
+    integral = sum(w * half * probability(lowest + half * (1 + x), True) for x, w in zip(nodes, weights))
+    return total + torch.where((queries.committed & queries.queried).sum(1) == 1, integral, 0.0)
+
+
+@pytest.mark.parametrize(("threshold", "t_pos"), [(0.6, 0.1), (0.6, 1.0), (0.9, 0.3)])
+def test_deferral_is_the_law_of_soft_thresholds(threshold, t_pos):
+    model, tct = table(length=2), policy("tct", threshold=threshold, t_pos=t_pos, t_token=0.8)
+    paths = law(model, tct)
+    queries = build_queries("deferral", [as_sample(model, tct, path) for path in paths])
+    steps = step_probabilities(queries, model, tct)
+    probabilities = torch.zeros(len(paths)).index_add(0, queries.row, steps.log()).exp()
+    torch.testing.assert_close(
+        probabilities, torch.tensor(list(paths.values())).float(), atol=1e-5, rtol=1e-4
+    )
+    assert probabilities.sum().item() == pytest.approx(1, abs=1e-4)
+    assert likelihoods(model, tct, paths, "trajectory").sum().item() > 1.5
+
+
+def engine_samples(model, rule: Policy, n: int = 6, length: int = 6, block: int = 3) -> list[Sample]:
+    requests = [
+        Request(str(i), (5, 6, 7)[: 1 + i % 3], rule, length=length, block=block, seed=1, trace=True)
+        for i in range(n)
+    ]
+    return list(run(model, requests))
+
+
+def test_deferral_replays_the_noise_of_the_engine():
+    """A step is forced exactly where its one score is not above lambda, and only the active block takes part."""
+    model, tct = rl_toys.micro_model(), policy("tct", threshold=0.4, t_pos=0.5)
+    samples = engine_samples(model, tct, n=24)
+    queries = build_queries("deferral", samples, mask_id=model.mask_id, block=3)
+    alone = (queries.committed & queries.queried).sum(1) == 1
+    assert queries.forced.any()
+    assert (~queries.forced & ~alone).any()
+    assert not (queries.forced & ~alone).any(), "several positions are never forced"
+    assert (queries.queried.sum(1) <= 3).all(), "only the active block takes part"
+    assert (queries.committed <= queries.queried).all()
+    first = queries.queried.nonzero()[queries.queried.nonzero()[:, 0].diff(prepend=torch.tensor([-1])) > 0]
+    mqueries = queries.ids == model.mask_id
+    assert torch.equal(first[:, 1], mqueries.int().argmax(1)), "the active block holds the leftmost mask"
+    assert (queries.cut <= 0.4 + 1e-6).all()
+
+
+def test_deferral_has_finite_values_and_gradients():
+    model = rl_toys.micro_model()
+    for rule in (policy("tct", threshold=0.4), policy("ct", threshold=0.4)):
+        queries = build_queries("deferral", engine_samples(model, rule), mask_id=model.mask_id, block=3)
+        new = log_q(model.logits, queries, torch.tensor(model.forbidden_ids))
+        assert torch.isfinite(new).all()
+        weight = torch.ones_like(new)
+        grpo_loss(new, new.detach(), None, weight, weight, epsilon=0.5, beta=0.0).total.backward()
+        grads = [p.grad for p in model.module.parameters() if p.grad is not None]
+        assert all(torch.isfinite(grad).all() for grad in grads)
+        assert any(grad.abs().max() > 0 for grad in grads)
+        model.module.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        policy("lc", t_token=1.0),
+        policy("ct", t_token=0.0),
+        policy("tct", t_pos=float("inf")),
+        policy("tct", top_p=0.9),
+        policy("sdar", k=2),
+        policy("llada2", t_token=1.0),
+    ],
+)
+def test_deferral_refuses_other_policies(rule):
+    trace = Trace((0,), (0.5,), (0.1,))
+    sample = Sample("a", 0, 0, rule, (0,), (1,), (1,), 1, 1, 9, 0.0, "length", trace=trace)
+    with pytest.raises(UserError, match="--likelihood trajectory"):
+        build_queries("deferral", [sample])
+
+
+def test_fork_asks_only_about_steps_that_committed_one_position():
+    trace = Trace((0, 0, 1, 2), (0.5,) * 4, (0.1,) * 4)
+    rule = policy("ct", t_token=1.0)
+    samples = [
+        Sample("a", 0, 0, rule, (2,), (1, 2, 3, 4), (1, 1, 0, 1), 3, 3, 9, 0.0, "length", trace=trace),
+        Sample(
+            "b",
+            0,
+            0,
+            rule,
+            (2,),
+            (1, 2),
+            (1, 0),
+            1,
+            1,
+            9,
+            0.0,
+            "length",
+            trace=Trace((0, 0), (0.5,) * 2, (0.1,) * 2),
+        ),
+    ]
+    queries = build_queries("fork", samples)
+    assert queries.row.tolist() == [0, 0]
+    assert [queried.nonzero()[:, 0].tolist() for queried in queries.queried] == [[3], [4]]
+    assert queries.ids.tolist() == [[2, 1, 1, MASK, MASK], [2, 1, 1, 0, MASK]]
+
+
+def test_fork_counts_positions_after_eos_when_it_looks_for_single_commits():
+    eos, trace = 1, Trace((0, 0), (0.5,) * 2, (0.1,) * 2)
+    rule = policy("ct", t_token=1.0)
+    sample = Sample("a", 0, 0, rule, (2,), (1, 2), (eos, 0), 1, 1, 9, 0.0, "eos", trace=trace)
+    assert len(build_queries("fork", [sample], eos=(eos,))) == 0
