@@ -93,7 +93,7 @@ def test_groups_are_the_same_on_workers(marks):
     chosen, model = parse("odd:t_token=1.5"), toy_task.micro_model()
     wanted = [Request(f"q{n}", (10, 11 + n), chosen, 6, index=i) for n in range(6) for i in range(5)]
     expected = {sample.key: sample.tokens for sample in LocalBackend(model).sample(wanted)}
-    with pool(Stumbling(marks, "kill", make=micro), text=model, unit=8) as backend:
+    with pool(Stumbling(marks, "kill", after=4, make=micro), text=model, unit=8) as backend:
         found = {sample.key: sample.tokens for sample in backend.sample(wanted)}
     assert len(list(marks.iterdir())) == 1
     assert found == expected
