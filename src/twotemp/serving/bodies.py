@@ -29,7 +29,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "service_tier": ("auto", "default"),
 }
+# Fields that have no effect here, whatever they say.
+_IGNORED = ("metadata", "reasoning_effort")
 _SHARED = ("model", "n", "seed", "temperature", "top_p", "stop", "max_tokens", "stream", "stream_options")
 _OURS = ("policy", "block", "trace", "eos_stop", "diffusing")
 _NUMBERS = tuple(
@@ -115,6 +119,8 @@ def wanted(data: Mapping[str, Any], chat: bool, model: LanguageModel, name: str,
     """What the body of a completion (chat: of a chat completion) asks for; `name`: the model's, for clients."""
     given = {key: value for key, value in data.items() if value is not None}
     for key in given:
+        if key in _IGNORED:
+            continue
         if key in _NEUTRAL:
             if given[key] not in _NEUTRAL[key] or isinstance(given[key], bool) != isinstance(
                 _NEUTRAL[key][0], bool
@@ -306,4 +312,5 @@ def _message(given: dict[str, Any]) -> Message:
             raise Field("messages", "a message's content is text; other parts are not supported")
     if not isinstance(content, str) or not isinstance(role, str):
         raise Field("messages", 'a message is {"role": ..., "content": text}')
-    return {**given, "role": "system" if role == "developer" else role, "content": content}
+    rest = {key: value for key, value in given.items() if key != "name"}  # no chat template shows it
+    return {**rest, "role": "system" if role == "developer" else role, "content": content}
