@@ -13,13 +13,14 @@ from benchmarks import peers
 from benchmarks.measure import Contender, Spread, interleave, ratio, table
 from benchmarks.peers import FastModel, Peer, Task
 from benchmarks.proxies import POLICIES, RATIO, prompts, requests
-from twotemp import asking, tasks
+from twotemp import tasks
 from twotemp.engine import run
 from twotemp.engine.drift import drift
 from twotemp.models.llada import LLaDA
 from twotemp.models.load import load
 from twotemp.policies import policy
 from twotemp.records import Policy
+from twotemp.sampling.prompts import ProblemRequest, problem_requests
 
 PROMPT, LENGTH, BLOCK = 64, 64, 32
 ROWS = 8  # of an adaptive policy
@@ -99,8 +100,8 @@ def drifts(questions: int) -> None:
     model, task, rows = load("tiny", device="cpu"), tasks.get("words-3"), []
     problems = task.problems().problems[:questions]
     for chosen in (policy("lc"), policy("ct"), policy("tct")):
-        asks = (asking.Ask(problem, chosen) for problem in problems)
-        wanted = list(asking.requests(model, asks, length=task.length, block=16))
+        asks = (ProblemRequest(problem, chosen) for problem in problems)
+        wanted = list(problem_requests(model, asks, length=task.length, block=16))
         for cache in ("prefix", "dual"):
             found = drift(model, wanted, cache)
             rows.append(

@@ -7,7 +7,7 @@ import timeit
 import torch
 
 from benchmarks.measure import Contender, Spread, interleave, ratio, table
-from twotemp import asking, tasks
+from twotemp import tasks
 from twotemp.engine import Ledger, Observer, run
 from twotemp.engine.batch import Batch
 from twotemp.engine.rows import widths
@@ -15,6 +15,7 @@ from twotemp.models.base import LanguageModel
 from twotemp.models.load import load
 from twotemp.policies import policy
 from twotemp.records import Request
+from twotemp.sampling.prompts import ProblemRequest, problem_requests
 
 SAMPLES = 64
 CASES = (("words-2", 1, 16), ("words-2", 1, 64), ("words-3", 1, 16), ("words-2", 20, 64))  # prompts, slots
@@ -34,8 +35,8 @@ def report(seconds: float) -> None:
 def _case(model: LanguageModel, name: str, count: int, slots: int, seconds: float) -> list[str]:
     task = tasks.get(name)
     problems = task.problems().problems[:count]
-    asks = (asking.Ask(problem, CHOSEN, index) for problem in problems for index in range(SAMPLES))
-    wanted = list(asking.requests(model, asks, length=task.length))
+    asks = (ProblemRequest(problem, CHOSEN, index) for problem in problems for index in range(SAMPLES))
+    wanted = list(problem_requests(model, asks, length=task.length))
     ledger = Ledger()
     forwards = {
         (s.request, s.index): s.forwards for s in run(model, wanted, batch_size=slots, observer=ledger)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,12 +19,17 @@ from typing import Any
 
 from benchmarks.measure import table
 from twotemp import graders, tasks
-from twotemp.evaluation import Drawer, Evaluation, InProcess, Plan, TaskChoice
-from twotemp.executors import Loading, Processes, Supervisor
-from twotemp.executors.ray_actors import LOCAL, RayActors
+from twotemp.backends import Backend, Handle
+from twotemp.backends.local import LocalBackend
+from twotemp.backends.pool import WorkerPool
+from twotemp.backends.process import ProcessTransport
+from twotemp.backends.ray import LOCAL, RayTransport
+from twotemp.backends.worker import ModelLoader
+from twotemp.evaluation import Evaluation, Plan, TaskChoice
 from twotemp.models.load import load as load_model
+from twotemp.models.load import load_text
 from twotemp.policies import parse
-from twotemp.records import Grade, Problem, Sample
+from twotemp.records import Grade, Problem, Request, Sample
 from twotemp.tasks import ProblemSet, Task
 
 LENGTH, PROMPT = 64, 64  # tokens
@@ -33,29 +38,50 @@ POLICIES = ("ar", "lc", "random", "tlc", "ct", "tct")
 MIX = {"countdown-4": 3, "words-2": 1, "programs-1": 2}  # questions of each task
 
 
-class Free:
-    """A drawer that costs as good as nothing, with samples of a usual size."""
+class FreeText:
+    """The text side of a model that does not exist."""
 
-    name, fingerprint = "free", "0"
-
-    def __init__(self, stepped: Callable[[], None] = lambda: None) -> None:
-        self._stepped = stepped
+    name, fingerprint, tokenizer = "free", "0", None
+    vocab_size, mask_id, eos_ids, max_length, block_size = 10**6, -1, (), None, None
 
     def encode(self, prompt: Any, *, prefill: str = "", chat: bool | None = None) -> list[int]:
         return list(range(PROMPT))
 
-    def draw(self, chunks: Any) -> Iterator[tuple[Any, Sample]]:
-        positions, tokens = tuple(range(PROMPT, PROMPT + LENGTH)), tuple(range(1000, 1000 + LENGTH))
-        costs, text = (LENGTH, LENGTH, LENGTH * PROMPT, 0.1), "so many words " * 12
-        for name, requests in chunks:
-            for r in requests:
-                self._stepped()
-                row = (r.id, r.index, r.seed, r.policy, r.prompt, positions, tokens, *costs)
-                yield name, Sample(*row, finish="length", text=f"{text}{r.index}")
+
+class FreeBackend:
+    """A backend that costs next to nothing, with samples of a usual size."""
+
+    name, fingerprint, workers, text = "free", "0", 1, FreeText()
+
+    def sample(self, requests: Iterable[Request]) -> Iterator[Sample]:
+        return map(free_sample, requests)
 
 
-def free(place: int, stepped: Callable[[], None]) -> Drawer:
-    return Free(stepped)
+def free_sample(r: Request) -> Sample:
+    positions, tokens = tuple(range(PROMPT, PROMPT + LENGTH)), tuple(range(1000, 1000 + LENGTH))
+    costs, text = (LENGTH, LENGTH, LENGTH * PROMPT, 0.1), "some few words " * 12
+    row = (r.id, r.index, r.seed, r.policy, r.prompt, positions, tokens, *costs)
+    return Sample(*row, finish="length", text=f"{text}{r.index}", tag=r.tag)
+
+
+class FreeService:
+    """Stands in for a worker's service: requests are answered as they arrive."""
+
+    text, load = FreeText(), 0
+
+    def __init__(self, place: int, on_turn: Callable[[], None]) -> None:
+        self._on_turn = on_turn
+
+    def __enter__(self) -> FreeService:
+        return self
+
+    def submit_all(self, handles: Sequence[Handle]) -> None:
+        for handle in handles:
+            handle.deliver(free_sample(handle.request))
+        self._on_turn()
+
+    def cancel(self, handle: Handle) -> None:
+        pass
 
 
 class FreeGrader:
@@ -76,12 +102,12 @@ def load(data: Path | None = None, prompt: str | None = None, subset: str | None
     return ProblemSet(problems, "free", "generated")
 
 
-def rate(drawer: Drawer, plan: Plan) -> float:
+def rate(backend: Backend, plan: Plan) -> float:
     """Samples per second of an evaluation, drawn, stored and graded; loading is not in it."""
-    drawer.name  # noqa: B018 - whoever loads has loaded
+    backend.name  # noqa: B018 - waits until the model is loaded
     with tempfile.TemporaryDirectory() as folder, Evaluation(plan, Path(folder) / "run") as evaluation:
         began = time.perf_counter()
-        evaluation.run_with(drawer)
+        evaluation.run_with(backend)
         return evaluation.samples / (time.perf_counter() - began)
 
 
@@ -89,10 +115,10 @@ def driver() -> None:
     tasks.TASKS["free"] = Task("free", "nothing", "free", LENGTH, load)
     graders.GRADERS["free"] = FreeGrader
     plan = Plan((TaskChoice("free"),), tuple(map(parse, POLICIES)), n=N)
-    rows = [["in this process", f"{rate(Free(), plan):,.0f}"]]
+    rows = [["in this process", f"{rate(FreeBackend(), plan):,.0f}"]]
     for count in (1, 2):
-        with Supervisor(Processes(free), count) as drawer:
-            rows.append([f"{count} worker{'s' * (count > 1)}", f"{rate(drawer, plan):,.0f}"])
+        with WorkerPool(ProcessTransport(FreeService), count, FreeText()) as backend:
+            rows.append([f"{count} worker{'s' * (count > 1)}", f"{rate(backend, plan):,.0f}"])
     print(f"{QUESTIONS * N * len(POLICIES):,} samples of {LENGTH} tokens, no trace, graded for nothing\n")
     print(table(["drawn", "samples/s"], rows))
 
@@ -106,20 +132,21 @@ def workers() -> None:
     driver()
     found: dict[str, list[float]] = {}
     here, idle, beside = "in this process", "2 workers", "2 workers beside a busy loop"
-    cases: dict[str, Callable[[], AbstractContextManager[Drawer]]] = {
-        here: lambda: nullcontext(InProcess(load_model("tiny"))),
-        "1 worker": lambda: Supervisor(Processes(Loading("tiny")), 1),
-        idle: lambda: Supervisor(Processes(Loading("tiny")), 2),
-        beside: lambda: Supervisor(Processes(Loading("tiny")), 2),
+    loader, text = ModelLoader("tiny"), load_text("tiny")
+    cases: dict[str, Callable[[], AbstractContextManager[Backend]]] = {
+        here: lambda: nullcontext(LocalBackend(load_model("tiny"))),
+        "1 worker": lambda: WorkerPool(ProcessTransport(loader), 1, text),
+        idle: lambda: WorkerPool(ProcessTransport(loader), 2, text),
+        beside: lambda: WorkerPool(ProcessTransport(loader), 2, text),
     }
     if find_spec("ray"):
-        cases["1 Ray actor"] = lambda: Supervisor(
-            RayActors(Loading("tiny"), address=LOCAL, device="cpu", reachable=True), 1
+        cases["1 Ray actor"] = lambda: WorkerPool(
+            RayTransport(loader, address=LOCAL, device="cpu", reachable=True), 1, text
         )
     for _ in range(3):
         for name, make in cases.items():
-            with make() as drawer, busy() if name == beside else nullcontext():
-                found.setdefault(name, []).append(rate(drawer, plan))
+            with make() as backend, busy() if name == beside else nullcontext():
+                found.setdefault(name, []).append(rate(backend, plan))
                 print(f"{name}: {found[name][-1]:.1f} samples/s", file=sys.stderr, flush=True)
     best = {name: max(rates) for name, rates in found.items()}
     rows = [[name, f"{best[name]:.0f}", f"{min(rates):.0f}"] for name, rates in found.items()]

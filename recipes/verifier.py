@@ -27,7 +27,7 @@ from recipes.log import LossLog, Watch, unwatched
 from recipes.muon import Muon
 from recipes.recipe import check_count, check_numbers, check_tasks, threads
 from twotemp import graders, rewards
-from twotemp.asking import Ask, answer, requests
+from twotemp.backends.local import LocalBackend
 from twotemp.errors import UserError
 from twotemp.folders import continued, only_writer, replacing, write_json, write_run
 from twotemp.graders.base import Grader
@@ -45,7 +45,7 @@ from twotemp.models.load import load
 from twotemp.policies import parse
 from twotemp.records import Problem
 from twotemp.rewards.denoiser import answer_row, checks, scaled_thirds, with_checks
-from twotemp.sampling import draw
+from twotemp.sampling.prompts import ProblemRequest, answer, problem_requests
 from twotemp.serialization import read_yaml, record
 from twotemp.tasks import SOURCES
 from twotemp.tasks.generated import Split
@@ -187,10 +187,10 @@ def drawn(
     here = enumerate(source.distinct(recipe.seed, split, count))
     problems = [source.problem(example, split, number) for number, example in here]
     asked = [(problem, index) for problem in problems for index in range(samples)]
-    asks = (Ask(problem, parse(spec), index) for problem, index in asked)
+    asks = (ProblemRequest(problem, parse(spec), index) for problem, index in asked)
     block = source.length // recipe.blocks
-    wanted = list(requests(model, asks, length=source.length, block=block, seed=recipe.seed))
-    texts = {one.key: one.text for one in draw(model, wanted)}
+    wanted = list(problem_requests(model, asks, length=source.length, block=block, seed=recipe.seed))
+    texts = {one.key: one.text for one in LocalBackend(model).sample(wanted)}
     items = [(problem, answer(problem, texts[one.key])) for (problem, _), one in zip(asked, wanted)]
     with closing(graders.get(source.grader)) as grader:
         yield from graded(grader, items)

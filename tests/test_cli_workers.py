@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.helpers import toy_task
-from tests.helpers.executor_makes import Free
-from tests.helpers.executor_runs import DRIVER_PLAN
+from tests.helpers.fake_workers import FreeBackend
 from tests.helpers.killing import kill_at_random
 from tests.helpers.toy_runs import rows
+from tests.helpers.worker_runs import DRIVER_PLAN
 from twotemp.cli import app
 from twotemp.cli import workers as cli
 from twotemp.errors import UserError
@@ -129,23 +129,24 @@ def test_a_profile_is_of_one_process(micro_folder, tmp_path):
 def test_a_model_that_is_spread_over_all_gpus_has_no_workers(monkeypatch):
     monkeypatch.setattr(cli, "devices", lambda device: ("cuda", 4))
     spread = cli.Job("tiny", cli.LoadingOptions(device_map="auto"), samples=10**6)
-    assert cli.WorkerOptions()._elsewhere(spread) is None
+    assert cli.WorkerOptions()._remote(spread) is None
     with pytest.raises(UserError, match="leave --workers and --ray out"):
-        cli.WorkerOptions(workers=2)._elsewhere(spread)
+        cli.WorkerOptions(workers=2)._remote(spread)
 
 
 DRIVER = """
 import sys
 import pytest
-from tests.helpers import executor_makes, executor_runs, toy_task
+from tests.helpers import fake_workers, toy_task, worker_runs
+from twotemp.backends.pool import WorkerPool
+from twotemp.backends.process import ProcessTransport
 from twotemp.evaluation import Evaluation
-from twotemp.executors import Processes, Supervisor
 toy_task.install(pytest.MonkeyPatch())
-with Evaluation(executor_runs.DRIVER_PLAN, sys.argv[1]) as prepared:
-    with Supervisor(Processes(executor_makes.slow), 2, unit=16) as drawer:
-        drawer.name
+with Evaluation(worker_runs.DRIVER_PLAN, sys.argv[1]) as prepared:
+    with WorkerPool(ProcessTransport(fake_workers.slow), 2, fake_workers.FreeText(), unit=16) as backend:
+        backend.name
         print("ready", flush=True)
-        prepared.run_with(drawer)
+        prepared.run_with(backend)
 """
 
 
@@ -159,6 +160,6 @@ def test_a_driver_that_was_killed_and_started_again_draws_only_what_is_missing(
     before = rows(run)
     assert 0 < len(before) < 2 * 2 * 8 * 6, "the kills came in the middle"
     with Evaluation(DRIVER_PLAN, run) as prepared:
-        prepared.run_with(Free())
+        prepared.run_with(FreeBackend())
     with Evaluation(DRIVER_PLAN, tmp_path / "whole") as prepared:
-        assert rows(prepared.run_with(Free())) == rows(run)
+        assert rows(prepared.run_with(FreeBackend())) == rows(run)

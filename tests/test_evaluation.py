@@ -16,8 +16,9 @@ import pytest
 
 from tests.helpers import toy_task
 from tests.helpers.toy_runs import PLAN, POLICIES, Rows, evaluate, rows
-from twotemp import sampling
+from twotemp import engine
 from twotemp.analysis import read
+from twotemp.backends.local import LocalBackend
 from twotemp.engine import run as engine_run
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, Plan, Progress, TaskChoice, grading, regrade, runner, work
@@ -25,6 +26,7 @@ from twotemp.folders.frames import FrameFile, read_batches
 from twotemp.models.load import load
 from twotemp.policies import parse
 from twotemp.records import Grade, Request
+from twotemp.sampling import prompts
 
 pytestmark = pytest.mark.usefixtures("toy_tasks")
 
@@ -59,7 +61,7 @@ def test_every_sample_is_there_graded_and_what_the_engine_draws(model, whole):
         if name == "toy@tlc":
             problem = problems[key.request]
             assert grade is not None
-            assert grade.passed == toy_task.right(problem, sample.text or "")
+            assert grade.passed == toy_task.right(problem, sample.text)
             ids = tuple(model.encode(problem.prompt))
             request = Request(key.request, ids, POLICIES[1], length=toy_task.LENGTH, index=key.index)
             (alone,) = engine_run(model, [request])
@@ -69,7 +71,7 @@ def test_every_sample_is_there_graded_and_what_the_engine_draws(model, whole):
 
 def test_started_again_it_draws_nothing(model, tmp_path, monkeypatch):
     evaluate(model, PLAN, tmp_path / "run")
-    monkeypatch.setattr(sampling, "draw", never)
+    monkeypatch.setattr(engine, "events", never)
     states: list[Progress] = []
     evaluate(model, PLAN, tmp_path / "run", watch=states.append)
     last = states[-1]
@@ -81,12 +83,12 @@ def test_a_larger_n_adds_only_what_is_missing(model, tmp_path, monkeypatch, whol
     evaluate(model, replace(PLAN, n=2), tmp_path / "run")
     drawn = []
 
-    def spy(model, requests, **options):
+    def spy(backend, requests):
         drawn.extend(wanted := list(requests))
-        return original(model, wanted, **options)
+        return original(backend, wanted)
 
-    original = sampling.draw
-    monkeypatch.setattr(sampling, "draw", spy)
+    original = LocalBackend.sample
+    monkeypatch.setattr(LocalBackend, "sample", spy)
     evaluate(model, PLAN, tmp_path / "run")
     assert {r.index for r in drawn} == {2}
     assert len(drawn) == 2 * 4 * len(POLICIES)
@@ -105,22 +107,23 @@ def test_samples_that_repel_each_other_are_the_same_after_any_stop_and_stored_on
     """A larger n and a stop in the midst of a group: the group is drawn again, what is there already not stored."""
     plan = replace(PLAN, policies=(parse("odd:t_token=1.5"), parse("tlc")), n=4)
     expected = rows(evaluate(model, plan, tmp_path / "whole"))
-    monkeypatch.setattr(work, "CHUNK_SAMPLES", 12)
+    for module in (work, prompts):
+        monkeypatch.setattr(module, "CHUNK", 12)
     evaluate(model, replace(plan, n=1), tmp_path / "run")
     drawn: list[Request] = []
 
-    def stumbling(model, requests, **options):
+    def stumbling(backend, requests):
         drawn.extend(wanted := list(requests))
-        found = list(original(model, wanted, **options))
+        found = list(original(backend, wanted))
         odd = [sample for sample in found if sample.policy.repel]
         yield from odd[: 1 + len(odd) // 2]
         raise KeyboardInterrupt
 
-    original = sampling.draw
-    monkeypatch.setattr(sampling, "draw", stumbling)
+    original = LocalBackend.sample
+    monkeypatch.setattr(LocalBackend, "sample", stumbling)
     with pytest.raises(KeyboardInterrupt):
         evaluate(model, replace(plan, n=3), tmp_path / "run")
-    monkeypatch.setattr(sampling, "draw", original)
+    monkeypatch.setattr(LocalBackend, "sample", original)
     assert {request.index for request in drawn if request.policy.repel} == {0, 1, 2}
     assert {request.index for request in drawn if not request.policy.repel} == {1, 2}
     states: list[Progress] = []
@@ -132,9 +135,10 @@ def test_samples_that_repel_each_other_are_the_same_after_any_stop_and_stored_on
 
 
 def test_tasks_take_turns_and_a_question_keeps_its_policies_together(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(work, "CHUNK_SAMPLES", 9)
+    for module in (work, prompts):
+        monkeypatch.setattr(module, "CHUNK", 9)
     order = []
-    original = sampling.draw
+    original = engine.events
 
     def spy(model, requests, **options):
         requests = list(requests)
@@ -143,7 +147,7 @@ def test_tasks_take_turns_and_a_question_keeps_its_policies_together(model, tmp_
         )
         return original(model, requests, **options)
 
-    monkeypatch.setattr(sampling, "draw", spy)
+    monkeypatch.setattr(engine, "events", spy)
     evaluate(model, PLAN, tmp_path / "run")
     assert [ids for _, ids, _ in order] == [{f"toy/{i}"} for i in range(4) for _ in range(2)]
     assert all(names == {"ar", "tlc", "tct"} for _, _, names in order)
@@ -171,10 +175,10 @@ def test_the_batch_size_changes_nothing(model, tmp_path, whole, batch_size):
 
 
 def stopped_after(count: int, error: BaseException):
-    original = sampling.draw
+    original = LocalBackend.sample
 
-    def stream(model, requests, **options):
-        for number, sample in enumerate(original(model, requests, **options)):
+    def stream(backend, requests):
+        for number, sample in enumerate(original(backend, requests)):
             if number == count:
                 raise error
             yield sample
@@ -185,7 +189,7 @@ def stopped_after(count: int, error: BaseException):
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
 def test_what_is_finished_is_stored_when_something_stops_the_run(model, tmp_path, whole, error):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "draw", stopped_after(5, error))
+        patch.setattr(LocalBackend, "sample", stopped_after(5, error))
         with pytest.raises(type(error)):
             evaluate(model, PLAN, tmp_path / "run")
     part = rows(tmp_path / "run")
@@ -240,7 +244,7 @@ def test_ungraded_is_counted_left_out_and_tried_again(model, tmp_path, monkeypat
         evaluate(model, PLAN, tmp_path / "run")
     with pytest.raises(UserError, match="no graded sample"):
         read([tmp_path / "run"])
-    monkeypatch.setattr(sampling, "draw", never)
+    monkeypatch.setattr(engine, "events", never)
     evaluate(model, PLAN, tmp_path / "run")
     assert rows(tmp_path / "run") == whole
     assert all(series.table.ungraded == 0 for series in read([tmp_path / "run"]))
@@ -249,22 +253,22 @@ def test_ungraded_is_counted_left_out_and_tried_again(model, tmp_path, monkeypat
 def test_killed_at_twenty_random_moments_it_ends_up_the_same(model, tmp_path, monkeypatch):
     """Children of this warm process run the evaluation and are killed; then it is finished and compared."""
     plan = replace(PLAN, n=16)
-    monkeypatch.setattr(work, "CHUNK_SAMPLES", 40)
+    monkeypatch.setattr(prompts, "CHUNK", 40)
     monkeypatch.setattr(runner, "WRITE_SAMPLES", 8)
     expected = rows(evaluate(model, plan, tmp_path / "whole"))
-    original = sampling.draw
+    original = LocalBackend.sample
     forks = multiprocessing.get_context("fork")
     rng = random.Random(1)
     for _ in range(20):
         hear, tell = forks.Pipe(duplex=False)
 
-        def reporting(model, requests, tell=tell, **options):
-            for sample in original(model, requests, **options):
+        def reporting(backend, requests, tell=tell):
+            for sample in original(backend, requests):
                 tell.send(".")
                 yield sample
 
         def child(batch_size: int, stream=reporting) -> None:
-            monkeypatch.setattr(sampling, "draw", stream)
+            monkeypatch.setattr(LocalBackend, "sample", stream)
             evaluate(model, plan, tmp_path / "run", batch_size=batch_size)
 
         process = forks.Process(target=child, args=(rng.choice((3, 8, 64)),))

@@ -28,7 +28,7 @@ class PlantedWords:
     """The planted model's tokens as text."""
 
     def decode(self, ids, **options) -> str:
-        return "\n".join(WORDS[i] for i in ids)
+        return "\n".join(WORDS[i] for i in ids if i < len(WORDS))
 
 
 class RunsPrograms:

@@ -1,4 +1,4 @@
-"""Grading beside drawing: the device does not wait, nothing is lost, the grader's errors are heard; other drawers."""
+"""Grading beside drawing: the device does not wait, nothing is lost, a grader's errors are raised; other backends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import toy_task
+from tests.helpers.fake_workers import FreeText
 from tests.helpers.toy import ToyModel
 from tests.helpers.toy_runs import PLAN, evaluate, rows
+from twotemp.backends.local import LocalBackend
 from twotemp.errors import UserError
-from twotemp.evaluation import Evaluation, InProcess, Plan, TaskChoice, grading
+from twotemp.evaluation import Evaluation, Plan, TaskChoice, grading
 from twotemp.policies import parse
 from twotemp.records import Sample
 from twotemp.store import Store, Writer
@@ -40,35 +42,16 @@ class Busy:
         self.total += time.perf_counter() - started
 
 
-class SlowDrawer(Busy):
-    """Takes its time over every sample, and says nothing of interest."""
+class SlowBackend(Busy):
+    """Takes its time over every sample."""
 
-    name, fingerprint = "slow", "0"
+    name, fingerprint, workers, text = "slow", "0", 1, FreeText()
 
-    def encode(self, prompt, *, prefill="", chat=None) -> list[int]:
-        return [1, 2]
-
-    def draw(self, chunks):
-        for name, requests in chunks:
-            for r in requests:
-                self.nap()
-                said = str(r.index)
-                row = (
-                    r.id,
-                    r.index,
-                    r.seed,
-                    r.policy,
-                    r.prompt,
-                    (2,),
-                    (1,),
-                    1,
-                    1,
-                    1,
-                    self.seconds,
-                    "length",
-                    said,
-                )
-                yield name, Sample(*row)
+    def sample(self, requests):
+        for r in requests:
+            self.nap()
+            row = (r.id, r.index, r.seed, r.policy, r.prompt, (2,), (1,), 1, 1, 1, self.seconds, "length")
+            yield Sample(*row, text=str(r.index), tag=r.tag)
 
 
 def slow_grader(busy: Busy):
@@ -83,15 +66,15 @@ def slow_grader(busy: Busy):
 
 def ratio(out: Path, samples: int, drawing: float, judging: float, monkeypatch) -> float:
     """What an evaluation takes, to the larger of drawing and grading alone."""
-    drawer, busy = SlowDrawer(drawing), Busy(judging)
+    backend, busy = SlowBackend(drawing), Busy(judging)
     monkeypatch.setattr(toy_task, "ToyGrader", slow_grader(busy))
     plan = Plan((TaskChoice("toy"),), (parse("ar"), parse("tct")), n=samples // 8, questions=4)
     with Evaluation(plan, out) as prepared:
         started = time.perf_counter()
-        store = prepared.run_with(drawer)
+        store = prepared.run_with(backend)
         seconds = time.perf_counter() - started
     assert sum(len(cell.grades("toy 1")) for cell in store.cells()) == samples
-    return seconds / max(drawer.total, busy.total)
+    return seconds / max(backend.total, busy.total)
 
 
 def test_grading_goes_on_beside_drawing(tmp_path, monkeypatch):
@@ -108,7 +91,9 @@ def test_a_slow_grader_costs_no_more_than_the_slower_of_the_two(tmp_path, monkey
 def test_drawing_waits_when_too_much_is_ungraded(tmp_path, monkeypatch):
     monkeypatch.setattr(grading, "MOST_WAITING", 4)
     monkeypatch.setattr("twotemp.evaluation.runner.WRITE_SAMPLES", 4)
-    monkeypatch.setattr("twotemp.evaluation.runner.MOST_WRITING", math.inf)  # no write waits for the disk
+    monkeypatch.setattr(
+        "twotemp.evaluation.runner.LARGEST_WRITING_SHARE", math.inf
+    )  # no write waits for the disk
     most = []
 
     class Watching(slow_grader(Busy(0.005))):
@@ -119,7 +104,7 @@ def test_drawing_waits_when_too_much_is_ungraded(tmp_path, monkeypatch):
     monkeypatch.setattr(toy_task, "ToyGrader", Watching)
     plan = Plan((TaskChoice("toy"),), (parse("ar"),), n=10, questions=4)
     with Evaluation(plan, tmp_path / "run") as prepared:
-        prepared.run_with(SlowDrawer(0.0))
+        prepared.run_with(SlowBackend(0.0))
     assert sum(most) == 40
     assert max(most) <= 8
 
@@ -137,7 +122,7 @@ def test_a_slow_disk_is_written_to_less_often(tmp_path, monkeypatch):
     monkeypatch.setattr(Writer, "samples", slow)
     plan = Plan((TaskChoice("toy"),), (parse("ar"),), n=50, questions=4)
     with Evaluation(plan, tmp_path / "run") as prepared:
-        prepared.run_with(SlowDrawer(0.002))
+        prepared.run_with(SlowBackend(0.002))
     assert sum(sizes) == 200
     assert sizes[0] == 4
     assert max(sizes) > 20
@@ -162,9 +147,9 @@ def broken() -> None:
     raise RuntimeError("the grader is broken")
 
 
-def run_with(drawer: SlowDrawer, out: Path) -> Store:
+def run_with(backend: SlowBackend, out: Path) -> Store:
     with Evaluation(PLAN, out) as prepared:
-        return prepared.run_with(drawer)
+        return prepared.run_with(backend)
 
 
 # Drawing is still going on when the grader fails, or everything is drawn and waits to be graded.
@@ -179,19 +164,19 @@ SLOW, QUICK = 0.02, 0.0
 def test_a_graders_error_or_ctrl_c_stops_the_run_and_loses_nothing(
     tmp_path, monkeypatch, drawing, fail, error
 ):
-    whole = rows(run_with(SlowDrawer(0.0), tmp_path / "whole"))
+    whole = rows(run_with(SlowBackend(0.0), tmp_path / "whole"))
     with monkeypatch.context() as patch:
         patch.setattr(toy_task, "ToyGrader", failing(10, fail, seen := [0]))
-        drawer = SlowDrawer(drawing)
+        backend = SlowBackend(drawing)
         with pytest.raises(error):
-            run_with(drawer, tmp_path / "run")
+            run_with(backend, tmp_path / "run")
     judged = seen[0]
     time.sleep(0.05)
     assert seen[0] == judged, "nobody grades on when the run has ended"
     part = rows(tmp_path / "run")
     assert (len(part) < len(whole)) == (drawing == SLOW), "drawing stops when grading does"
     assert sum(grade is not None for _, grade in part.values()) < len(whole) - 30
-    run_with(SlowDrawer(0.0), tmp_path / "run")
+    run_with(SlowBackend(0.0), tmp_path / "run")
     found = rows(tmp_path / "run")
     assert {key: (s.text, g) for key, (s, g) in found.items()} == {
         key: (s.text, g) for key, (s, g) in whole.items()
@@ -210,23 +195,23 @@ def test_what_an_earlier_run_could_not_grade_is_graded_once(tmp_path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(grading.Grading, "put", lambda self, work, samples: None)
         with Evaluation(replace(PLAN, n=2), tmp_path / "run") as prepared:
-            prepared.run_with(SlowDrawer(0.0))
+            prepared.run_with(SlowBackend(0.0))
     assert all(grade is None for _, grade in rows(tmp_path / "run").values())
     monkeypatch.setattr(toy_task, "ToyGrader", Counting)
-    run_with(SlowDrawer(0.0), tmp_path / "run")
+    run_with(SlowBackend(0.0), tmp_path / "run")
     assert len(judged) == 72
     assert all(grade is not None for _, grade in rows(tmp_path / "run").values())
 
 
-# --- who draws ------------------------------------------------------------------------------------------------
+# --- backends -------------------------------------------------------------------------------------------------
 
 
-def test_a_drawer_of_another_kind_makes_the_same_run(model, tmp_path):
-    class Backwards(InProcess):
-        """Somebody else's order."""
+def test_a_backend_of_another_kind_makes_the_same_run(model, tmp_path):
+    class Backwards(LocalBackend):
+        """Samples in another order."""
 
-        def draw(self, chunks):
-            return reversed(list(super().draw(chunks)))
+        def sample(self, requests):
+            return reversed(list(super().sample(requests)))
 
     with Evaluation(PLAN, tmp_path / "run") as prepared:
         prepared.run_with(Backwards(model))

@@ -17,18 +17,19 @@ from tests.helpers.engine_requests import by_key, same
 from tests.helpers.engine_steps import batch_of, blind, step
 from tests.helpers.tiny_checkpoints import random_model
 from tests.helpers.toy import FixedModel, ToyModel
-from twotemp.engine import Live, Service, run, states
+from twotemp.backends.local import LocalService
+from twotemp.backends.pool import cut
+from twotemp.engine import Live, run, states
 from twotemp.engine.rows import Rows
 from twotemp.engine.scheduler import Scheduler
 from twotemp.errors import UserError
-from twotemp.executors.messages import cut
 from twotemp.experimental.repulsion import Repulsion, SampleGroups
-from twotemp.groups import parts
 from twotemp.policies import PRESETS, parse, policy
 from twotemp.policies.step import Noise, PolicyBatch
 from twotemp.records import Policy, Request, Sample
 from twotemp.rl.settings import GrpoSettings
 from twotemp.rng import row_key
+from twotemp.sampling import prompts
 
 FIXTURE = Path(__file__).parent / "fixtures" / "odd.json"
 ODD = policy("odd")
@@ -323,19 +324,22 @@ def test_the_scheduler_adds_and_removes_whole_groups():
     assert scheduler.idle
 
 
-def test_requests_are_split_at_groups():
+def test_requests_are_cut_at_groups(monkeypatch):
     wanted = list(chain(*(group(ODD, n, str(n)) for n in (5, 2, 6, 1, 4)), group(policy("lc"), 9)))
-    assert [len(some) for some in parts(wanted, 3)] == [5, 8, 5, 3, 3, 3]
-    assert list(chain(*parts(wanted, 3))) == wanted
+    with monkeypatch.context() as patch:
+        for name in ("CHUNK", "LARGEST_CHUNK"):
+            patch.setattr(prompts, name, 3)
+        assert [len(chunk) for chunk in prompts.chunks(wanted)] == [5, 8, 5, 3, 3, 3]
+        assert list(chain(*prompts.chunks(wanted))) == wanted
     mixed = wanted[::2] + wanted[1::2]
-    units = list(cut([("a", mixed)], 7))
-    assert sorted(map(str, chain(*(unit.requests for unit in units)))) == sorted(map(str, wanted))
+    units = list(cut(mixed, 7))
+    assert sorted(map(str, chain(*units))) == sorted(map(str, wanted))
     for unit in units:
-        for some in {r.group for r in unit.requests if r.group}:
-            assert [r for r in unit.requests if r.group == some] == [r for r in wanted if r.group == some]
+        for some in {r.group for r in unit if r.group}:
+            assert [r for r in unit if r.group == some] == [r for r in wanted if r.group == some]
     assert len(units) > 4
     model = ToyModel()
-    drawn = by_key(chain(*(run(model, unit.requests) for unit in units)))
+    drawn = by_key(chain(*(run(model, unit) for unit in units)))
     assert all(same(s, drawn[s.request, s.index]) for s in run(model, wanted))
 
 
@@ -394,7 +398,7 @@ def test_what_cannot_be_drawn_as_a_group_is_refused():
     assert live.turn() == []
     assert live.idle
     with (
-        Service(model, 4) as service,
+        LocalService(model, 4) as service,
         pytest.raises(UserError, match="a service that takes rows as they come"),
     ):
         service.submit(wanted[0], print)

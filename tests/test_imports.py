@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "src" / "twotemp"
 
 # room -> rooms of ours that it may import, from the ground up. `docs/architecture.md` draws this.
+# `sampling.text` and `sampling.prompts` are below `backends`; `sampling.api` is above.
 _DATA = {"errors", "checks", "serialization", "records", "groups"}
 ALLOWED = {
     "errors": set(),
@@ -33,15 +34,14 @@ ALLOWED = {
     "graders": {*_DATA, "folders", "processes", "tasks"},
     "metrics": _DATA,
     "store": {*_DATA, "folders"},
-    "asking": _DATA,
-    "samples": {*_DATA, "report"},
-    "sampling": {*_DATA, "asking", "engine", "models", "policies", "samples"},
+    "sampling": {*_DATA, "backends", "engine", "models", "policies", "report"},
+    "backends": {*_DATA, "engine", "models", "plugins", "policies", "processes", "sampling"},
     "likelihood": {*_DATA, "models", "rng", "sampling"},
     "plugins": {*_DATA, "graders", "policies", "tasks"},
     "integrations": {
         *_DATA,
         *(
-            "asking",
+            "backends",
             "engine",
             "folders",
             "likelihood",
@@ -53,11 +53,11 @@ ALLOWED = {
             "tasks",
         ),
     },
-    "rewards": {*_DATA, "asking", "likelihood", "models", "store", "tasks"},
+    "rewards": {*_DATA, "likelihood", "models", "sampling", "store", "tasks"},
     "evaluation": {
         *_DATA,
         "analysis",
-        "asking",
+        "backends",
         "graders",
         "models",
         "policies",
@@ -65,17 +65,17 @@ ALLOWED = {
         "store",
         "tasks",
     },
-    "executors": {*_DATA, "asking", "engine", "evaluation", "models", "plugins", "policies", "processes"},
     "selection": {*_DATA, "analysis", "graders", "metrics", "rewards", "store"},
     "analysis": {*_DATA, "folders", "metrics", "policies", "store", "tasks"},
     "serving": {
         *_DATA,
-        *("asking", "engine", "executors", "graders", "models", "policies", "report", "sampling", "tasks"),
+        *("backends", "engine", "graders", "models", "policies", "report", "sampling", "tasks"),
     },
-    "forks": {*_DATA, "asking", "engine", "folders", "graders", "models", "policies"},
+    "forks": {*_DATA, "backends", "engine", "folders", "graders", "models", "policies", "sampling"},
     "rl": {
         *_DATA,
-        *("asking", "engine", "folders", "graders", "likelihood", "metrics", "models", "policies", "tasks"),
+        *("backends", "engine", "folders", "graders", "likelihood", "metrics", "models", "policies"),
+        *("sampling", "tasks"),
     },
     "report": {*_DATA, "analysis", "folders", "forks", "metrics", "policies", "rl"},
     "tuning": {*_DATA, "analysis", "evaluation", "metrics", "policies", "store", "tasks"},
@@ -94,8 +94,6 @@ TORCH_FREE = {
         "graders",
         "metrics",
         "store",
-        "asking",
-        "samples",
     ),
     *("plugins", "evaluation", "selection", "analysis", "report", "tuning"),
 }

@@ -14,7 +14,6 @@ from tests.helpers.engine_requests import requests_of
 from tests.helpers.policy_steps import chi_square, noise
 from tests.helpers.toy import FixedModel, ToyModel
 from twotemp.engine import Live, run, states
-from twotemp.engine.prefix import Prefix
 from twotemp.errors import UserError
 from twotemp.experimental.editing import BlockText
 from twotemp.likelihood.estimators import ESTIMATORS
@@ -23,6 +22,7 @@ from twotemp.models.base import language_model
 from twotemp.policies import PRESETS, policy
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import Sample, Trace
+from twotemp.sampling.text import Prefix
 
 EDITORS = [name for name, preset in PRESETS.items() if preset.policy.edit != "never"]
 Q = (0.5, 0.3, 0.15, 0.05)

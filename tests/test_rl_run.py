@@ -8,7 +8,6 @@ import random
 import signal
 import time
 from dataclasses import replace
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 from tests.helpers import rl_toys
 from tests.helpers.rl_toys import ManyNumbers, go, micro_model, tensors
-from twotemp.engine import run
+from twotemp.backends.local import LocalBackend
 from twotemp.errors import UserError
 from twotemp.folders import only_writer
 from twotemp.likelihood.estimators import ESTIMATORS
@@ -119,8 +118,8 @@ def rollouts_of(model, size: int = 4, problems=None):
 
     tct = rl_toys.settings().policy
     return collect(
-        model, ManyNumbers(), problems, tct, {correct: 1.0}, size=size, seed=0,
-        length=rl_toys.LENGTH, block=None, draw=partial(run, model, batch_size=64),
+        LocalBackend(model, batch_size=64), ManyNumbers(), problems, tct, {correct: 1.0}, size=size, seed=0,
+        length=rl_toys.LENGTH, block=None,
     )  # fmt: skip
 
 

@@ -13,9 +13,10 @@ import twotemp
 from tests.helpers.tiny_checkpoints import MASK, random_model, word_tokenizer
 from tests.helpers.toy import ToyModel
 from theory.table import TableModel
-from twotemp import sampling
 from twotemp.errors import UserError
-from twotemp.samples import Samples
+from twotemp.models.base import language_model
+from twotemp.sampling import prompts
+from twotemp.sampling.samples import Samples
 
 TCT = twotemp.policy("tct", threshold=0.3, t_pos=0.2)
 
@@ -163,7 +164,7 @@ def test_the_default_length_fits_the_context(chatty):
     assert twotemp.sample(table, [0], "lc")[0].tokens == (1, 2, 0), "all that the context leaves"
     wide = ToyModel()
     wide.max_length = 4096
-    assert sampling._room(sampling.language_model(wide), [1]) == 256
+    assert prompts._default_length(language_model(wide), [1]) == 256
     with pytest.raises(UserError, match="leave no room"):
         twotemp.sample(table, [0, 1, 2, 0], "lc")
 
@@ -174,7 +175,44 @@ def test_stop_strings_cut_the_text(chatty):
     (cut,) = twotemp.sample(chatty, "a", "tct:eos=never", length=24, stop=[f" {words[1]}"])
     assert cut.tokens == whole.tokens
     assert cut.text == whole.text[: whole.text.index(f" {words[1]}")]
+    assert (whole.finish, cut.finish) == ("length", "stop")
     assert twotemp.sample(chatty, "a", "tct:eos=never", length=24, stop=words[0])[0].text == ""
+
+
+# --- streams --------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_yields_text_while_it_is_written(chatty):
+    options = {"n": 3, "length": 24, "seed": 5}
+    expected = twotemp.sample(chatty, ["a", "b c"], "ar", **options)
+    events = list(twotemp.stream(chatty, ["a", "b c"], "ar", **options))
+    for sample in expected:
+        own = [event for event in events if (event.request, event.index) == (sample.request, sample.index)]
+        assert "".join(event.piece for event in own) == sample.text
+        assert [event.text for event in own] == [
+            "".join(event.piece for event in own[: n + 1]) for n in range(len(own))
+        ]
+        assert [event.sample is None for event in own] == [True] * (len(own) - 1) + [False]
+        assert own[-1].sample == replace(sample, seconds=own[-1].sample.seconds)
+    assert sum(event.sample is None for event in events) > 20, "in pieces"
+    first = next(n for n, event in enumerate(events) if event.sample is not None)
+    assert len({event.index for event in events[:first]}) == 3, "rows are written side by side"
+
+
+@pytest.mark.parametrize("policy", ["tlc", "tct", "t2m"])
+def test_a_stream_ends_with_the_text_of_sample_whatever_the_order(chatty, policy):
+    (expected,) = twotemp.sample(chatty, "a", policy, length=24, stop=["c", " b a"])
+    events = list(twotemp.stream(chatty, "a", policy, length=24, stop=["c", " b a"]))
+    assert "".join(event.piece for event in events) == expected.text == events[-1].text
+    assert events[-1].sample.finish == expected.finish
+
+
+def test_every_text_is_a_string(model, chatty):
+    """For users who type-check their programs."""
+    texts: list[str] = [sample.text for sample in twotemp.sample(chatty, "a", "lc", n=2, length=4)]
+    texts += [sample.text for sample in twotemp.sample(model, [5], "lc", length=3)]
+    assert all(isinstance(text, str) for text in texts)
+    assert texts[2] == " ".join(map(str, twotemp.sample(model, [5], "lc", length=3)[0].tokens))
 
 
 def test_infill_fills_the_masks_of_a_text_in_chat_format(chatty):
@@ -194,18 +232,19 @@ def test_a_huge_n_starts_at_once(model, monkeypatch):
         made.append(1)
         return original(*args, **options)
 
-    original = sampling.replace
-    monkeypatch.setattr(sampling, "replace", counted)
+    original = prompts.replace
+    monkeypatch.setattr(prompts, "replace", counted)
     endless = twotemp.stream(model, [5, 6], TCT, n=100_000_000, length=4, batch_size=4)
     assert not made
     first = [next(endless) for _ in range(3)]
-    assert len(made) <= sampling.CHUNK
+    assert len(made) <= prompts.LARGEST_CHUNK + 1
     assert {one.index for one in first} <= set(range(8))
 
 
 def test_chunks_change_nothing(model, monkeypatch):
     expected = twotemp.sample(model, [[5], [6, 7]], TCT, n=9, length=4)
-    monkeypatch.setattr(sampling, "CHUNK", 4)
+    for name in ("CHUNK", "LARGEST_CHUNK"):
+        monkeypatch.setattr(prompts, name, 4)
     found = twotemp.sample(model, [[5], [6, 7]], TCT, n=9, length=4)
     assert [replace(one, seconds=0) for one in found] == [replace(one, seconds=0) for one in expected]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import twotemp
-from tests.helpers.serving_clients import CHAT, PROMPT, listening
+from tests.helpers.serving_clients import CHAT, PROMPT, client_of, listening
 from twotemp.serving import Server
 from twotemp.serving.replies import MASK
 
@@ -197,3 +197,22 @@ def test_errors_are_openai_s_and_name_the_nearest(openai_client):
         assert near in str(caught.value)
     with pytest.raises(openai.NotFoundError, match="did you mean 'tiny'"):
         openai_client.completions.create(**ask | {"model": "tinny"})
+
+
+def test_fields_without_effect_are_accepted(model):
+    body = {"messages": [{"role": "user", "content": PROMPT, "name": "ann"}], "max_tokens": 8, "seed": 1}
+    extra = {"tool_choice": "none", "service_tier": "auto", "metadata": {"a": "b"}, "reasoning_effort": "low"}
+    with client_of(model) as client:
+        plain = client.post("/v1/chat/completions", json={**body, "messages": CHAT}).json()
+        answer = client.post("/v1/chat/completions", json={**body, **extra})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["message"] == plain["choices"][0]["message"]
+        refused = client.post("/v1/chat/completions", json={**body, "tool_choice": "required"})
+    assert refused.status_code == 400
+
+
+@pytest.mark.parametrize("host", ["[::1].evil.com", "[::1]evil.com:80", "evil.com", ""])
+def test_a_host_that_only_looks_like_loopback_is_refused(model, host):
+    with client_of(model, hosts=["localhost", "::1"]) as client:
+        assert client.get("/health", headers={"host": "[::1]:8000"}).status_code == 200
+        assert client.get("/health", headers={"host": host}).status_code == 403

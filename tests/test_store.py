@@ -38,7 +38,7 @@ def worker(run: Path, *arguments: object) -> list[str]:
 
 def test_samples_come_back_as_they_were(cell: Cell):
     samples = [draw(q, i) for q in QUESTIONS for i in range(3)]
-    samples[0] = replace(samples[0], trace=None, text=None)
+    samples[0] = replace(samples[0], trace=None, text="")
     with cell.writer() as writer:
         writer.samples(samples[:10])
         writer.samples(samples[10:])

@@ -11,7 +11,8 @@ import pytest
 
 import twotemp
 
-NAMES = "load wrap sample stream infill score policy Policy Sample LanguageModel Denoiser UserError".split()
+NAMES = "load wrap sample stream infill score policy".split()
+NAMES += "Policy Sample LanguageModel Denoiser StreamEvent UserError".split()
 
 
 def test_the_names_are_there_and_only_these():

@@ -22,7 +22,7 @@ from twotemp.errors import UserError
 from twotemp.policies import policy
 from twotemp.records import Grade, Sample, Trace
 from twotemp.report.trace_page import page, pieces
-from twotemp.sampling import infill, sample
+from twotemp.sampling.api import infill, sample
 
 # Token text that would break a page which is careless about any one of them.
 HOSTILE = (

@@ -12,10 +12,11 @@ import yaml
 from typer.testing import CliRunner
 
 from twotemp import metrics
+from twotemp.backends.local import LocalBackend
 from twotemp.cli import app
 from twotemp.cli.evaluate import split_policies
 from twotemp.errors import UserError
-from twotemp.evaluation import InProcess, Plan, TaskChoice
+from twotemp.evaluation import Plan, TaskChoice
 from twotemp.graders.puzzles import CountdownGrader
 from twotemp.models.load import load
 from twotemp.policies import policy, spell
@@ -300,13 +301,13 @@ def test_tuning_is_on_validation_problems_unless_told_otherwise():
 def test_a_small_race_is_an_ordinary_run_that_goes_on_where_it_was(tmp_path, goal):
     candidates = expand(["lc:t_token=0.8,k=2|6", "ct:t_token=0.8,threshold=0.5"])
     plan = Plan((TaskChoice("countdown-3"),), candidates, questions=10, seed=1)
-    drawer = InProcess(load("tiny"), batch_size=32)
-    first = tune(plan, Goal.parse(goal), drawer, tmp_path / "run", budget=5000)
+    backend = LocalBackend(load("tiny"), batch_size=32)
+    first = tune(plan, Goal.parse(goal), backend, tmp_path / "run", budget=5000)
     cells = Store.open(tmp_path / "run").cells()
     assert {cell.config.policy for cell in cells} == set(candidates)
     assert {cell.config.subset for cell in cells} == {"validation"}
     files = sorted(path.name for path in (tmp_path / "run").glob("*/samples-*"))
-    again = tune(plan, Goal.parse(goal), drawer, tmp_path / "run", budget=5000)
+    again = tune(plan, Goal.parse(goal), backend, tmp_path / "run", budget=5000)
     assert files == sorted(path.name for path in (tmp_path / "run").glob("*/samples-*"))
     assert again.standings == first.standings
     assert 0 < first.spent <= 5000
@@ -331,10 +332,10 @@ def test_a_small_race_is_an_ordinary_run_that_goes_on_where_it_was(tmp_path, goa
 
 def test_a_race_goes_on_with_a_newer_grader(tmp_path, monkeypatch):
     plan = Plan((TaskChoice("countdown-3"),), expand(["lc:t_token=0.8,k=2|6"]), questions=10, seed=1)
-    drawer = InProcess(load("tiny"), batch_size=32)
-    first = tune(plan, Goal.parse("pass@1"), drawer, tmp_path / "run", budget=5000)
+    backend = LocalBackend(load("tiny"), batch_size=32)
+    first = tune(plan, Goal.parse("pass@1"), backend, tmp_path / "run", budget=5000)
     monkeypatch.setattr(CountdownGrader, "name", "countdown 2")
-    again = tune(plan, Goal.parse("pass@1"), drawer, tmp_path / "run", budget=5000)
+    again = tune(plan, Goal.parse("pass@1"), backend, tmp_path / "run", budget=5000)
     assert again.standings == first.standings
     for cell in Store.open(tmp_path / "run").cells():
         assert cell.graders() == ["countdown 1", "countdown 2"]

@@ -33,7 +33,7 @@ def trace_page(model: twotemp.LanguageModel) -> str:
         for policy in ("lc", "tlc:t_pos=1")
         for one in twotemp.sample(model, problem.prompt, policy, n=24, length=12, trace=True)
     ]
-    grades = list(get("countdown").grade([(problem, one.said) for one in samples]))
+    grades = list(get("countdown").grade([(problem, one.text) for one in samples]))
     return page(samples, model.tokenizer, each=2, grades=grades)
 
 

@@ -78,7 +78,7 @@ def forks(model: twotemp.LanguageModel) -> Figure:
 def right(problem: Problem, samples: Sequence[Sample]) -> set[str]:
     """The texts among them that solve a countdown problem."""
     numbers, target = problem.reference["numbers"], problem.reference["target"]
-    return {s.said for s in samples if judge(numbers, target, s.said).passed}
+    return {s.text for s in samples if judge(numbers, target, s.text).passed}
 
 
 def missed(model: twotemp.LanguageModel) -> Problem:
@@ -97,7 +97,7 @@ def answers(model: twotemp.LanguageModel) -> Figure:
     for axes, problem in zip(figure.subplots(2, 1), (first, missed(model))):
         for place, policy in enumerate(TITLES):
             samples = draw(model, [problem], policy, 64)
-            texts, good = Counter(s.said for s in samples), right(problem, samples)
+            texts, good = Counter(s.text for s in samples), right(problem, samples)
             left = 0
             for text, count in sorted(
                 texts.items(), key=lambda item: (item[0] not in good, -item[1], item[0])
@@ -125,9 +125,9 @@ def temperatures(model: twotemp.LanguageModel) -> Figure:
             samples = draw(model, asked, f"tlc:t_token={t_token},t_pos={t_pos}", n)
             groups = [samples[i * n : (i + 1) * n] for i in range(len(asked))]
             solved = [right(p, group) for p, group in zip(asked, groups)]
-            counts = [sum(s.said in good for s in group) for good, group in zip(solved, groups)]
+            counts = [sum(s.text in good for s in group) for good, group in zip(solved, groups)]
             one, many = pass_at_k(n, counts, [1, n]).mean(0)
-            distinct = np.mean([len({s.said for s in group}) for group in groups])
+            distinct = np.mean([len({s.text for s in group}) for group in groups])
             tables[:, row, column] = 100 * one, 100 * many, distinct
     figure = Figure(figsize=(7.2, 2.8), layout="constrained")
     titles = ("one sample right, %", f"one of {n} right, %", f"distinct texts of {n}")
@@ -158,7 +158,7 @@ def orders(model: twotemp.LanguageModel) -> Figure:
         last = table.max(axis=1, keepdims=True)
         picture = ax.imshow(table / last, cmap="viridis", aspect="auto", vmin=0, vmax=1)
         ax.grid(False)
-        texts = len({s.said for s in samples})
+        texts = len({s.text for s in samples})
         ax.set_title(f"{policies[policy]}\n{last.mean() + 1:.0f} steps, {texts} different texts")
     for ax in axes[-1]:
         ax.set_xlabel("position")

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from twotemp.models.wrap import wrap
     from twotemp.policies.presets import policy
     from twotemp.records import Policy, Sample
-    from twotemp.sampling import infill, sample, stream
+    from twotemp.sampling.api import StreamEvent, infill, sample, stream
 
 __all__ = [
     "Denoiser",
     "LanguageModel",
     "Policy",
     "Sample",
+    "StreamEvent",
     "UserError",
     "infill",
     "load",
@@ -42,12 +43,13 @@ _HOMES = {
     "Policy": "twotemp.records",
     "Sample": "twotemp.records",
     "UserError": "twotemp.errors",
-    "infill": "twotemp.sampling",
+    "StreamEvent": "twotemp.sampling.api",
+    "infill": "twotemp.sampling.api",
     "load": "twotemp.models.load",
     "policy": "twotemp.policies.presets",
-    "sample": "twotemp.sampling",
+    "sample": "twotemp.sampling.api",
     "score": "twotemp.likelihood.score",
-    "stream": "twotemp.sampling",
+    "stream": "twotemp.sampling.api",
     "wrap": "twotemp.models.wrap",
 }
 

@@ -7,8 +7,7 @@ are drawn with it. Code that sorts or splits requests does it by whole groups, w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 
 from twotemp.errors import UserError
 from twotemp.records import Policy, Request
@@ -20,19 +19,6 @@ def gather(requests: Sequence[Request]) -> list[list[Request]]:
     for number, request in enumerate(requests):
         groups.setdefault(number if request.group is None else request.group, []).append(request)
     return [sorted(group, key=lambda r: r.index) if len(group) > 1 else group for group in groups.values()]
-
-
-def parts(requests: Iterable[Request], size: int) -> Iterator[list[Request]]:
-    """Yield at least `size` requests at a time, completed by the rest of the last one's group."""
-    rest, held = iter(requests), list[Request]()
-    while part := held + list(islice(rest, size - len(held))):
-        held = []
-        for request in rest if part[-1].group else ():
-            if request.group != part[-1].group:
-                held = [request]
-                break
-            part.append(request)
-        yield part
 
 
 def check_whole(group: Sequence[Request], slots: int) -> None:

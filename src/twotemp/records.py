@@ -23,6 +23,7 @@ Fallback = Literal["best", "leftmost"]
 Edit = Literal["never", "overwrite", "remask"]
 Schedule = Literal["even", "dream"]
 Eos = Literal["free", "last", "never"]
+Finish = Literal["length", "eos", "stop"]
 Outcome = Literal["passed", "failed", "timeout", "ungraded"]
 
 
@@ -167,6 +168,8 @@ class Request:
     index: int = 0  # which of the n samples of this prompt
     eos_stop: bool = False  # stop once everything up to the first EOS is committed
     trace: bool = False
+    stop: tuple[str, ...] = ()  # strings before which the text ends; the engine does not see them
+    tag: str = ""  # by which a caller recognizes its sample; neither identity nor noise depend on it
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -189,7 +192,7 @@ class Request:
         """What requests of samples that repel each other share: everything but the index; None if none repel."""
         if not self.policy.repel:
             return None
-        return self.id, self.seed, self.policy, self.prompt, self.length, self.block, self.eos_stop
+        return self.tag, self.id, self.seed, self.policy, self.prompt, self.length, self.block, self.eos_stop
 
 
 @dataclass(frozen=True)
@@ -218,7 +221,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Sample:
-    """What the engine returns for one request."""
+    """One sample. The engine writes the tokens; a backend or service adds the text and the caller's tag."""
 
     request: str
     index: int
@@ -231,28 +234,26 @@ class Sample:
     forwards: int  # forward passes this row was part of, cache refresh and commit passes included
     processed: int  # token positions the model computed for this row
     seconds: float  # from the row's entry into the batch to its end
-    finish: Literal["length", "eos"]
-    text: str | None = None
+    finish: Finish  # the whole length, an end-of-text token, or before a stop string
+    text: str = ""  # decoded; the token ids, separated by spaces, where the model has no tokenizer
     trace: Trace | None = None
+    tag: str = field(default="", compare=False)  # the request's; not stored
 
     @property
     def key(self) -> Key:
         return Key(self.request, self.index, self.seed)
 
-    @property
-    def said(self) -> str:
-        """The text, or the token ids if there is no tokenizer."""
-        return " ".join(map(str, self.tokens)) if self.text is None else self.text
-
     def __repr__(self) -> str:
-        said = self.said if len(self.said) <= 60 else self.said[:57] + "..."
-        return f"Sample({said!r}, {self.policy.name}, {self.nfe} NFE, {self.request} [{self.index}])"
+        text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
+        return f"Sample({text!r}, {self.policy.name}, {self.nfe} NFE, {self.request} [{self.index}])"
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON data."""
         # Not asdict: it copies token by token, which takes longer than writing the sample to disk.
         trace = None if self.trace is None else self.trace.to_dict()
-        return {**vars(self), "policy": self.policy.to_dict(), "trace": trace}
+        data = {**vars(self), "policy": self.policy.to_dict(), "trace": trace}
+        del data["tag"]
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:
@@ -265,6 +266,7 @@ class Sample:
                 "prompt": tuple(data["prompt"]),
                 "positions": tuple(data["positions"]),
                 "tokens": tuple(data["tokens"]),
+                "text": data["text"] or "",
                 "trace": Trace.from_dict(trace) if trace else None,
             }
         )

@@ -17,18 +17,12 @@ from typer.testing import CliRunner
 
 import fake_sglang
 from fake_sglang import LENGTH, wanted
-from tests.helpers.executor_makes import free_sample
-from twotemp import asking
+from twotemp.backends.local import LocalBackend
 from twotemp.cli import app
-from twotemp.engine import run
 from twotemp.errors import UserError
-from twotemp.executors import Supervisor
-from twotemp.executors.messages import Ready
 from twotemp.models.load import load_text
 from twotemp.plugins import backend
-from twotemp.policies import policy
-from twotemp.records import Request
-from twotemp_sglang.client import Lines, Served
+from twotemp_sglang.client import SglangBackend
 from twotemp_sglang.server import VERSION, register
 
 
@@ -99,10 +93,10 @@ def engine(checkpoint, algorithm):
 def test_a_server_draws_what_this_process_draws_also_where_a_connection_breaks(checkpoint, engine, stumbles):
     model, folder = checkpoint
     requests = wanted("ar", "tlc:t_pos=1", "tct") + [replace(r, trace=False) for r in wanted("ct")]
-    expected = {(s.key, s.policy): asking.finish(model, s) for s in run(model, requests)}
-    with server(engine, stumbles=stumbles) as url, Served(url, load_text(folder), unit=3) as drawer:
-        found = [sample for _, sample in drawer.draw([(None, requests)])]
-    assert (drawer.resent > 0) == bool(stumbles)
+    expected = {(s.key, s.policy): s for s in LocalBackend(model).sample(requests)}
+    with server(engine, stumbles=stumbles) as url, SglangBackend(url, load_text(folder), unit=3) as backend:
+        found = list(backend.sample(requests))
+    assert (backend.resent > 0) == bool(stumbles)
     assert len(found) == len(requests) == len(expected)
     for sample in found:
         own = expected[sample.key, sample.policy]
@@ -124,8 +118,8 @@ def test_the_fingerprint_tells_models_apart_without_their_weights(checkpoint, en
     for scale in (1, 1, -1):
         with server(engine) as url:
             model.module.lm_head.weight.data.mul_(scale)
-            with Served(url, load_text(folder)) as drawer:
-                marks.append(drawer.fingerprint)
+            with SglangBackend(url, load_text(folder)) as backend:
+                marks.append(backend.fingerprint)
     model.module.lm_head.weight.data.mul_(-1)
     assert marks[0] == marks[1] != marks[2]
 
@@ -147,7 +141,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_entry_points_lead_to_both_halves(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
-    assert backend("sglang") is Served
+    assert backend("sglang") is SglangBackend
     points = entry_points(group="sglang.srt.plugins", name="twotemp")
     assert [point.load() for point in points if point.dist.name == "twotemp-sglang"] == [register]
 
@@ -199,7 +193,7 @@ def test_a_server_that_cannot_serve_is_said_to_the_user(checkpoint, engine, what
         if what == "nobody":
             url = "http://127.0.0.1:9"
         with pytest.raises(UserError, match=said) as error:
-            Served(url, text)
+            SglangBackend(url, text)
     assert "--dllm-algorithm TwoTemp" in str(error.value)
 
 
@@ -220,7 +214,7 @@ def test_what_answers_there_may_be_anything(checkpoint, engine, answer, status, 
         self.wfile.write(answer)
 
     with server(engine, get=do_GET) as url, pytest.raises(UserError, match=said):
-        Served(url, load_text(checkpoint[1]))
+        SglangBackend(url, load_text(checkpoint[1]))
 
 
 @pytest.mark.parametrize("answer", [{}, [], [{}, {}, {}], [{"output_ids": 3, "meta_info": {}}] * 3, "x"])
@@ -228,40 +222,22 @@ def test_samples_that_make_no_sense_end_the_run_at_once(checkpoint, engine, answ
     """A thread that died of it would be waited for."""
     with (
         server(engine, instead=answer) as url,
-        Served(url, load_text(checkpoint[1]), unit=3) as drawer,
+        SglangBackend(url, load_text(checkpoint[1]), unit=3) as backend,
         pytest.raises(UserError, match="cannot be read"),
     ):
-        list(drawer.draw([(None, wanted("ct")[:3])]))
+        list(backend.sample(wanted("ct")[:3]))
 
 
 def test_what_sglang_cannot_do_is_said_with_what_can(checkpoint, engine):
     text = load_text(checkpoint[1])
     with pytest.raises(UserError, match=r"not block-causal.*--workers"):
-        Served("http://127.0.0.1:9", load_text("tiny"))
+        SglangBackend("http://127.0.0.1:9", load_text("tiny"))
     with pytest.raises(UserError, match="http://localhost:30000"):
-        Served("localhost:30000", text)
+        SglangBackend("localhost:30000", text)
     gap = replace(wanted("ct")[0], prompt=(1, text.mask_id), length=0)
-    with server(engine) as url, Served(url, text) as drawer, pytest.raises(UserError, match="--workers"):
-        list(drawer.draw([(None, [gap])]))
-
-
-def test_a_line_serves_on_after_a_mistake():
-    class Moody:
-        """A server that refuses the first unit it is asked for."""
-
-        asked = 0
-
-        def check(self):
-            pass
-
-        def draw(self, requests):
-            self.asked += 1
-            if self.asked == 1:
-                raise UserError("no such policy")
-            return [free_sample(request) for request in requests]
-
-    some = [Request("q", (1, 2), policy("lc"), length=2, index=i) for i in range(3)]
-    with Supervisor(Lines(Moody(), Ready("model", "f1nger")), 1) as drawer:
-        with pytest.raises(UserError, match="no such policy"):
-            list(drawer.draw([("old", some)]))
-        assert list(drawer.draw([("new", some)])) == [("new", free_sample(one)) for one in some]
+    with (
+        server(engine) as url,
+        SglangBackend(url, text) as backend,
+        pytest.raises(UserError, match="--workers"),
+    ):
+        list(backend.sample([gap]))

@@ -41,19 +41,19 @@ def drift(
     from dataclasses import replace
 
     from twotemp import tasks
-    from twotemp.asking import Ask, requests
     from twotemp.cli.console import output, progress, show_log
     from twotemp.engine.drift import drift as measure
     from twotemp.policies import parse
+    from twotemp.sampling.prompts import ProblemRequest, problem_requests
 
     show_log()
     chosen, how = tasks.get(task), parse(policy)
     loaded = loading.load(model)
     exact = replace(loading, quantize=None).load(model) if loading.quantize else None
     cache = cache or (None if exact else "dual")
-    asks = [Ask(problem, how) for problem in chosen.problems().problems[:questions]]
+    samples = [ProblemRequest(problem, how) for problem in chosen.problems().problems[:questions]]
     length = decoding.length or chosen.length
-    wanted = list(requests(loaded, asks, length=length, block=decoding.block, seed=decoding.seed))
+    wanted = list(problem_requests(loaded, samples, length=length, block=decoding.block, seed=decoding.seed))
     with progress("comparing") as bar:
         done = 0
 

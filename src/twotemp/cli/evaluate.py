@@ -207,17 +207,17 @@ def run_plan(
     show_log()
     with (
         Evaluation(replace(plan, compile=loading.compile), out, shard=shard) as evaluation,
-        working.drawer(Job(model, loading, evaluation.samples, batch_size, plan.cache, profile=profile)) as (
-            drawer,
+        working.backend(Job(model, loading, evaluation.samples, batch_size, plan.cache, profile=profile)) as (
+            backend,
             ledger,
         ),
-        progress(drawer.name) as bar,
+        progress(backend.name) as bar,
     ):
 
         def watch(state: Progress) -> None:
             bar.update(state.samples, state.all_samples, _note(state))
 
-        evaluation.run_with(drawer, watch=watch)
+        evaluation.run_with(backend, watch=watch)
     if ledger is not None:
         say(ledger.report())
     return evaluation.judges

@@ -12,7 +12,8 @@ from twotemp.cli.workers import Job, WorkerOptions
 from twotemp.serialization import json_text
 
 if TYPE_CHECKING:
-    from twotemp.evaluation import Drawer, Evaluation, Plan, TaskChoice
+    from twotemp.backends import Backend
+    from twotemp.evaluation import Evaluation, Plan, TaskChoice
     from twotemp.forks.probe import Settings, Study
     from twotemp.models.base import LanguageModel
     from twotemp.store import Store
@@ -50,8 +51,9 @@ def forks(
     """
     from rich.markdown import Markdown
 
+    from twotemp.backends.local import LocalBackend
     from twotemp.cli.console import output, say, show_log
-    from twotemp.evaluation import Evaluation, InProcess
+    from twotemp.evaluation import Evaluation
     from twotemp.folders import make_folder, write_text
     from twotemp.forks.probe import CHUNK, Settings
     from twotemp.report import NO_FIGURES
@@ -65,11 +67,11 @@ def forks(
     plan = replace(plan, tasks=tuple(replace(task, shuffled=decoding.seed) for task in plan.tasks))
     with Evaluation(plan, out) as evaluation:
         job = Job(model, loading, evaluation.samples, decoding.batch_size, unit=CHUNK)
-        with working.drawer(job) as (drawer, _):
+        with working.backend(job) as (backend, _):
             # Workers draw; what the model predicts at a fork is looked up here.
-            loaded = drawer.model if isinstance(drawer, InProcess) else loading.load(model)
-            store = _complete(evaluation, drawer)
-            studies = [_study(store, choice, plan, loaded, drawer, settings) for choice in plan.tasks]
+            loaded = backend.text if isinstance(backend, LocalBackend) else loading.load(model)
+            store = _complete(evaluation, backend)
+            studies = [_study(store, choice, plan, loaded, backend, settings) for choice in plan.tasks]
     facts = (
         f"{loaded.name}: {questions} prompts per task, {n} left-to-right completion{'s' * (n > 1)} each at T_token = "
         f"{t_token:g}; forks are the positions above the {100 * quantile:g} % quantile of predictive entropy; "
@@ -92,11 +94,11 @@ def forks(
         say(NO_FIGURES)
 
 
-def _complete(evaluation: Evaluation, drawer: Drawer) -> Store:
+def _complete(evaluation: Evaluation, backend: Backend) -> Store:
     from twotemp.cli.console import progress
 
     with progress("completing prompts") as bar:
-        return evaluation.run_with(drawer, watch=lambda state: bar.update(state.samples, state.all_samples))
+        return evaluation.run_with(backend, watch=lambda state: bar.update(state.samples, state.all_samples))
 
 
 def _study(
@@ -104,13 +106,12 @@ def _study(
     choice: TaskChoice,
     plan: Plan,
     model: LanguageModel,
-    drawer: Drawer,
+    backend: Backend,
     settings: Settings,
 ) -> Study:
     from twotemp import graders
     from twotemp import tasks as known
     from twotemp.cli.console import progress
-    from twotemp.evaluation import plain
     from twotemp.forks.probe import CHUNK, study
 
     task = known.get(choice.name)
@@ -130,8 +131,8 @@ def _study(
                 judge,
                 settings,
                 store.path / "forks" / choice.name,
-                draw=plain(drawer),
-                together=CHUNK * drawer.workers,
+                backend=backend,
+                together=CHUNK * backend.workers,
                 watch=bar.update,
             )
     finally:

@@ -19,7 +19,7 @@ from twotemp.cli.workers import Job, WorkerOptions
 from twotemp.rl.settings import GrpoSettings, LearningSettings, RolloutSettings
 
 if TYPE_CHECKING:
-    from twotemp.asking import Draw
+    from twotemp.backends import Backend
     from twotemp.records import Problem
     from twotemp.rl.evaluation import Checkup
     from twotemp.rl.telemetry import StepRecord
@@ -88,7 +88,6 @@ def grpo(
         import twotemp
         from twotemp import graders, tasks
         from twotemp.cli.console import progress, say
-        from twotemp.evaluation import plain
         from twotemp.folders import replacing
         from twotemp.folders.files import TEMPORARY
         from twotemp.policies import parse
@@ -120,13 +119,13 @@ def grpo(
             return twotemp.load(model, mask_id=mask_id, device=where)
 
         @contextmanager
-        def elsewhere() -> Iterator[Draw]:
-            """Workers, with the weights of the last checkpoint."""
+        def other_backend() -> Iterator[Backend]:
+            """Yield workers with the weights of the last checkpoint."""
             with TemporaryDirectory(prefix=TEMPORARY, dir=out) as folder:
                 saved = export(load("cpu"), out, Path(folder) / MODEL)
                 job = Job(str(saved), LoadingOptions(device=device), 0, rollouts.batch_size, unit=UNIT)
-                with checking.drawer(job) as (drawer, _):
-                    yield plain(drawer)
+                with checking.backend(job) as (backend, _):
+                    yield backend
 
         with closing(graders.get(chosen.grader)) as grader, progress(f"grpo {task}, % of the budget") as bar:
 
@@ -144,7 +143,7 @@ def grpo(
                 accelerator=workers,
                 on_step=advance,
                 stop=asked_to_stop,
-                evaluating=elsewhere if checking.chosen else None,
+                evaluating=other_backend if checking.chosen else None,
             )
         if workers.is_main_process:
             if limit.used(state.seconds, state.nfe, state.step) < 1:

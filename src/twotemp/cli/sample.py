@@ -76,19 +76,21 @@ def sample(
     texts = _prompts(prompts)
     if infill and (length is not None or chat):
         raise UserError("--infill fills the mask tokens of plain text: leave --length and --chat out")
+    from twotemp.backends.local import LocalBackend
     from twotemp.cli.console import progress, say, show_log
     from twotemp.engine import Ledger
     from twotemp.policies import parse
-    from twotemp.sampling import names_of, row_of, stream
+    from twotemp.sampling.prompts import prompt_ids, prompt_names, prompt_requests
 
     show_log()
     given = {"t_token": t_token, "t_pos": t_pos, "threshold": threshold, "k": k}
     chosen = parse(_with_options(policy, {key: v for key, v in given.items() if v is not None}))
     loaded = loading.load_with(model, cache)
     ledger = Ledger(loaded) if profile else None
-    rows = [row_of(loaded, text, False if infill else chat) for text in texts]
-    names = names_of(rows)
-    found = stream(
+    rows = [prompt_ids(loaded, text, False if infill else chat) for text in texts]
+    names = prompt_names(rows)
+    backend = LocalBackend(loaded, batch_size=batch_size, cache=cache, observer=ledger)
+    requests = prompt_requests(
         loaded,
         rows,
         chosen,
@@ -100,13 +102,10 @@ def sample(
         stop=stop or (),
         eos_stop=eos_stop,
         trace=trace,
-        batch_size=batch_size,
-        cache=cache,
-        observer=ledger,
     )
     answers = {name: Answers() for name in names}
     with progress("sampling") as bar:
-        for done, one in enumerate(found, start=1):
+        for done, one in enumerate(backend.sample(requests), start=1):
             if as_json:
                 used = cache or ("block" if loaded.block_size else None)
                 typer.echo(json_text(one.to_dict() | {"cache": used}))
@@ -146,7 +145,7 @@ class Answers:
         self.nfe = self.forwards = 0
 
     def add(self, sample: Sample) -> None:
-        self.texts[sample.said] += 1
+        self.texts[sample.text] += 1
         self.nfe += sample.nfe
         self.forwards += sample.forwards
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from twotemp.cli.options import Cache, LoadingOptions, Model
 from twotemp.errors import UserError
+
+if TYPE_CHECKING:
+    from twotemp.backends.supervisor import Supervisor
+    from twotemp.cli.workers import Job
 
 Port = Annotated[int, typer.Option(min=1, max=65535, help="The port to listen at.")]
 Slots = Annotated[int | None, typer.Option(min=1, help="Rows decoded together; unset: what fits.")]
@@ -86,48 +90,68 @@ def _serve(
     for package in ("starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"serving needs {package}; install it with: pip install 'twotemp[serve]'")
-    import torch
-
-    from twotemp import plugins
+    from twotemp.backends.local import longest_rows
     from twotemp.cli.console import say, say_cache, show_log
-    from twotemp.cli.workers import devices
-    from twotemp.engine.memory import MOST_ROWS, fit_batch
+    from twotemp.cli.workers import Job
     from twotemp.engine.runner import check_cache
-    from twotemp.executors.worker import Loading
-    from twotemp.graders.workers import usable_cpus
-    from twotemp.policies import policy
-    from twotemp.records import Request
     from twotemp.serving.app import Server, run
     from twotemp.serving.bodies import Limits
-    from twotemp.serving.crew import Crew
 
     show_log()
-    gpus = devices(loading.device)[1] if workers > 1 else 0
-    place = Loading(model, loading.options(), gpus, plugins=tuple(plugins.NAMED))
-    threads = max(1, usable_cpus() // workers)
+    limits = Limits(waiting=waiting, seconds=seconds)
+    service: Supervisor | None = None
     if workers > 1:
-        torch.set_num_threads(threads)
-    loaded = place.load(0)
-    check_cache(loaded, cache)
+        job = Job(model, loading, 0, slots, cache)
+        loaded = job.text()
+        check_cache(loaded, cache)
+        service = _workers(job, workers, limits.seconds)
+    else:
+        loaded = loading.load(model)
+        check_cache(loaded, cache)
+        slots = slots or longest_rows(loaded, cache)
     say_cache(loaded, cache)
-    if slots is None:
-        longest = Request("longest", (0,), policy("klass"), length=(loaded.max_length or 1024) - 1)
-        slots, _ = fit_batch(loaded, [longest] * MOST_ROWS, cache)
     server = Server(
         loaded,
-        slots=slots,
+        slots=slots or 1,
         cache=cache,
-        limits=Limits(waiting=waiting, seconds=seconds),
+        limits=limits,
         api_key=api_key,
         hosts=LOCAL if local and not api_key else None,
-        crew=Crew(loaded, place.load, workers - 1, slots, cache, threads) if workers > 1 else None,
+        service=service,
     )
     where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def ready() -> None:
-        each = f" in each of {workers} processes" if workers > 1 else ""
-        say(
-            f"{server.name}: {slots} rows at once{each}. API: {where}/v1   playground: {where}/   Ctrl-C ends it"
-        )
+        rows = f"{workers} workers" if workers > 1 else f"{slots} rows at once"
+        say(f"{server.name}: {rows}. API: {where}/v1   playground: {where}/   Ctrl-C ends it")
 
     run(server, host, port, [ready, *(on_start or [])])
+
+
+def _workers(job: Job, count: int, seconds: float) -> Supervisor:
+    """Return worker processes for live requests, of which the first has loaded the model.
+
+    A worker that hangs is replaced after a quarter of the time that a request may take, so that another one can still
+    draw what it owed.
+    """
+    from dataclasses import replace
+
+    from twotemp.backends.process import ProcessTransport
+    from twotemp.backends.supervisor import Supervisor
+    from twotemp.cli.workers import devices
+    from twotemp.engine.memory import MOST_ROWS
+    from twotemp.graders.workers import usable_cpus
+    from twotemp.models.load import locate
+
+    locate(job.model)  # fetched once, not by every worker
+    loader = replace(job.loader(devices(job.loading.device)[1]), live=True)
+    transport = ProcessTransport(loader, threads=max(1, usable_cpus() // count), beat=0.0)
+    # A worker's own queue holds what its batch takes next; the rest waits for whichever worker is free first.
+    depth = 2 * (job.batch_size or MOST_ROWS)
+    service = Supervisor(transport, count, depth=depth, hang_seconds=seconds / 4)
+    try:
+        service.fingerprint  # noqa: B018 - waits, and raises if no worker can load the model
+    except BaseException:
+        service.close(drop=True)
+        raise
+    return service

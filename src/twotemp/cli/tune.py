@@ -97,14 +97,14 @@ def tune(
     # A sample takes at most an NFE per token.
     samples = int(budget / (decoding.length or tasks.get(plan.tasks[0].name).length))
     with (
-        working.drawer(Job(model, loading, samples, decoding.batch_size, cache)) as (drawer, _),
-        progress(drawer.name) as bar,
+        working.backend(Job(model, loading, samples, decoding.batch_size, cache)) as (backend, _),
+        progress(backend.name) as bar,
     ):
 
         def watch(alive: int, seen: int, state: Progress) -> None:
             bar.update(state.samples, state.all_samples, f"{alive} candidates on {seen} questions")
 
-        tuned = run(plan, goal, drawer, out, budget=budget, watch=watch)
+        tuned = run(plan, goal, backend, out, budget=budget, watch=watch)
     write_text(out / "tuned.yaml", tuned_yaml(tuned))
     write_text(out / "frontier.md", f"{recommendation(tuned)}\n\n{table(tuned)}")
     if as_json:

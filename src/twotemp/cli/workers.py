@@ -13,9 +13,13 @@ from twotemp.cli.options import LoadingOptions
 from twotemp.errors import UserError
 
 if TYPE_CHECKING:
+    from twotemp.backends import Backend
+    from twotemp.backends.local import LocalBackend
+    from twotemp.backends.messages import AnyTransport
+    from twotemp.backends.pool import WorkerPool
+    from twotemp.backends.worker import ModelLoader
     from twotemp.engine import Ledger
-    from twotemp.evaluation import Drawer, InProcess
-    from twotemp.executors import Loading, Supervisor
+    from twotemp.models.base import LanguageModel
 
 SMALL_BYTES = 200_000_000  # of weights: 50 M parameters in float32, of which every core can hold a copy
 WORTH_A_WORKER = 1024  # samples; with fewer each, starting a process takes longer than it saves
@@ -23,7 +27,7 @@ WORTH_A_WORKER = 1024  # samples; with fewer each, starting a process takes long
 
 @dataclass(frozen=True)
 class Job:
-    """What somebody is wanted for."""
+    """What a backend is needed for."""
 
     model: str
     loading: LoadingOptions
@@ -31,25 +35,43 @@ class Job:
     batch_size: int | None = None
     cache: str | None = None
     unit: int | None = (
-        None  # requests that workers draw together, where there are too few for the usual number
+        None  # requests that a worker draws together, where there are few; None: the usual number
     )
     profile: bool = False
 
-    def make(self, gpus: int = 0) -> Loading:
-        """What a worker does at first."""
+    def loader(self, gpus: int = 0) -> ModelLoader:
+        """Return what a worker runs to get its model."""
         from twotemp import plugins
-        from twotemp.executors import Loading
+        from twotemp.backends.worker import ModelLoader
 
-        plugged = tuple(plugins.NAMED)
-        return Loading(self.model, self.loading.options(), gpus, self.batch_size, self.cache, plugged)
+        named = tuple(plugins.NAMED)
+        return ModelLoader(self.model, self.loading.options(), gpus, self.batch_size, self.cache, named)
 
-    def here(self) -> tuple[InProcess, Ledger | None]:
+    def text(self) -> LanguageModel:
+        """Return the model without its weights, which encodes the prompts."""
+        from twotemp.models.load import load_text
+
+        loading = self.loading
+        return load_text(
+            self.model, mask_id=loading.mask_id, eos_ids=loading.eos_ids, block_size=loading.block_size
+        )
+
+    def pool(self, transport: AnyTransport, count: int) -> WorkerPool:
+        """Return the workers that a transport starts."""
+        from twotemp.backends.pool import WorkerPool
+        from twotemp.cli.console import say_cache
+
+        say_cache(None, self.cache)
+        return WorkerPool(transport, count, self.text(), batch_size=self.batch_size, unit=self.unit)
+
+    def local(self) -> tuple[LocalBackend, Ledger | None]:
+        """Return a backend in this process, and the ledger of --profile."""
+        from twotemp.backends.local import LocalBackend
         from twotemp.engine import Ledger
-        from twotemp.evaluation import InProcess
 
         loaded = self.loading.load_with(self.model, self.cache)
         ledger = Ledger(loaded) if self.profile else None
-        return InProcess(loaded, batch_size=self.batch_size, cache=self.cache, observer=ledger), ledger
+        return LocalBackend(loaded, batch_size=self.batch_size, cache=self.cache, observer=ledger), ledger
 
 
 @dataclass(frozen=True)
@@ -76,22 +98,22 @@ class WorkerOptions:
 
     @property
     def chosen(self) -> bool:
-        """Did the user ask for anybody?"""
+        """Did the user ask for workers?"""
         return bool(self.workers or self.ray)
 
     @contextmanager
-    def drawer(self, job: Job) -> Iterator[tuple[Drawer, Ledger | None]]:
-        """Whoever does it, and the ledger of --profile; where there are several, it is said."""
+    def backend(self, job: Job) -> Iterator[tuple[Backend, Ledger | None]]:
+        """Yield the backend, and the ledger of --profile; say so where there are workers."""
         if self.ray_reachable and self.ray != "local":
             raise UserError("--ray-reachable is about a cluster that --ray local starts")
-        if (others := self._elsewhere(job)) is None:
-            yield job.here()
+        if (remote := self._remote(job)) is None:
+            yield job.local()
         else:
-            with others as drawer:
-                yield drawer, None
+            with remote as backend:
+                yield backend, None
 
-    def _elsewhere(self, job: Job) -> AbstractContextManager[Drawer] | None:
-        """Not in this process, if that is asked for or better."""
+    def _remote(self, job: Job) -> AbstractContextManager[Backend] | None:
+        """Return a backend outside this process, where one is asked for or faster."""
         if job.profile and self.chosen:
             raise UserError("--profile is for one process: leave --workers, --ray and --sglang out")
         if job.loading.device_map:
@@ -106,9 +128,9 @@ class WorkerOptions:
                 return self._in_processes(count, job)
         return None
 
-    def _in_processes(self, count: int, job: Job) -> Supervisor:
-        from twotemp.cli.console import say, say_cache
-        from twotemp.executors import Processes, Supervisor
+    def _in_processes(self, count: int, job: Job) -> WorkerPool:
+        from twotemp.backends.process import ProcessTransport
+        from twotemp.cli.console import say
         from twotemp.graders.workers import usable_cpus
         from twotemp.models.load import locate
 
@@ -117,24 +139,22 @@ class WorkerOptions:
         threads = max(1, usable_cpus() // count)
         each = "one GPU each" if gpus >= count else f"{threads} thread{'s' * (threads > 1)} each"
         say(f"drawing with {count} worker{'s' * (count > 1)}, {each} (--workers changes it)")
-        say_cache(None, job.cache)
-        crew = Processes(job.make(gpus), threads=threads)
-        return Supervisor(crew, count, batch_size=job.batch_size, unit=job.unit)
+        return job.pool(ProcessTransport(job.loader(gpus), threads=threads), count)
 
-    def _on_ray(self, address: str, job: Job) -> Supervisor:
-        from twotemp.cli.console import say, say_cache
-        from twotemp.executors import Supervisor
-        from twotemp.executors.ray_actors import RayActors
+    def _on_ray(self, address: str, job: Job) -> WorkerPool:
+        from twotemp.backends.ray import RayTransport
+        from twotemp.cli.console import say
 
-        crew = RayActors(job.make(), address=address, device=job.loading.device, reachable=self.ray_reachable)
-        count = self.workers or max(1, min(crew.room, job.samples // WORTH_A_WORKER))
-        if count > crew.room:
-            crew.close()
-            raise UserError(f"the Ray cluster has room for {crew.room} workers, not {count}; lower --workers")
-        each = "GPU" if crew.gpus else "core"
+        device, reachable = job.loading.device, self.ray_reachable
+        transport = RayTransport(job.loader(), address=address, device=device, reachable=reachable)
+        room = transport.room
+        count = self.workers or max(1, min(room, job.samples // WORTH_A_WORKER))
+        if count > room:
+            transport.close()
+            raise UserError(f"the Ray cluster has room for {room} workers, not {count}; lower --workers")
+        each = "GPU" if transport.gpus else "core"
         say(f"drawing with {count} Ray actor{'s' * (count > 1)}, one {each} each (--workers changes it)")
-        say_cache(None, job.cache)
-        return Supervisor(crew, count, batch_size=job.batch_size, unit=job.unit)
+        return job.pool(transport, count)
 
 
 @dataclass(frozen=True)
@@ -149,18 +169,17 @@ class DrawingOptions(WorkerOptions):
         ),
     ] = None
 
-    def _elsewhere(self, job: Job) -> AbstractContextManager[Drawer] | None:
+    def _remote(self, job: Job) -> AbstractContextManager[Backend] | None:
         if not self.sglang:
-            return super()._elsewhere(job)
+            return super()._remote(job)
         if job.profile:
             raise UserError("--profile is for one process: leave --workers, --ray and --sglang out")
         if self.ray:
             raise UserError("--ray and --sglang are two places to draw at: leave one out")
         return self._served(self.sglang, job)
 
-    def _served(self, url: str, job: Job) -> AbstractContextManager[Drawer]:
+    def _served(self, url: str, job: Job) -> AbstractContextManager[Backend]:
         from twotemp.cli.console import say
-        from twotemp.models.load import load_text
         from twotemp.plugins import backend
 
         connect, loading = backend("sglang"), job.loading
@@ -169,14 +188,11 @@ class DrawingOptions(WorkerOptions):
         unused |= {"compile": loading.compile, "quantize": loading.quantize, "device-map": loading.device_map}
         if asked := [f"--{name}" for name, value in unused.items() if value]:
             raise UserError(f"{', '.join(asked)}: the server has the model; start it as you want it")
-        text = load_text(
-            job.model, mask_id=loading.mask_id, eos_ids=loading.eos_ids, block_size=loading.block_size
-        )
-        drawer: AbstractContextManager[Drawer] = connect(
-            url, text, unit=job.batch_size, connections=self.workers
+        served: AbstractContextManager[Backend] = connect(
+            url, job.text(), unit=job.batch_size, connections=self.workers
         )
         say(f"drawing through the SGLang server at {url}")
-        return drawer
+        return served
 
 
 def devices(asked: str | None) -> tuple[str, int]:

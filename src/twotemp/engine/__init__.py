@@ -1,21 +1,20 @@
 """Denoiser and policy meet here, and only here."""
 
-from twotemp.engine.engine import Live, RowHandle, run
+from twotemp.engine.engine import Event, Live, RowHandle, events, run
 from twotemp.engine.ledger import Ledger
 from twotemp.engine.observer import Observer, Steps, StepView, Written
-from twotemp.engine.service import Service, Stopped
 from twotemp.engine.trace import states
 
 __all__ = [
+    "Event",
     "Ledger",
     "Live",
     "Observer",
     "RowHandle",
-    "Service",
     "StepView",
     "Steps",
-    "Stopped",
     "Written",
+    "events",
     "run",
     "states",
 ]

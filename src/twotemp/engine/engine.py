@@ -14,7 +14,7 @@ from twotemp import groups
 from twotemp.engine.batch import Batch
 from twotemp.engine.memory import CatchOutOfMemory, fit_batch
 from twotemp.engine.observer import Observer, Written
-from twotemp.engine.rows import block_of, check, columns_of, widths
+from twotemp.engine.rows import block_of, columns_of, widths
 from twotemp.engine.runner import check_cache
 from twotemp.engine.scheduler import Scheduler
 from twotemp.errors import UserError
@@ -33,7 +33,10 @@ def run(
     columns: int | None = None,
     observer: Observer | None = None,
 ) -> Iterator[Sample]:
-    """Sample every request. A sample depends on its request alone, not on the batch it was drawn in.
+    """Yield a sample of every request, as token ids, in the order in which they finish.
+
+    A sample depends on its request alone, not on the batch it was drawn in. Requests are trusted: they are checked
+    where they are created (`rows.check`, called by `sampling.prompts`).
 
     Requests whose policies differ in structure (say LC and an entropy bound) are batched apart; numbers such as
     T_pos may differ from row to row. Long rows go first, so that a batch holds rows of similar length.
@@ -51,9 +54,27 @@ def run(
     Returns:
         An iterator over the samples, in the order in which rows finish.
     """
+    pairs = events(model, requests, batch_size=batch_size, cache=cache, columns=columns, observer=observer)
+    return (event for _, event in pairs if isinstance(event, Sample))
+
+
+def events(
+    model: Denoiser,
+    requests: Iterable[Request],
+    *,
+    watch: bool = False,
+    batch_size: int | None = None,
+    cache: str | None = None,
+    columns: int | None = None,
+    observer: Observer | None = None,
+) -> Iterator[tuple[Request, Written | Sample]]:
+    """Yield each request's sample with the request; requests are trusted: see `rows.check`.
+
+    Args:
+        watch: Also yield what every step wrote into a row, before its sample.
+        batch_size, cache, columns, observer: See `run`.
+    """
     waiting = list(requests)
-    for request in waiting:
-        check(request, model)
     _check_shape(model, cache, batch_size, columns)
     if not waiting:
         return iter(())
@@ -68,7 +89,9 @@ def run(
     for group in (group for queue in batches for group in queue):
         groups.check_whole(group, batch_size)
     shape = (batch_size, cache, columns)
-    return (s for queue in batches for s in _drain(Live(model, *shape, observer=observer), queue))
+    return (
+        event for queue in batches for event in _drain(Live(model, *shape, observer=observer), queue, watch)
+    )
 
 
 def _check_shape(model: Denoiser, cache: str | None, batch_size: int | None, columns: int | None) -> None:
@@ -86,16 +109,15 @@ def _batch_key(model: Denoiser, columns: int | None, request: Request) -> tuple[
     return (*request.policy.structure, *([] if columns is None else [block_of(request, model)]))
 
 
-def _drain(live: Live, queue: list[list[Request]]) -> Iterator[Sample]:
-    """Submit all groups and yield their samples."""
+def _drain(live: Live, queue: list[list[Request]], watch: bool) -> Iterator[tuple[Request, Written | Sample]]:
+    """Submit all groups and yield their events."""
     for group in queue:
-        live.submit_group(group)
+        live.submit_group(group, watch)
     while not live.idle:
-        for _, event in live.turn():
+        for handle, event in live.turn():
             if isinstance(event, Exception):
                 raise event
-            if isinstance(event, Sample):
-                yield event
+            yield handle.request, event
 
 
 @dataclass(eq=False)  # two handles are never equal, even for equal requests
@@ -153,10 +175,8 @@ class Live:
         return self.submit_group([request], watch)[0]
 
     def submit_group(self, requests: Sequence[Request], watch: bool = False) -> list[RowHandle]:
-        """Queue a whole group: samples that repel each other, or a single request."""
+        """Queue a whole group of trusted requests: samples that repel each other, or a single one."""
         first = requests[0]
-        for request in requests:
-            check(request, self.model)
         groups.check_whole(requests, self.slots)
         if self.columns is not None and (needed := columns_of(first, self.model)) > self.columns:
             raise UserError(f"request {first.id!r} needs {needed} columns, more than columns={self.columns}")

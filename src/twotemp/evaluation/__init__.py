@@ -4,20 +4,15 @@ Raw samples are stored before they are graded, and everything is addressed by (c
 that was stopped in any way is continued by starting it again, and a larger n draws only what is missing.
 """
 
-from twotemp.evaluation.drawing import Chunk, Drawer, InProcess, plain
 from twotemp.evaluation.plan import Plan, TaskChoice
 from twotemp.evaluation.progress import Progress
 from twotemp.evaluation.runner import Evaluation
 from twotemp.evaluation.stored import regrade
 
 __all__ = [
-    "Chunk",
-    "Drawer",
     "Evaluation",
-    "InProcess",
     "Plan",
     "Progress",
     "TaskChoice",
-    "plain",
     "regrade",
 ]

@@ -7,10 +7,11 @@ from functools import partial
 from itertools import chain
 from threading import Condition, Thread
 
-from twotemp.evaluation.work import CHUNK_SAMPLES, CellWork, parts
+from twotemp.evaluation.work import CellWork, parts
 from twotemp.records import Grade, Sample
+from twotemp.sampling.prompts import CHUNK
 
-MOST_WAITING = 4 * CHUNK_SAMPLES  # samples; drawing waits for grading beyond that
+MOST_WAITING = 4 * CHUNK  # samples; drawing waits for grading beyond that
 
 
 class Grading:
@@ -83,7 +84,7 @@ class Grading:
 
     def _backlog(self) -> Iterator[tuple[CellWork, list[Sample]]]:
         for work in self._works:
-            for samples in parts(work.waiting(), CHUNK_SAMPLES):
+            for samples in parts(work.waiting(), CHUNK):
                 if self._stopped:
                     return
                 yield work, samples

@@ -11,25 +11,26 @@ from typing import TYPE_CHECKING
 
 from twotemp import graders, tasks
 from twotemp.analysis import remember_data
-from twotemp.asking import Ask, requests
 from twotemp.errors import UserError
-from twotemp.evaluation.drawing import Drawer, InProcess
 from twotemp.evaluation.grading import Grading
 from twotemp.evaluation.plan import Plan, TaskChoice
 from twotemp.evaluation.progress import Counter, Watch
-from twotemp.evaluation.work import CHUNK_SAMPLES, CellWork, LoadedTask, chunks, unbroken
+from twotemp.evaluation.work import CellWork, LoadedTask, missing_chunks, unbroken
 from twotemp.graders.base import Grader
 from twotemp.policies import spell
 from twotemp.records import Policy, Request, Sample
+from twotemp.sampling.prompts import CHUNK, ProblemRequest, problem_requests
 from twotemp.store import Cell, Config, Store
 
 if TYPE_CHECKING:
+    from twotemp.backends import Backend
     from twotemp.models.base import Denoiser
 
-# Finished samples wait for a write of this many, or of this age in seconds: a kill costs no more. Where samples come
-# so fast that the disk would hold them up, a write waits for more (a chunk at most, and no longer). A grader that
-# would have nothing to do gets them sooner, but writing takes a small share of the time even where a disk is slow.
-WRITE_SAMPLES, WRITE_SECONDS, HUNGRY_SECONDS, WRITING_SHARE, MOST_WRITING = 64, 2.0, 0.2, 0.05, 0.2
+WRITE_SAMPLES = 64  # samples that are written together
+WRITE_SECONDS = 2.0  # for which a sample waits at most while graders are busy
+IDLE_GRADER_SECONDS = 0.2  # the same while a grader has nothing to do
+WRITING_SHARE = 0.05  # of the time, at most, is spent on writing for an idle grader
+LARGEST_WRITING_SHARE = 0.2  # of the time is spent on writing before writes wait for more samples
 
 
 class Evaluation(AbstractContextManager["Evaluation"]):
@@ -82,13 +83,17 @@ class Evaluation(AbstractContextManager["Evaluation"]):
         return self._graders[name]
 
     def run(self, model: Denoiser, *, batch_size: int | None = None, watch: Watch | None = None) -> Store:
-        """Draw what is missing with a model in this process, and grade it. Interrupted, it leaves everything finished
-        in the store."""
-        return self.run_with(InProcess(model, batch_size=batch_size, cache=self.plan.cache), watch=watch)
+        """Draw what is missing with a model in this process, grade it and return the store.
 
-    def run_with(self, drawer: Drawer, *, watch: Watch | None = None) -> Store:
-        """As `run`, but a drawer draws, here or elsewhere; it must use the plan's cache itself."""
-        name, mark = drawer.name, drawer.fingerprint
+        Interrupted, it leaves everything that is finished in the store.
+        """
+        from twotemp.backends.local import LocalBackend  # torch, which grading does not need
+
+        return self.run_with(LocalBackend(model, batch_size=batch_size, cache=self.plan.cache), watch=watch)
+
+    def run_with(self, backend: Backend, *, watch: Watch | None = None) -> Store:
+        """Do what `run` does with any backend, which must use the plan's cache."""
+        name, mark = backend.name, backend.fingerprint
         cells = [
             (loaded, self._cell(name, mark, loaded, policy))
             for loaded in self._tasks
@@ -106,7 +111,7 @@ class Evaluation(AbstractContextManager["Evaluation"]):
             ]
             counter = _counter(works, self.plan.n, watch)
             with Grading(works, counter.graded) as grading:
-                self._draw(drawer, works, counter, grading)
+                self._draw(backend, works, counter, grading)
         return self.store
 
     def _cell(self, model: str, mark: str, loaded: LoadedTask, policy: Policy) -> Cell:
@@ -132,61 +137,98 @@ class Evaluation(AbstractContextManager["Evaluation"]):
         )
         return self.store.cell(f"{task.name}@{spell(policy)}", config)
 
-    def _draw(self, drawer: Drawer, works: Sequence[CellWork], counter: Counter, grading: Grading) -> None:
-        """Draw what is missing; every sample is in the store when this returns, or as soon as something stops it."""
-        work_of = {(work.loaded, work.policy): work for work in works}
-        again = {work: {*work.wanted} - {*work.missing} for work in works if work.policy.repel}
-        wanted = ((loaded, self._requests(drawer, loaded, asks)) for loaded, asks in chunks(works))
-        fresh: dict[CellWork, list[Sample]] = defaultdict(list)
+    def _draw(self, backend: Backend, works: Sequence[CellWork], counter: Counter, grading: Grading) -> None:
+        """Draw what is missing; every sample is in the store when this returns, or as soon as something stops it.
 
-        def store() -> Iterator[tuple[CellWork, list[Sample]]]:
-            for work in list(fresh):
-                with unbroken():
-                    work.writer.samples(fresh[work])
-                    samples = fresh.pop(work)  # written: not again, should the next one fail
-                counter.drawn((work.loaded.task.name, sample.request) for sample in samples)
-                yield work, samples
-
-        def hand_over() -> float:
-            """Store and have graded; the seconds that storing took."""
-            began = perf_counter()
-            stored = list(store())
-            took = perf_counter() - began
-            for work, samples in stored:
-                grading.put(work, samples)
-            return took
-
-        count, written, took = 0, perf_counter(), 0.0
+        Samples arrive one by one and are written in batches, as each write costs a file operation and a fsync. How
+        long they may wait is a compromise between four wishes: a kill must not cost much (`WRITE_SAMPLES`,
+        `WRITE_SECONDS`), graders must not wait for work (`IDLE_GRADER_SECONDS`), writing must not take much of the
+        time where the disk is slow (`WRITING_SHARE`), and samples must not arrive faster than they are written
+        (`LARGEST_WRITING_SHARE`, up to a chunk). `_Unwritten` holds the samples and decides.
+        """
+        work_of = {(work.loaded.task.name, work.policy): work for work in works}
+        stored = {work: {*work.wanted} - {*work.missing} for work in works if work.policy.repel}
+        unwritten = _Unwritten(counter, grading)
+        requests = (
+            request
+            for loaded, wanted in missing_chunks(works)
+            for request in self._requests(backend, loaded, wanted)
+        )
         try:
-            for loaded, sample in drawer.draw(wanted):
-                work = work_of[loaded, sample.policy]
-                if (sample.request, sample.index) in again.get(work, ()):
+            for sample in backend.sample(requests):
+                work = work_of[sample.tag, sample.policy]
+                if (sample.request, sample.index) in stored.get(work, ()):
                     continue  # stored by an earlier run: drawn for the others of its group
-                fresh[work].append(sample)
-                now, count = perf_counter(), count + 1
-                hungry = max(HUNGRY_SECONDS, took / WRITING_SHARE)
-                late = now - written > (hungry if grading.hungry else WRITE_SECONDS)
-                slow_disk = now - written < took / MOST_WRITING and count < CHUNK_SAMPLES
-                if late or grading.failed or (count >= WRITE_SAMPLES and not slow_disk):
-                    took = hand_over()
-                    count, written = 0, perf_counter()
-            hand_over()
-        except BaseException:  # Ctrl-C and errors, too, leave what is finished in the store
-            for work, samples in fresh.items():  # Ctrl-C may have come just after some were written
-                work.writer.samples(sample for sample in samples if sample.key not in work.writer)
+                unwritten.add(work, sample)
+            unwritten.write()
+        except BaseException:  # Ctrl-C and errors leave what is finished in the store as well
+            unwritten.rescue()
             raise
 
-    def _requests(self, drawer: Drawer, loaded: LoadedTask, asks: Iterable[Ask]) -> Iterator[Request]:
+    def _requests(
+        self, backend: Backend, loaded: LoadedTask, wanted: Iterable[ProblemRequest]
+    ) -> Iterator[Request]:
         plan = self.plan
-        return requests(
-            drawer,
-            asks,
+        return problem_requests(
+            backend.text,
+            wanted,
             length=plan.length or loaded.task.length,
             block=plan.block,
             seed=plan.seed,
             trace=plan.trace,
             chat=plan.chat,
+            tag=loaded.task.name,
         )
+
+
+class _Unwritten:
+    """Samples that were drawn and are not in the store yet; see `Evaluation._draw`."""
+
+    def __init__(self, counter: Counter, grading: Grading) -> None:
+        self._counter, self._grading = counter, grading
+        self._samples: dict[CellWork, list[Sample]] = defaultdict(list)
+        self._count = 0
+        self._written = perf_counter()  # when the last write ended
+        self._cost = 0.0  # seconds that it took
+
+    def add(self, work: CellWork, sample: Sample) -> None:
+        """Keep a sample, and write all of them if it is time."""
+        self._samples[work].append(sample)
+        self._count += 1
+        if self._due():
+            self.write()
+
+    def _due(self) -> bool:
+        if self._grading.failed:
+            return True
+        waited = perf_counter() - self._written
+        if self._grading.hungry:
+            longest = max(IDLE_GRADER_SECONDS, self._cost / WRITING_SHARE)
+        else:
+            longest = WRITE_SECONDS
+        slow_disk = waited < self._cost / LARGEST_WRITING_SHARE and self._count < CHUNK
+        return waited > longest or (self._count >= WRITE_SAMPLES and not slow_disk)
+
+    def write(self) -> None:
+        """Store the samples and hand them to the graders."""
+        began = perf_counter()
+        written = [(work, self._write_cell(work)) for work in list(self._samples)]
+        self._cost = perf_counter() - began
+        for work, samples in written:
+            self._grading.put(work, samples)
+        self._count, self._written = 0, perf_counter()
+
+    def _write_cell(self, work: CellWork) -> list[Sample]:
+        with unbroken():
+            work.writer.samples(self._samples[work])
+            samples = self._samples.pop(work)  # written: not again, should the next cell fail
+        self._counter.drawn((work.loaded.task.name, sample.request) for sample in samples)
+        return samples
+
+    def rescue(self) -> None:
+        """Store what is left after an interruption, which may have come just after some were written."""
+        for work, samples in self._samples.items():
+            work.writer.samples(sample for sample in samples if sample.key not in work.writer)
 
 
 def _counter(works: Sequence[CellWork], n: int, watch: Watch | None) -> Counter:

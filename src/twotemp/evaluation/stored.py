@@ -9,7 +9,8 @@ from pathlib import Path
 from twotemp import graders
 from twotemp.analysis import problems_of, task_of
 from twotemp.evaluation.plan import TaskChoice
-from twotemp.evaluation.work import CHUNK_SAMPLES, CellWork, LoadedTask, parts
+from twotemp.evaluation.work import CellWork, LoadedTask, parts
+from twotemp.sampling.prompts import CHUNK
 from twotemp.store import Store
 
 
@@ -40,7 +41,7 @@ def regrade(
             by_id = {problem.id: problem for problem in found.problems}
             loaded = LoadedTask(TaskChoice(task.name), task, by_id, found.digest, judge)
             work = CellWork(loaded, cell, writer)
-            for samples in parts(cell.samples() if again else cell.pending(judge.name), CHUNK_SAMPLES):
+            for samples in parts(cell.samples() if again else cell.pending(judge.name), CHUNK):
                 work.grade(samples)
                 judged[cell.name] += len(samples)
                 if watch is not None:

@@ -11,17 +11,14 @@ from threading import current_thread, main_thread
 from typing import TypeVar
 
 from twotemp import tasks
-from twotemp.asking import Ask, answer
 from twotemp.evaluation.plan import TaskChoice
 from twotemp.graders.base import Grader, grades
 from twotemp.policies import spell
 from twotemp.records import Grade, Problem, Sample
+from twotemp.sampling.prompts import CHUNK, ProblemRequest, answer
 from twotemp.store import Cell, Writer
 from twotemp.tasks import Task
 
-# A chunk is what one call of the engine draws, for one task: large enough for freed slots to be refilled, small
-# enough that a run stopped early has nearly as many questions of every task.
-CHUNK_SAMPLES = 1024
 WRITE_GRADES = 64  # verdicts written together: a kill costs no more
 T = TypeVar("T")
 
@@ -88,18 +85,18 @@ class CellWork:
             told([grade for _, grade in part])
 
 
-def chunks(works: Sequence[CellWork]) -> Iterator[tuple[LoadedTask, list[Ask]]]:
-    """What is missing, in chunks of whole questions with all their policies; the tasks take turns."""
+def missing_chunks(works: Sequence[CellWork]) -> Iterator[tuple[LoadedTask, list[ProblemRequest]]]:
+    """Yield what is missing, in chunks of whole questions with all their policies; the tasks take turns."""
 
-    def of_task(loaded: LoadedTask) -> Iterator[tuple[LoadedTask, list[Ask]]]:
-        asks: dict[str, list[Ask]] = {question: [] for question in loaded.problems}
+    def of_task(loaded: LoadedTask) -> Iterator[tuple[LoadedTask, list[ProblemRequest]]]:
+        wanted: dict[str, list[ProblemRequest]] = {question: [] for question in loaded.problems}
         for work in works:
             for question, index in work.wanted if work.loaded is loaded else ():
-                asks[question].append(Ask(loaded.problems[question], work.policy, index))
-        chunk: list[Ask] = []
-        for some in asks.values():
-            chunk += some
-            if len(chunk) >= CHUNK_SAMPLES:
+                wanted[question].append(ProblemRequest(loaded.problems[question], work.policy, index))
+        chunk: list[ProblemRequest] = []
+        for samples in wanted.values():
+            chunk += samples
+            if len(chunk) >= CHUNK:
                 yield loaded, chunk
                 chunk = []
         if chunk:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twotemp.asking import Draw, answer
-from twotemp.engine import run, states
+from twotemp.backends import Backend
+from twotemp.backends.local import LocalBackend
+from twotemp.engine import states
 from twotemp.errors import UserError
 from twotemp.folders import only_writer
 from twotemp.forks.journal import Journal
@@ -34,6 +35,7 @@ from twotemp.models.base import LanguageModel
 from twotemp.models.checkpoint import fingerprint
 from twotemp.policies import policy
 from twotemp.records import Policy, Problem, Request, Sample
+from twotemp.sampling.prompts import answer
 
 CHUNK = 32  # forks measured together, for each worker; what a kill costs at most
 _NO_PROGRAM = ("SyntaxError", "IndentationError", "TabError")
@@ -153,15 +155,15 @@ def measure(
     grader: Grader,
     settings: Settings,
     *,
-    draw: Draw | None = None,
+    backend: Backend | None = None,
 ) -> list[Fork]:
     """Both experiments on some forks. What the model predicts at them is looked up here; the restarts, which are most
-    of the work, are drawn by `draw` (None: by the engine in this process)."""
-    draw = draw or partial(run, model)
-    paths = _restart(model, places, settings, draw)
+    of the work, are drawn by the backend (None: in this process)."""
+    backend = backend or LocalBackend(model)
+    paths = _restart(model, places, settings, backend)
     tokens = [_likeliest(logits[0], settings.alternatives) for _, logits in paths]
     chosen = [(place, token) for place, likely in zip(places, tokens) for token in likely]
-    answers = _answers(model, chosen, settings, draw)
+    answers = _answers(model, chosen, settings, backend)
     asked = [problems[place.problem] for place, _ in chosen]
     items = [(problem, answer(problem, text)) for problem, text in zip(asked, answers)]
     grades = iter(list(grader.grade(items)))
@@ -185,7 +187,7 @@ def measure(
 
 
 def _restart(
-    model: LanguageModel, places: Sequence[Place], settings: Settings, draw: Draw
+    model: LanguageModel, places: Sequence[Place], settings: Settings, backend: Backend
 ) -> list[tuple[tuple[int, ...], Tensor]]:
     """For each fork: how many positions LC had revealed, and the logits at the fork, until it is committed.
 
@@ -193,7 +195,7 @@ def _restart(
     """
     lc = policy("lc", t_token=settings.t_token)
     requests = [_fill(model, place, place.left, lc, settings) for place in places]
-    found = {sample.request: sample for sample in draw(requests)}
+    found = {sample.request: sample for sample in backend.sample(requests)}
     paths = []
     for place in places:
         at, mask = place.position, model.mask_id
@@ -224,7 +226,7 @@ def _likeliest(logits: Tensor, count: int) -> list[int]:
 
 
 def _answers(
-    model: LanguageModel, chosen: Sequence[tuple[Place, int]], settings: Settings, draw: Draw
+    model: LanguageModel, chosen: Sequence[tuple[Place, int]], settings: Settings, backend: Backend
 ) -> list[str]:
     """The text of each completion: everything left of the fork as it was, the fork set, the rest by greedy LC."""
     lc = policy("lc", t_token=0.0)
@@ -234,7 +236,7 @@ def _answers(
         for place, token in chosen
         if place.position + 1 < place.end  # else the fork was all that was left to write
     ]
-    for sample in draw(requests):
+    for sample in backend.sample(requests):
         rows[sample.request, sample.index] += sample.tokens
     return [model.decode(rows[place.name, token][place.start :]) for place, token in chosen]
 
@@ -305,12 +307,12 @@ def study(
     settings: Settings,
     folder: Path,
     *,
-    draw: Draw | None = None,
+    backend: Backend | None = None,
     together: int = CHUNK,
     watch: Callable[[int, int], None] | None = None,
 ) -> Study:
     """Measure every fork of some completions, so many at a time; those that `folder` already holds are not measured
-    again. draw: see `measure`."""
+    again. backend: see `measure`."""
     places, threshold = find(samples, model.eos_ids, settings.quantile)
     facts = {"model": model.name, "fingerprint": fingerprint(model), "task": task, "grader": grader.name}
     with only_writer(folder), closing(Journal(folder, {**facts, **asdict(settings)})) as journal:
@@ -320,7 +322,7 @@ def study(
             if watch is not None:
                 watch(len(places) - len(todo) + start, len(places))
             chunk = todo[start : start + together]
-            forks = measure(model, chunk, problems, grader, settings, draw=draw)
+            forks = measure(model, chunk, problems, grader, settings, backend=backend)
             journal.append(asdict(fork) for fork in forks)
             done |= {fork.name: fork for fork in forks}
     if watch is not None:

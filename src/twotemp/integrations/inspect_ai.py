@@ -20,12 +20,12 @@ from inspect_ai.model import (
 )
 from inspect_ai.tool import ToolChoice, ToolInfo
 
-from twotemp.asking import finish
+from twotemp.backends import Event
+from twotemp.backends.local import LocalService
 from twotemp.errors import UserError
 from twotemp.integrations.arguments import answer_length, load_model, origin, policy_of
-from twotemp.integrations.collector import Collector
-from twotemp.records import Policy, Sample
-from twotemp.sampling import Prompt, names_of, requests_for, row_of
+from twotemp.records import Policy, Request, Sample
+from twotemp.sampling.prompts import Prompt, prompt_ids, prompt_names, prompt_requests
 
 POLICY = {"temperature": "t_token", "top_p": "top_p", "top_k": "top_k"}  # inspect's name -> ours
 REFUSED = (
@@ -63,7 +63,7 @@ class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be inst
         self.length, self.block, self.seed, self.chat, self.slots = length, block, seed, chat, slots
         self.model = load_model(model_name, **loading)
         self._origin = origin(self.model, self.policy, block, seed, cache, bool(loading.get("compile")))
-        self._collector = Collector(self.model, slots, cache)
+        self._service = LocalService(self.model, slots, cache).__enter__()
         self._asked: Counter[str] = Counter()
         self._calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
@@ -71,24 +71,24 @@ class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be inst
         return self.slots
 
     def close(self) -> None:
-        self._collector.close()
+        self._service.close(drop=True)
 
     async def generate(
         self, input: list[ChatMessage], tools: list[ToolInfo], tool_choice: ToolChoice, config: GenerateConfig
     ) -> ModelOutput:
         _check(tools, config)
         policy = self._policy(config)
-        row = row_of(self.model, _prompt(input), self.chat)
+        row = prompt_ids(self.model, _prompt(input), self.chat)
         choices = config.num_choices or 1
         name, first = self._address(row, choices)
         length = self.length or answer_length(self.model, row, config.max_tokens, name)
         seed = self.seed if config.seed is None else config.seed
-        (template,) = requests_for(self.model, [row], policy, 1, length, self.block, seed, ids=[name])
-        futures = [
-            self._collector.submit(replace(template, index=first + choice)) for choice in range(choices)
-        ]
-        drawn = await asyncio.gather(*map(asyncio.wrap_future, futures))
-        samples = [finish(self.model, one, config.stop_seqs or ()) for one in drawn]
+        stop = config.stop_seqs or ()
+        (template,) = prompt_requests(
+            self.model, [row], policy, 1, length, self.block, seed, ids=[name], stop=stop
+        )
+        requests = [replace(template, index=first + choice) for choice in range(choices)]
+        samples = await asyncio.gather(*map(self._draw, requests))
         written = sum(len(one.tokens) for one in samples)
         return ModelOutput(
             model=self.model_name,
@@ -96,6 +96,29 @@ class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be inst
             usage=ModelUsage(input_tokens=len(row), output_tokens=written, total_tokens=len(row) + written),
             metadata={"twotemp": self._kept(samples)},
         )
+
+    async def _draw(self, request: Request) -> Sample:
+        """Return the sample of a request, which joins the batch that is running."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Sample] = loop.create_future()
+
+        def listen(event: Event) -> None:
+            loop.call_soon_threadsafe(settle, event)
+
+        def settle(event: Event) -> None:
+            if future.done():  # canceled meanwhile
+                return
+            if isinstance(event, UserError):
+                future.set_exception(event)
+            else:
+                assert isinstance(event, Sample)  # the row is not watched
+                future.set_result(event)
+
+        handle = self._service.submit(request, listen)
+        try:
+            return await future
+        finally:
+            self._service.cancel(handle)
 
     def _policy(self, config: GenerateConfig) -> Policy:
         said = {ours: getattr(config, name) for name, ours in POLICY.items()}
@@ -110,7 +133,7 @@ class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be inst
         """
         active = _active_sample()
         if active is None:
-            (name,) = names_of([row])
+            (name,) = prompt_names([row])
             first = self._asked[name]
             self._asked[name] += choices
             return name, first
@@ -119,10 +142,9 @@ class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be inst
         return (name if call == 1 else f"{name}-{call}"), (active.epoch - 1) * choices
 
     def _choice(self, sample: Sample) -> ChatCompletionChoice:
-        ended = sample.text != self.model.decode(sample.tokens, cut=False)
         return ChatCompletionChoice(
-            message=ChatMessageAssistant(content=sample.said, model=self.model_name, source="generate"),
-            stop_reason="stop" if ended else "max_tokens",
+            message=ChatMessageAssistant(content=sample.text, model=self.model_name, source="generate"),
+            stop_reason="max_tokens" if sample.finish == "length" else "stop",
         )
 
     def _kept(self, samples: Sequence[Sample]) -> dict[str, Any]:

@@ -18,13 +18,14 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, hash_string, make_disjoint_window
 from tqdm import tqdm
 
-from twotemp.asking import finish
+from twotemp.backends.local import LocalBackend
+from twotemp.engine.rows import check
 from twotemp.errors import UserError, unknown
 from twotemp.integrations.arguments import answer_length, device_of, load_model, origin, policy_of, rows_of
 from twotemp.likelihood.score import Likelihood, score
 from twotemp.models.base import LanguageModel, Message
 from twotemp.records import Policy, Request, Sample
-from twotemp.sampling import draw, requests_for
+from twotemp.sampling.prompts import prompt_requests
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -138,7 +139,6 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """One text for each. lm-eval gives the same instance again for every repeat."""
         templates: dict[str, Request] = {}
-        stops: dict[str, tuple[str, ...]] = {}
         times: Counter[str] = Counter()
         asked = []
         for instance in requests:
@@ -147,16 +147,18 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
                 context, options = instance.args
                 self._check(options)
                 templates[name] = self._template(name, context, options)
-                stops[name] = _stops(options)
                 self._prompts[name] = {"hash": hash_string(context), "tokens": templates[name].prompt}
             asked.append(replace(templates[name], index=times[name]))
             times[name] += 1
-        found = draw(self.model, asked, batch_size=self.rows, cache=self.cache)
-        bar = tqdm(found, total=len(asked), disable=disable_tqdm, desc="twotemp samples")
-        drawn = {one.key: finish(self.model, one, stops[one.request]) for one in bar}
+        samples = self._backend().sample(asked)
+        bar = tqdm(samples, total=len(asked), disable=disable_tqdm, desc="twotemp samples")
+        drawn = {sample.key: sample for sample in bar}
         ordered = [drawn[request.key] for request in asked]
         self._samples += ordered
-        return [one.said for one in ordered]
+        return [sample.text for sample in ordered]
+
+    def _backend(self) -> LocalBackend:
+        return LocalBackend(self.model, batch_size=self.rows, cache=self.cache)
 
     def _check(self, options: Mapping[str, Any]) -> None:
         known = ("until", *LENGTHS, *IGNORED)
@@ -174,8 +176,16 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
         row = self.tok_encode(context)
         allowed = next((int(options[key]) for key in LENGTHS if options.get(key) is not None), None)
         length = self.length or answer_length(self.model, row, allowed, name)
-        (template,) = requests_for(
-            self.model, [row], self.policy, 1, length, self.block, self.seed, ids=[name]
+        (template,) = prompt_requests(
+            self.model,
+            [row],
+            self.policy,
+            1,
+            length,
+            self.block,
+            self.seed,
+            ids=[name],
+            stop=_stops(options),
         )
         return template
 
@@ -249,15 +259,17 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
             )
             for number, (row, length) in enumerate(wanted)
         ]
-        found = draw(self.model, requests, batch_size=self.rows, cache=self.cache)
-        return {wanted[int(one.request)]: one.tokens for one in found}
+        for request in requests:
+            check(request, self.model)
+        samples = self._backend().sample(requests)
+        return {wanted[int(sample.request)]: sample.tokens for sample in samples}
 
     # What is kept.
 
     def get_model_info(self) -> dict[str, Any]:
         """lm-eval writes it into its results: who wrote the texts, what each cost (for `twotemp import`), and the
         standard errors of likelihoods."""
-        left_out = {"policy", "prompt", "positions", "text", "trace"}
+        left_out = {"policy", "prompt", "positions", "text", "trace", "tag"}
         rows = [
             {key: value for key, value in vars(one).items() if key not in left_out} for one in self._samples
         ]

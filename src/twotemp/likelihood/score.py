@@ -14,7 +14,7 @@ from twotemp.likelihood import estimators
 from twotemp.likelihood.queries import Completion, estimate
 from twotemp.models.base import Denoiser, LanguageModel, language_model
 from twotemp.records import Sample
-from twotemp.sampling import Prompt, listed, names_of, row_of, whole_number
+from twotemp.sampling.prompts import Prompt, integer, prompt_ids, prompt_list, prompt_names
 
 
 class Likelihood(NamedTuple):
@@ -62,14 +62,14 @@ def score(
     True
     """
     method = estimators.get(estimator)
-    draws = whole_number("draws", draws, least=2) if method.random else 1
+    draws = integer("draws", draws, least=2) if method.random else 1
     strata = method.strata(draws)
     if method.random and draws < 2 * strata:
         raise UserError(
             f"draws must be even for the {estimator} estimator (two in each stratum), not {draws}"
         )
-    seed = whole_number("seed", seed, least=None)
-    batch_size = whole_number("batch_size", batch_size, least=1)
+    seed = integer("seed", seed, least=None)
+    batch_size = integer("batch_size", batch_size, least=1)
     text = language_model(model)
     if completions is None:
         scored = _from_samples(prompts)
@@ -100,10 +100,12 @@ def _from_texts(
     model: LanguageModel, prompts: Any, completions: Any, seed: int, chat: bool | None
 ) -> list[Completion]:
     """Return the completions as token ids, each with a key that depends on its own tokens and the seed alone."""
-    rows = [row_of(model, prompt, chat) for prompt in listed(prompts)]
+    rows = [prompt_ids(model, prompt, chat) for prompt in prompt_list(prompts)]
     written = [
-        tuple(model.tokens(completion)) if isinstance(completion, str) else row_of(model, completion, chat)
-        for completion in listed(completions)
+        tuple(model.tokens(completion))
+        if isinstance(completion, str)
+        else prompt_ids(model, completion, chat)
+        for completion in prompt_list(completions)
     ]
     if len(rows) != len(written):
         raise UserError(f"{len(rows)} prompts and {len(written)} completions: give one per prompt")
@@ -119,7 +121,7 @@ def _from_texts(
                 f"a prompt of {len(row)} tokens with {len(tokens)} to score does not fit into {model.name!r}'s "
                 f"context of {model.max_length}; shorten it"
             )
-    names = names_of((*row, -1, *tokens) for row, tokens in zip(rows, written))
+    names = prompt_names((*row, -1, *tokens) for row, tokens in zip(rows, written))
     return [
         Completion.after(row, tokens, rng.row_key(seed, name, 0))
         for row, tokens, name in zip(rows, written, names)

@@ -83,14 +83,11 @@ def load_text(
     eos_ids: Collection[int] | None = None,
     block_size: int | None = None,
 ) -> LanguageModel:
-    """Return a model without weights, which encodes, decodes and knows its special ids; arguments as in `load`."""
+    """Return a model without its weights: it encodes, decodes and knows its special ids; arguments as in `load`."""
     folder = locate(source, weights=False)
     config = read_json(folder / "config.json")
-    kind = family(config)
-    if not issubclass(kind, Transformer):
-        raise UserError(f"{source} is an encoder, which other engines do not serve as a diffusion model")
     overrides = _overrides(source, mask_id, eos_ids, block_size)
-    return kind.from_folder(folder, config, name=str(source), overrides=overrides, storage=None)
+    return family(config).from_folder(folder, config, name=str(source), overrides=overrides, storage=None)
 
 
 def _overrides(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForMaskedLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from twotemp.errors import UserError
@@ -61,14 +61,23 @@ class MaskedLM(LoadedModel):
         *,
         name: str,
         overrides: LoadOverrides,
-        storage: Storage,
+        storage: Storage | None,
     ) -> MaskedLM:
-        if storage.quantize or storage.device_map:
+        """Read a checkpoint folder; without storage there are no weights."""
+        if storage is not None and (storage.quantize or storage.device_map):
             raise UserError(f"{name!r} is a small masked LM like BERT; leave quantize and device_map out")
-        module = read_native(AutoModelForMaskedLM, folder, "a masked LM", storage.dtype, OTHER_HEADS.match)
+        if storage is None:
+            with torch.device("meta"):
+                module = AutoModelForMaskedLM.from_config(  # type: ignore[no-untyped-call]
+                    AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+                )
+        else:
+            module = read_native(
+                AutoModelForMaskedLM, folder, "a masked LM", storage.dtype, OTHER_HEADS.match
+            ).to(storage.device)
         facts = Facts(str(config["model_type"]), end_tokens=("[SEP]", "</s>"))
         tokenizer, token_ids = read_token_ids(folder, facts, int(module.config.vocab_size), config, overrides)
-        return cls(module.to(storage.device).eval(), config, token_ids, tokenizer, name)
+        return cls(module.eval(), config, token_ids, tokenizer, name)
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
         """See `Denoiser.logits`. The heads of these classes differ too much to apply them at `want` alone."""

@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 
 from twotemp import tasks
-from twotemp.asking import encode
 from twotemp.errors import UserError
 from twotemp.likelihood.estimators import ESTIMATORS
 from twotemp.likelihood.queries import (
@@ -23,6 +22,7 @@ from twotemp.likelihood.queries import (
 )
 from twotemp.models.base import LanguageModel
 from twotemp.records import Problem, Sample
+from twotemp.sampling.prompts import encode_problem
 
 VERSION = "1"  # raised whenever the same weights score an answer otherwise: scores are kept by name
 
@@ -151,9 +151,9 @@ def answer_row(model: LanguageModel, problem: Problem, text: str) -> Completion:
     Args:
         model: the denoiser.
         problem: the question; its prefill, with which `text` begins, is part of the prompt.
-        text: the assistant's whole turn (`asking.answer`).
+        text: the assistant's whole turn (`prompts.answer`).
     """
-    start = len(encode(model, problem))
+    start = len(encode_problem(model, problem))
     written = model.encode(problem.prompt, prefill=text)
     return _filled(model, written, start, start + tasks.get(problem.task).length)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from twotemp.asking import answer
 from twotemp.errors import UserError
 from twotemp.records import Problem
 from twotemp.rewards.base import RewardModel
+from twotemp.sampling.prompts import answer
 from twotemp.store import Cell, Key, row_key
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from twotemp import metrics
-from twotemp.asking import Ask, Draw, answer, finish, requests
+from twotemp.backends import Backend
 from twotemp.errors import UserError
 from twotemp.folders import read_json, write_text
 from twotemp.graders.base import Grader
-from twotemp.models.base import LanguageModel
 from twotemp.policies import policy
 from twotemp.records import Problem
+from twotemp.sampling.prompts import ProblemRequest, answer, problem_requests
 from twotemp.serialization import from_json, json_text
 
 if TYPE_CHECKING:
@@ -51,37 +51,36 @@ class Checkup:
 
 
 def evaluate(
-    model: LanguageModel,
+    backend: Backend,
     grader: Grader,
     problems: Sequence[Problem],
     accelerator: Accelerator,
     *,
     length: int,
     block: int | None,
-    draw: Draw,
 ) -> tuple[Point, ...]:
     """Evaluate greedy CT at each of `THRESHOLDS`; every worker grades its share of the problems. Collective.
 
     Args:
-        model: encodes the problems and decodes the samples.
+        backend: draws the samples.
         grader: of the task.
         problems: held out.
         accelerator: the other workers.
         length: tokens of an answer.
         block: width of a decoding block; None: the default.
-        draw: samples the requests.
 
     Returns:
         A point for each threshold.
     """
     mine = range(accelerator.process_index, len(problems), accelerator.num_processes)
     asks = (
-        Ask(problems[number], policy("ct", threshold=threshold, t_token=0.0), index, id=str(number))
+        ProblemRequest(
+            problems[number], policy("ct", threshold=threshold, t_token=0.0), index, id=str(number)
+        )
         for number in mine
         for index, threshold in enumerate(THRESHOLDS)
     )
-    drawn = draw(list(requests(model, asks, length=length, block=block)))
-    samples = [finish(model, sample) for sample in drawn]
+    samples = list(backend.sample(problem_requests(backend.text, asks, length=length, block=block)))
     asked = [problems[int(sample.request)] for sample in samples]
     grades = grader.grade((problem, answer(problem, s.text)) for problem, s in zip(asked, samples))
     table = torch.zeros(len(THRESHOLDS), len(problems), 3, dtype=torch.float64)  # passed, graded, NFE

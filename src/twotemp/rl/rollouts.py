@@ -12,13 +12,13 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from twotemp.asking import Ask, Draw, answer, finish, requests
+from twotemp.backends import Backend
 from twotemp.errors import UserError
 from twotemp.graders.base import Grader
-from twotemp.models.base import LanguageModel
 from twotemp.records import Grade, Policy, Problem, Sample
 from twotemp.rl import rewards as reward_functions
 from twotemp.rl.rewards import Reward
+from twotemp.sampling.prompts import ProblemRequest, answer, problem_requests
 from twotemp.tasks import SOURCES, Task
 
 
@@ -92,7 +92,7 @@ class Rollouts:
 
 
 def collect(
-    model: LanguageModel,
+    backend: Backend,
     grader: Grader,
     problems: Mapping[int, Problem],
     policy: Policy,
@@ -102,7 +102,6 @@ def collect(
     seed: int,
     length: int,
     block: int | None,
-    draw: Draw,
 ) -> Rollouts:
     """Draw a group of samples for each problem and compute their rewards.
 
@@ -110,7 +109,7 @@ def collect(
     and another where a problem comes again.
 
     Args:
-        model: encodes the problems and decodes the samples.
+        backend: draws the samples.
         grader: of the task.
         problems: by their number in the stream of the whole run.
         policy: how to sample.
@@ -119,18 +118,17 @@ def collect(
         seed: of the noise.
         length: tokens of a completion.
         block: width of a decoding block; None: the default.
-        draw: samples the requests.
     """
     started = perf_counter()
     asks = [
-        Ask(problem, policy, index, id=f"{number} {problem.id}")
+        ProblemRequest(problem, policy, index, id=f"{number} {problem.id}")
         for number, problem in problems.items()
         for index in range(size)
     ]
-    wanted = list(requests(model, asks, length=length, block=block, seed=seed, trace=True))
-    found = {sample.key: sample for sample in draw(wanted)}
+    wanted = list(problem_requests(backend.text, asks, length=length, block=block, seed=seed, trace=True))
+    found = {sample.key: sample for sample in backend.sample(wanted)}
     drawn = perf_counter()
-    samples = tuple(finish(model, found[request.key]) for request in wanted)
+    samples = tuple(found[request.key] for request in wanted)
     asked = [ask.problem for ask in asks]
     texts = [answer(problem, sample.text) for problem, sample in zip(asked, samples)]
     grades = tuple(grader.grade(zip(asked, texts)))

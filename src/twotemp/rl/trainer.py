@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -15,8 +14,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from twotemp import engine
-from twotemp.asking import Draw
+from twotemp.backends import Backend
+from twotemp.backends.local import LocalBackend
 from twotemp.folders import continued, only_writer, write_run
 from twotemp.models.transformer import Transformer
 from twotemp.records import Problem
@@ -40,8 +39,8 @@ LEAST, MOST = 0.05, 0.999  # bounds of lambda: beyond them it has no effect
 
 # Is called after every step with its record and the share of the budget that is used up.
 OnStep = Callable[[StepRecord, float], None]
-# Opens a sampler of the evaluations, with the weights of the last checkpoint.
-EvaluationSampler = Callable[[], AbstractContextManager[Draw]]
+# Opens another backend for the evaluations, with the weights of the last checkpoint.
+EvaluationBackend = Callable[[], AbstractContextManager[Backend]]
 
 
 def train(
@@ -55,7 +54,7 @@ def train(
     extra_rewards: Mapping[Reward, float] | None = None,
     on_step: OnStep = lambda record, used: None,
     stop: Callable[[], bool] = lambda: False,
-    evaluating: EvaluationSampler | None = None,
+    evaluating: EvaluationBackend | None = None,
 ) -> State:
     """Train until the budget is used up or `stop()`; the same call continues a run that stopped or was killed.
 
@@ -71,7 +70,7 @@ def train(
         extra_rewards: reward functions beside correctness, with their weights.
         on_step: is called after every step.
         stop: is asked before every step; True ends the run.
-        evaluating: opens another sampler for the evaluations; None: the engine, on this device.
+        evaluating: opens another backend for the evaluations; None: the model itself, on this device.
 
     Returns:
         The counters after the last step.
@@ -105,7 +104,7 @@ class Trainer:
         accelerator: Accelerator,
         held: ExitStack,
         extra_rewards: Mapping[Reward, float],
-        evaluating: EvaluationSampler | None = None,
+        evaluating: EvaluationBackend | None = None,
     ) -> None:
         """Start a run, or continue the one in `out`. The arguments are those of `train`, and one more.
 
@@ -182,7 +181,7 @@ class Trainer:
             policy = replace(policy, threshold=self.state.threshold)
         with self.learner.sampling() as model:
             return collect(
-                model,
+                self._backend(model),
                 self.dataset.grader,
                 mine,
                 policy,
@@ -191,7 +190,6 @@ class Trainer:
                 seed=settings.seed,
                 length=settings.length,
                 block=settings.block,
-                draw=self._engine(model),
             )
 
     def _learn(self, rollouts: Rollouts, seconds_before: float, started: float) -> StepRecord:
@@ -258,16 +256,15 @@ class Trainer:
             return
         with (
             self.learner.sampling() as model,
-            self.evaluating() if self.evaluating else nullcontext(self._engine(model)) as draw,
+            self.evaluating() if self.evaluating else nullcontext(self._backend(model)) as backend,
         ):
             points = evaluation.evaluate(
-                model,
+                backend,
                 self.dataset.grader,
                 held_out,
                 self.accelerator,
                 length=self.settings.length,
                 block=self.settings.block,
-                draw=draw,
             )
         if self.accelerator.is_main_process:
             questions = tuple(problem.id for problem in held_out)
@@ -275,8 +272,8 @@ class Trainer:
             evaluation.add(self.out, checkup)
         self.accelerator.wait_for_everyone()
 
-    def _engine(self, model: Transformer) -> Draw:
-        return partial(engine.run, model, batch_size=self.settings.batch_size)
+    def _backend(self, model: Transformer) -> Backend:
+        return LocalBackend(model, batch_size=self.settings.batch_size)
 
     def _used(self, budget: Budget) -> float:
         return budget.used(self.state.seconds, self.state.nfe, self.state.step)

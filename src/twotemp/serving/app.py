@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import time
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,16 +18,18 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from twotemp.engine import Service, Stopped, Written
+from twotemp.backends import Event, Service
+from twotemp.backends.local import LocalService
+from twotemp.backends.supervisor import Supervisor
+from twotemp.engine import Written
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel
-from twotemp.records import Request, Sample
+from twotemp.records import Sample
 from twotemp.serialization import json_text
 from twotemp.serving.bodies import Field, Limits, NoSuchModel, Wanted, read, wanted
-from twotemp.serving.crew import Crew
 from twotemp.serving.guard import Guard, Metrics, error
 from twotemp.serving.playground import Playground
-from twotemp.serving.replies import Answer, Replies, Writing, answer
+from twotemp.serving.replies import Answer, Replies, RowStream, answer
 
 log = logging.getLogger("twotemp")
 T = TypeVar("T")
@@ -50,43 +52,30 @@ class Late(Exception):
     """The time limit has passed."""
 
 
-class Decoder(Protocol):
-    """A `Service`, or a `Crew` of them."""
+class Rows:
+    """The samples of one HTTP request while the service draws them; `close` frees those that still run."""
 
-    @property
-    def load(self) -> int: ...
-    def submit(
-        self, request: Request, on_event: Callable[[Any], None], *, watch: bool, stop: Sequence[str]
-    ) -> Any: ...
-    def cancel(self, job: Any, /) -> None: ...
-    def close(self, *, drop: bool) -> None: ...
-
-
-class Drawing:
-    """The rows of one HTTP request in the service's hands; `close` frees those that still run."""
-
-    def __init__(self, service: Decoder, want: Wanted, limits: Limits) -> None:
+    def __init__(self, service: Service, want: Wanted, limits: Limits) -> None:
         if service.load + len(want.requests) > limits.waiting:
             raise Busy
         self._service = service
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + limits.seconds
-        self._events: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()  # None: nobody is there any more
-        # A row with a trace runs to its end: whoever wants to see how it was written wants to see all of it.
-        stop = () if want.trace or want.logprobs else want.stop
-        self._jobs = {
-            n: service.submit(request, self._listener(n), watch=want.stream, stop=stop)
+        self._events: asyncio.Queue[tuple[int, Event | None]] = asyncio.Queue()  # None: the client has gone
+        self._handles = {
+            n: service.submit(request, self._listener(n), watch=want.stream)
             for n, request in enumerate(want.requests)
         }
 
-    def _listener(self, number: int) -> Callable[[Any], None]:
-        def listen(event: Any) -> None:
+    def _listener(self, number: int) -> Callable[[Event], None]:
+        def listen(event: Event) -> None:
             self._loop.call_soon_threadsafe(self._events.put_nowait, (number, event))
 
         return listen
 
-    async def events(self) -> AsyncIterator[tuple[int, Written | Sample | Stopped]]:
-        while self._jobs:
+    async def events(self) -> AsyncIterator[tuple[int, Written | Sample]]:
+        """Yield (number, event) of all rows until the last of them has finished."""
+        while self._handles:
             try:
                 async with asyncio.timeout_at(self._deadline):
                     number, event = await self._events.get()
@@ -95,33 +84,33 @@ class Drawing:
             if event is None:
                 raise Gone
             if not isinstance(event, Written):
-                self._jobs.pop(number)
+                self._handles.pop(number)
             if isinstance(event, UserError):
                 raise Failed(str(event))
             yield number, event
 
     def leave(self) -> None:
-        """Nobody waits for the events."""
+        """End `events`: the client has gone."""
         self._events.put_nowait((-1, None))
 
     def close(self) -> None:
-        for job in self._jobs.values():
-            self._service.cancel(job)
-        self._jobs = {}
+        for handle in self._handles.values():
+            self._service.cancel(handle)
+        self._handles = {}
 
 
 class Stream(StreamingResponse):
     """Server-sent events; whichever way it ends, its rows are freed."""
 
-    def __init__(self, chunks: AsyncIterator[str], drawing: Drawing) -> None:
+    def __init__(self, chunks: AsyncIterator[str], rows: Rows) -> None:
         super().__init__(chunks, media_type="text/event-stream", headers={"cache-control": "no-store"})
-        self._drawing = drawing
+        self._rows = rows
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._drawing.close()
+            self._rows.close()
 
 
 class Server:
@@ -136,15 +125,24 @@ class Server:
         limits: Limits | None = None,
         api_key: str | None = None,
         hosts: Iterable[str] | None = None,
-        crew: Crew | None = None,
+        service: LocalService | Supervisor | None = None,
     ) -> None:
-        """hosts: the names under which browsers may reach it (None: any). crew: who decodes, if not this process
-        alone."""
+        """Make the application.
+
+        Args:
+            model: Encodes prompts and decodes text; without a service it also decodes the rows.
+            slots: Rows decoded together, without a service.
+            cache: See `twotemp.sample`; without a service.
+            limits: What clients may ask for.
+            api_key: Clients must send it.
+            hosts: The names under which browsers may reach the server; None for any.
+            service: Draws the samples; the server closes it. None for this process.
+        """
         self.model, self.limits, self.metrics = model, limits or Limits(), Metrics()
         self.name = served_name(model)
         self._born = int(time())
-        self._decoder = crew or Service(model, slots, cache)
-        self._service: Decoder | None = None
+        self._starting = service or LocalService(model, slots, cache)
+        self._service: Service | None = None
         self._page = page = Playground(model, self.name)
         routes = [
             Route("/", page.html),
@@ -174,16 +172,16 @@ class Server:
 
     @asynccontextmanager
     async def _life(self, _app: Starlette) -> AsyncIterator[None]:
-        self._service = self._decoder.__enter__()
+        self._service = service = self._starting.__enter__()
         try:
             yield
         finally:
-            # Whoever is still there by now was given up by the ASGI server: nobody waits for it.
-            await asyncio.to_thread(self._decoder.close, drop=True)
+            # The ASGI server has given up the requests that are still open.
+            await asyncio.to_thread(service.close, drop=True)
             self._page.close()
 
     @property
-    def service(self) -> Decoder:
+    def service(self) -> Service:
         if self._service is None:
             raise UserError("the server has not started")
         return self._service
@@ -221,50 +219,50 @@ class Server:
         want = await self._understood(
             request, lambda data: wanted(data, chat, self.model, self.name, self.limits)
         )
-        drawing = Drawing(self.service, want, self.limits)
+        rows = Rows(self.service, want, self.limits)
         replies = Replies(want, self.name)
         if want.stream:
-            return Stream(self._chunks(want, drawing, replies), drawing)
+            return Stream(self._chunks(want, rows, replies), rows)
         gone = asyncio.ensure_future(_gone(request))
-        gone.add_done_callback(lambda _: drawing.leave())
+        gone.add_done_callback(lambda _: rows.leave())
         try:
-            answers = await self._collected(want, drawing)
+            answers = await self._collected(want, rows)
         finally:
             gone.cancel()
-            drawing.close()
+            rows.close()
         return Response(json_text(replies.whole(answers)), media_type="application/json")
 
-    async def _collected(self, want: Wanted, drawing: Drawing) -> list[Answer]:
-        found: dict[int, Answer] = {}
-        async for number, event in drawing.events():
-            assert not isinstance(event, Written)
-            found[number] = self._answer(want, number, event)
-        return [found[number] for number in range(len(found))]
+    async def _collected(self, want: Wanted, rows: Rows) -> list[Answer]:
+        answers: dict[int, Answer] = {}
+        async for number, event in rows.events():
+            assert isinstance(event, Sample)  # no row is watched
+            answers[number] = self._answer(want, number, event)
+        return [answers[number] for number in range(len(answers))]
 
-    async def _chunks(self, want: Wanted, drawing: Drawing, replies: Replies) -> AsyncIterator[str]:
-        rows = [Writing(self.model, want, request) for request in want.requests]
-        found: dict[int, Answer] = {}
+    async def _chunks(self, want: Wanted, rows: Rows, replies: Replies) -> AsyncIterator[str]:
+        streams = [RowStream(self.model, want, request) for request in want.requests]
+        answers: dict[int, Answer] = {}
         try:
-            async for number, event in drawing.events():
+            async for number, event in rows.events():
                 if isinstance(event, Written):
-                    if (more := rows[number].step(event)) is not None:
+                    if (more := streams[number].step(event)) is not None:
                         yield _event(replies.part(number, *more))
                 else:
-                    one = found[number] = self._answer(want, number, event)
-                    yield _event(replies.last(number, rows[number].rest(one.text), one))
+                    last = answers[number] = self._answer(want, number, event)
+                    yield _event(replies.last(number, streams[number].rest(last.text), last))
         except Failed as failure:
             yield _event({"error": {"message": str(failure), "type": "server_error"}})
         except Late:
             yield _event({"error": {"message": "the time limit has passed", "type": "timeout"}})
         if want.usage:
-            yield _event(replies.total(list(found.values())))
+            yield _event(replies.total(list(answers.values())))
         yield "data: [DONE]\n\n"
 
-    def _answer(self, want: Wanted, number: int, event: Sample | Stopped) -> Answer:
-        one = answer(self.model, want, want.requests[number], event)
+    def _answer(self, want: Wanted, number: int, sample: Sample) -> Answer:
+        finished = answer(self.model, want, want.requests[number], sample)
         self.metrics.count("samples")
-        self.metrics.count("tokens", one.tokens)
-        return one
+        self.metrics.count("tokens", finished.tokens)
+        return finished
 
     async def _grade(self, request: HttpRequest) -> Response:
         data = await self._understood(request, lambda data: data)

@@ -16,7 +16,7 @@ from twotemp.groups import refuse
 from twotemp.models.base import LanguageModel, Message
 from twotemp.policies import PRESETS, parse, policy
 from twotemp.records import PARAMETERS, Policy, Request
-from twotemp.sampling import requests_for
+from twotemp.sampling.prompts import prompt_requests
 
 DEFAULT_POLICY = "tct"
 _INTEGERS = range(-(2**63), 2**63)
@@ -29,7 +29,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "service_tier": ("auto", "default"),
 }
+# Fields that have no effect here, whatever they say.
+_IGNORED = ("metadata", "reasoning_effort")
 _SHARED = ("model", "n", "seed", "temperature", "top_p", "stop", "max_tokens", "stream", "stream_options")
 _OURS = ("policy", "block", "trace", "eos_stop", "diffusing")
 _NUMBERS = tuple(
@@ -85,7 +89,6 @@ class Wanted:
     requests: tuple[Request, ...]  # sample i of prompt j is at j * n + i
     policy: Policy
     seed: int
-    stop: tuple[str, ...]
     stream: bool
     diffusing: bool
     usage: bool  # at the end of a stream
@@ -116,6 +119,8 @@ def wanted(data: Mapping[str, Any], chat: bool, model: LanguageModel, name: str,
     """What the body of a completion (chat: of a chat completion) asks for; `name`: the model's, for clients."""
     given = {key: value for key, value in data.items() if value is not None}
     for key in given:
+        if key in _IGNORED:
+            continue
         if key in _NEUTRAL:
             if given[key] not in _NEUTRAL[key] or isinstance(given[key], bool) != isinstance(
                 _NEUTRAL[key][0], bool
@@ -144,7 +149,7 @@ def wanted(data: Mapping[str, Any], chat: bool, model: LanguageModel, name: str,
         raise Field("n", f"{count} samples are more than this server's limit of {limits.samples}")
     block = _integer(given, "block", None, least=1)
     try:
-        requests = requests_for(
+        requests = prompt_requests(
             model,
             prompt,
             chosen,
@@ -153,6 +158,7 @@ def wanted(data: Mapping[str, Any], chat: bool, model: LanguageModel, name: str,
             block,
             seed,
             chat=chat,
+            stop=_stop(given, limits),
             eos_stop=_flag(given, "eos_stop"),
             trace=trace or logprobs,
         )
@@ -163,7 +169,6 @@ def wanted(data: Mapping[str, Any], chat: bool, model: LanguageModel, name: str,
         requests=tuple(requests),
         policy=chosen,
         seed=seed,
-        stop=_stop(given, limits),
         stream=stream,
         diffusing=diffusing,
         usage=_usage(given),
@@ -307,4 +312,5 @@ def _message(given: dict[str, Any]) -> Message:
             raise Field("messages", "a message's content is text; other parts are not supported")
     if not isinstance(content, str) or not isinstance(role, str):
         raise Field("messages", 'a message is {"role": ..., "content": text}')
-    return {**given, "role": "system" if role == "developer" else role, "content": content}
+    rest = {key: value for key, value in given.items() if key != "name"}  # no chat template shows it
+    return {**rest, "role": "system" if role == "developer" else role, "content": content}

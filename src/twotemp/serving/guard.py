@@ -118,7 +118,8 @@ class Guard:
 
 
 def _host(header: str) -> str:
-    """The name in a Host header, without its port."""
+    """Return the name in a Host header, without its port; empty if it is malformed, as in `[::1].example.com`."""
     if header.startswith("["):
-        return header[1:].partition("]")[0]
+        name, _, rest = header[1:].partition("]")
+        return name if not rest or rest.startswith(":") else ""
     return header.partition(":")[0].lower()

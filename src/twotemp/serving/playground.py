@@ -14,13 +14,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from twotemp import graders
-from twotemp.asking import answer
 from twotemp.errors import UserError, unknown
 from twotemp.graders.base import Grader
 from twotemp.models.base import LanguageModel
 from twotemp.policies import PRESETS
 from twotemp.records import PARAMETERS, Problem
 from twotemp.report.single_file import template
+from twotemp.sampling.prompts import answer
 from twotemp.serialization import json_text
 from twotemp.tasks import SOURCES
 

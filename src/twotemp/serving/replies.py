@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from twotemp.asking import finish
-from twotemp.engine import Stopped, Written
-from twotemp.engine.prefix import Prefix
+from twotemp.engine import Written
 from twotemp.models.base import LanguageModel
 from twotemp.policies import spell
 from twotemp.records import Request, Sample
 from twotemp.report.trace_page import pieces
+from twotemp.sampling.text import Prefix, first_eos, stop_index
 from twotemp.serving.bodies import Wanted
 
 MASK = "░"  # a position of a canvas where nothing is written yet
@@ -34,30 +33,28 @@ class Answer:
     logprobs: list[tuple[str, float]]
 
 
-def answer(model: LanguageModel, wanted: Wanted, request: Request, ended: Sample | Stopped) -> Answer:
-    """What to say about a row that is over."""
-    if isinstance(ended, Stopped):
-        return Answer(ended.text, "stop", len(ended.tokens), {"nfe": ended.steps}, [])
-    kept = next((n for n, t in enumerate(ended.tokens) if t in model.eos_ids), len(ended.tokens))
-    if request.length:
-        whole, text = finish(model, ended).said, finish(model, ended, wanted.stop).said
-    else:  # between a prompt and its suffix
-        whole = model.decode(ended.tokens)
-        text = whole[: min((p for s in wanted.stop if (p := whole.find(s)) >= 0), default=len(whole))]
-    facts: dict[str, Any] = {"nfe": ended.nfe, "forwards": ended.forwards}
+def answer(model: LanguageModel, wanted: Wanted, request: Request, sample: Sample) -> Answer:
+    """Return what a client is told about a finished sample."""
+    kept = first_eos(sample.tokens, model.eos_ids)
+    text, stopped = sample.text, sample.finish == "stop"
+    if not request.length:  # a client gets what stands between its prompt and its suffix
+        filled = model.decode(sample.tokens)
+        text = filled[: stop_index(filled, request.stop)]
+        stopped = len(text) < len(filled)
+    facts: dict[str, Any] = {"nfe": sample.nfe, "forwards": sample.forwards}
     logprobs = []
-    if ended.trace is not None:
-        parts = pieces(ended.tokens, model.tokenizer)
+    if sample.trace is not None:
+        parts = pieces(sample.tokens, model.tokenizer)
         if wanted.trace:
-            edits = [(step, place, _said(model, token)) for step, place, token in ended.trace.edits]
-            facts["trace"] = {"tokens": parts, **ended.trace.to_dict()} | ({"edits": edits} if edits else {})
-        logprobs = _until(text, list(zip(parts[:kept], ended.trace.confidence)))
-    ended_early = kept < len(ended.tokens) or len(text) < len(whole)
-    return Answer(text, "stop" if ended_early else "length", kept, facts, logprobs)
+            edits = [(step, index, _token_text(model, token)) for step, index, token in sample.trace.edits]
+            facts["trace"] = {"tokens": parts, **sample.trace.to_dict()} | ({"edits": edits} if edits else {})
+        logprobs = _until(text, list(zip(parts[:kept], sample.trace.confidence)))
+    reason = "stop" if stopped or kept < len(sample.tokens) else "length"
+    return Answer(text, reason, kept, facts, logprobs)
 
 
-def _said(model: LanguageModel, token: int) -> str | None:
-    """A token's text; None: a mask."""
+def _token_text(model: LanguageModel, token: int) -> str | None:
+    """Return a token's text; None for a mask."""
     return None if token == model.mask_id else model.decode([token], cut=False)
 
 
@@ -151,29 +148,25 @@ class Replies:
         }
 
 
-class Writing:
+class RowStream:
     """One row of a stream: the committed prefix, which only grows, or (diffusing) the whole canvas each time."""
 
     def __init__(self, model: LanguageModel, wanted: Wanted, request: Request) -> None:
         self._model, self._diffusing = model, wanted.diffusing
-        self._prefix = Prefix(model, request, wanted.stop)
-        self._sent = 0
+        self._prefix = Prefix(model, request)
 
     def step(self, written: Written) -> tuple[str, dict[str, Any] | None] | None:
-        """What to send after a step, if anything."""
+        """Return the text and facts to send after a step, if any."""
         placed = self._prefix.write(written)
         if self._diffusing:
-            commits = [(place, _said(self._model, token), surely) for place, token, surely in placed]
+            commits = [(index, _token_text(self._model, token), p) for index, token, p in placed]
             return self._canvas(), {"step": written.step, "commits": commits}
-        return self._more(self._prefix.text)
+        piece = self._prefix.take()
+        return (piece, None) if piece else None
 
     def rest(self, text: str) -> str:
-        """What to send when the text is final."""
-        return text if self._diffusing else text[self._sent :]
-
-    def _more(self, text: str) -> tuple[str, None] | None:
-        before, self._sent = self._sent, max(self._sent, len(text))
-        return (text[before:], None) if len(text) > before else None
+        """Return what is still to be sent of the final text."""
+        return text if self._diffusing else self._prefix.rest(text)
 
     def _canvas(self) -> str:
         """Text with a sign for each mask. What a tokenizer puts between words it puts around the sign, too."""

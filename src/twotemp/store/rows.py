@@ -18,7 +18,7 @@ def sample_row(sample: Sample) -> dict[str, Any]:
     """A sample as it is stored: without its policy, which is the cell's, and what is long at the end (`light`)."""
     # Not `Sample.to_dict`, which spends half of a driver's time on the policy that is not wanted here.
     row = {**vars(sample), "trace": None if sample.trace is None else sample.trace.to_dict()}
-    del row["policy"]
+    del row["policy"], row["tag"]
     long = {name: row.pop(name) for name in ("prompt", "positions", "tokens", "trace")}
     return {**row, "written": len(sample.tokens), **long}
 

@@ -6,18 +6,22 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twotemp import metrics, tasks
 from twotemp.errors import UserError
-from twotemp.evaluation import Drawer, Evaluation, Plan, Progress, TaskChoice
+from twotemp.evaluation import Evaluation, Plan, Progress, TaskChoice
 from twotemp.policies import spell
 from twotemp.records import Policy
 from twotemp.store import Cell
 from twotemp.tuning.goal import Goal
 from twotemp.tuning.neighbours import apart
 from twotemp.tuning.race import Outcome, Round, Standing, race, standings
+
+if TYPE_CHECKING:
+    from twotemp.backends import Backend
 
 # told(candidates, questions, progress of their evaluation)
 Watch = Callable[[int, int, Progress], None]
@@ -55,7 +59,7 @@ def validation(plan: Plan) -> Plan:
 def tune(
     plan: Plan,
     goal: Goal,
-    drawer: Drawer,
+    backend: Backend,
     out: Path | str,
     *,
     budget: float,
@@ -70,18 +74,18 @@ def tune(
 
     def measure(some: Sequence[Policy], questions: int) -> list[Outcome]:
         told = None if watch is None else lambda state: watch(len(some), questions, state)
-        found = _measure(replace(plan, questions=questions), goal, drawer, out, some, ids[:questions], told)
+        found = _measure(replace(plan, questions=questions), goal, backend, out, some, ids[:questions], told)
         spent.update((one, outcome.spent) for one, outcome in zip(some, found))
         return found
 
     rounds = race(plan.policies, measure, budget, len(ids), apart=apart)
-    return Tuned(goal, choice, drawer.name, sum(spent.values()), rounds, standings(rounds, apart))
+    return Tuned(goal, choice, backend.name, sum(spent.values()), rounds, standings(rounds, apart))
 
 
 def _measure(
     plan: Plan,
     goal: Goal,
-    drawer: Drawer,
+    backend: Backend,
     out: Path | str,
     policies: Sequence[Policy],
     ids: Sequence[str],
@@ -96,7 +100,7 @@ def _measure(
             groups[n].append(policy)
         for n, some in groups.items():
             with Evaluation(replace(plan, policies=tuple(some), n=n), out) as evaluation:
-                store = evaluation.run_with(drawer, watch=watch)
+                store = evaluation.run_with(backend, watch=watch)
                 task, judge = plan.tasks[0].name, evaluation.judges[plan.tasks[0].name]
             for policy in some:
                 outcome, needed = _read(store[f"{task}@{spell(policy)}"], judge, ids, n, goal)

@@ -1,7 +1,7 @@
 """Drawing through an SGLang server that runs with twotemp's plug-in (`twotemp_sglang.server`).
 
-The driver has the tokenizer and no weights. Requests go out in units, several at a time, under the same supervisor as
-workers have: a unit whose connection breaks is sent again. Samples are drawn by the same noise as everywhere.
+The driver has the tokenizer and no weights. Requests are sent in units, several at a time. Samples are drawn by the
+same noise as everywhere.
 """
 
 from __future__ import annotations
@@ -10,30 +10,28 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from http.client import HTTPException
-from queue import Empty, SimpleQueue
-from threading import Thread
-from typing import Any, TypeVar
+from itertools import islice
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request as Call
 from urllib.request import urlopen
 
-from twotemp.asking import finish
+from twotemp.backends.pool import cut
+from twotemp.backends.supervisor import ATTEMPTS
 from twotemp.engine.batch import paper_nfe
-from twotemp.engine.rows import block_of, check
+from twotemp.engine.rows import block_of
 from twotemp.errors import UserError, understood
-from twotemp.evaluation.drawing import Chunk
-from twotemp.executors.messages import Done, Draw, Drawn, Failed, Lost, News, Order, Ready
-from twotemp.executors.supervisor import Supervisor
 from twotemp.groups import refuse
 from twotemp.models.base import LanguageModel
 from twotemp.policies import policy
 from twotemp.records import Request, Sample, Trace
+from twotemp.sampling.text import finish, first_eos
 from twotemp_sglang import NAME
 
-T = TypeVar("T")
 UNIT, CONNECTIONS = 64, 4  # samples of a unit, and units at the server at once
 PATIENCE = 3600.0  # seconds for a unit, which may wait behind others
 ASKING_SECONDS = 30.0  # for an answer about the server itself
@@ -42,51 +40,75 @@ START = f"python -m sglang.launch_server --model-path … --dllm-algorithm {NAME
 PROBE, PROBE_LENGTH = (0, 1, 2, 3), 32
 
 
-class Served:
-    """A `Drawer` whose model is with a server. Use it as a context manager."""
+class SglangBackend:
+    """A `Backend` whose model is with a server. Use it as a context manager.
+
+    Units of requests are sent over several connections at a time; one whose connection breaks is sent again.
+    """
 
     def __init__(
-        self, url: str, model: LanguageModel, *, unit: int | None = None, connections: int | None = None
+        self, url: str, text: LanguageModel, *, unit: int | None = None, connections: int | None = None
     ) -> None:
-        """model: what `load_text` gives: the tokenizer and the special ids of the checkpoint that is served."""
-        if model.block_size is None:
+        """Connect to a server.
+
+        Args:
+            url: Its address.
+            text: What `load_text` returns: the tokenizer and the special ids of the checkpoint that is served.
+            unit: Samples of a unit.
+            connections: Units at the server at the same time.
+        """
+        if text.block_size is None:
             raise UserError(
-                f"{model.name} is not block-causal, and SGLang decodes SDAR and LLaDA-2 only; draw with --workers or "
+                f"{text.name} is not block-causal, and SGLang decodes SDAR and LLaDA-2 only; draw with --workers or "
                 "--ray"
             )
         if not url.startswith(("http://", "https://")):
             raise UserError(f"{url} is not the address of a server; give one such as http://localhost:30000")
-        self._model, self._server = model, Server(url.rstrip("/"), model)
+        self.text, self.name, self.workers = text, text.name, connections or CONNECTIONS
+        self.resent = 0  # requests of units that were sent again
+        self._unit, self._server = unit or UNIT, Server(url.rstrip("/"), text)
         probe = Request("twotemp's probe", PROBE, policy("ar", t_token=0.0), PROBE_LENGTH)
-        facts = [model.config, model.eos_ids, model.forbidden_ids, model.block_size]
+        facts = [text.config, text.eos_ids, text.forbidden_ids, text.block_size]
         try:
             self._server.check()
             facts += [sample.tokens for sample in self._server.draw([probe])]
         except OSError as error:
             raise UserError(f"the server at {url} does not serve ({error}); is it still starting?") from error
-        self.name, self.encode = model.name, model.encode
         self.fingerprint = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
-        ready = Ready(self.name, self.fingerprint)
-        crew = Lines(self._server, ready)
-        self._supervisor = Supervisor(crew, connections or CONNECTIONS, unit=unit or UNIT, patience=PATIENCE)
+        self._threads = ThreadPoolExecutor(self.workers, "twotemp-sglang")
 
-    def __enter__(self) -> Served:
+    def __enter__(self) -> SglangBackend:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._supervisor.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    @property
-    def workers(self) -> int:
-        return self._supervisor.workers
+    def sample(self, requests: Iterable[Request]) -> Iterator[Sample]:
+        """See `Backend.sample`."""
+        units = cut(requests, self._unit)
+        running = {self._threads.submit(self._draw, unit) for unit in islice(units, 2 * self.workers)}
+        try:
+            while running:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                running |= {self._threads.submit(self._draw, unit) for unit in islice(units, len(done))}
+                for future in done:
+                    yield from future.result()
+        finally:
+            for future in running:
+                future.cancel()
 
-    @property
-    def resent(self) -> int:
-        return self._supervisor.resent
-
-    def draw(self, chunks: Iterable[Chunk[T]]) -> Iterator[tuple[T, Sample]]:
-        for tag, sample in self._supervisor.draw(chunks):
-            yield tag, finish(self._model, sample)
+    def _draw(self, unit: Sequence[Request]) -> list[Sample]:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                samples = self._server.draw(unit)
+                return [finish(self.text, request, sample) for request, sample in zip(unit, samples)]
+            except OSError as error:
+                self.resent += len(unit)
+                if attempt == ATTEMPTS:
+                    raise UserError(
+                        f"{ATTEMPTS} calls in turn to the server at {self._server.url} failed ({error})"
+                    ) from error
+        raise AssertionError("unreachable")
 
 
 @dataclass(frozen=True)
@@ -108,7 +130,6 @@ class Server:
     def draw(self, requests: Sequence[Request]) -> list[Sample]:
         """In one call; without their text."""
         for request in requests:
-            check(request, self.model)
             refuse(request.policy, "SGLang")
             if not request.length or request.eos_stop:
                 raise UserError(
@@ -148,7 +169,7 @@ class Server:
             )
         steps, width = tuple(told["twotemp_steps"]), block_of(request, self.model)
         positions = tuple(range(len(request.prompt), len(request.prompt) + request.length))
-        written = next((n for n, token in enumerate(tokens) if token in self.model.eos_ids), len(tokens))
+        written = first_eos(tokens, self.model.eos_ids)
         # Whole blocks of the prompt that the server had not seen before are a pass each.
         forwards = (len(request.prompt) - told.get("cached_tokens", 0)) // width + told["twotemp_forwards"][
             -1
@@ -186,57 +207,3 @@ class Server:
             raise OSError(str(error.reason)) from None
         except HTTPException as error:  # it hung up in the middle of an answer
             raise OSError(repr(error)) from None
-
-
-class Line:
-    """A worker that only waits: a thread with one call to the server at a time."""
-
-    def __init__(self, server: Server, ready: Ready, heard: SimpleQueue[tuple[Line, News]]) -> None:
-        self._server, self._ready, self._heard = server, ready, heard
-        self._orders: SimpleQueue[Order | None] = SimpleQueue()
-        Thread(target=self._work, daemon=True).start()
-
-    def send(self, order: Order) -> None:
-        self._orders.put(order)
-
-    def kill(self) -> None:
-        self._orders.put(None)  # what it is waiting for, nobody will hear
-
-    def _work(self) -> None:
-        try:
-            self._server.check()
-            self._heard.put((self, self._ready))
-            while isinstance(order := self._orders.get(), Draw):
-                try:
-                    self._heard.put((self, Drawn(tuple(self._server.draw(order.requests)))))
-                    self._heard.put((self, Done()))
-                except UserError as error:
-                    self._heard.put((self, Failed(str(error), unit=True)))
-        except UserError as error:
-            self._heard.put((self, Failed(str(error))))
-        except OSError as error:
-            self._heard.put((self, Lost(str(error))))
-
-
-class Lines:
-    """A `Crew` of them."""
-
-    def __init__(self, server: Server, ready: Ready) -> None:
-        self._server, self._ready = server, ready
-        self._heard: SimpleQueue[tuple[Line, News]] = SimpleQueue()
-
-    def start(self, place: int) -> Line:
-        return Line(self._server, self._ready, self._heard)
-
-    def hear(self, workers: Sequence[Line], seconds: float) -> list[tuple[int, News]]:
-        try:
-            said = [self._heard.get(timeout=seconds)]
-            while not self._heard.empty():
-                said.append(self._heard.get())
-        except Empty:
-            return []
-        places = {worker: number for number, worker in enumerate(workers)}
-        return [(places[line], news) for line, news in said if line in places]
-
-    def close(self) -> None:
-        pass

@@ -35,7 +35,7 @@ class Samples(list[Sample]):
         """By prompt (request id): how often each answer came."""
         counts: dict[str, Counter[str]] = {}
         for one in self:
-            counts.setdefault(one.request, Counter())[one.said] += 1
+            counts.setdefault(one.request, Counter())[one.text] += 1
         return counts
 
     def __repr__(self) -> str:

@@ -11,11 +11,17 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.helpers.executor_makes import Free, Stumbling, free, slow
-from tests.helpers.executor_runs import UNIT, run
+import twotemp
+from tests.helpers.fake_workers import FreeBackend, FreeText, Stumbling, free, free_sample, slow, streaming
+from tests.helpers.serving_clients import wait_for
+from tests.helpers.worker_runs import UNIT, collect, requests, run, submit
+from tests.test_equivalence import evaluate, library
+from twotemp.backends.pool import WorkerPool
+from twotemp.backends.ray import RayTransport
+from twotemp.backends.supervisor import Supervisor
+from twotemp.backends.worker import ModelLoader
 from twotemp.errors import UserError
-from twotemp.executors import Supervisor
-from twotemp.executors.ray_actors import RayActors
+from twotemp.models.load import load_text
 
 # Not importorskip: how Ray asks for a token is decided before it is imported.
 if find_spec("ray") is None:
@@ -41,48 +47,70 @@ def cluster():
 
 
 @pytest.mark.parametrize("how", ["never", "kill", "hang", "ray.kill", "node removed"])
-def test_whatever_happens_to_an_actor_nothing_is_lost(cluster, tmp_path, how):
+def test_nothing_is_lost_when_an_actor_fails(cluster, tmp_path, how):
     import ray
 
     (marks := tmp_path / "marks").mkdir()
     make = Stumbling(marks, how, make=slow)
-    drawer = Supervisor(RayActors(make, address=cluster.address), 2, unit=UNIT, patience=5.0)
+    transport = RayTransport(make, address=cluster.address)
+    pool = WorkerPool(transport, 2, FreeText(), unit=UNIT, hang_seconds=5.0)
 
     class Struck:
-        """The drawer, and what comes over it from outside after some samples."""
+        """The pool, and a fault from outside after some samples."""
 
-        name, fingerprint, encode = drawer.name, drawer.fingerprint, drawer.encode
+        name, fingerprint, workers, text = pool.name, pool.fingerprint, 2, pool.text
 
-        def draw(self, chunks):
-            for number, found in enumerate(drawer.draw(chunks)):
+        def sample(self, requests):
+            for number, sample in enumerate(pool.sample(requests)):
                 if number == 20 and how == "ray.kill":
-                    ray.kill(drawer._hands[0].worker._actor)
+                    ray.kill(pool.supervisor._slots[0].link.actor)
                 if number == 20 and how == "node removed":
                     cluster.remove_node(cluster.spare, allow_graceful=False)
-                yield found
+                yield sample
 
-    with drawer:
-        while how == "node removed" and not all(hand.card for hand in drawer._hands):
-            drawer._hear()  # both nodes have work
+    with pool:
+        if how == "node removed":
+            wait_for(lambda: pool.supervisor.ready == 2)  # both nodes have work
         found = run(Struck(), tmp_path / "run")
-    assert found == run(Free(), tmp_path / "here")
+    assert found == run(FreeBackend(), tmp_path / "here")
     assert len(list(marks.iterdir())) == (how in ("kill", "hang"))
-    assert (drawer.resent > 0) == (how != "never")
+    assert (pool.supervisor.resent > 0) == (how != "never")
+
+
+@pytest.mark.parametrize("how", ["kill", "hang"])
+def test_a_streamed_row_goes_on_when_its_actor_fails(cluster, tmp_path, how):
+    (request,) = requests(1)
+    make = Stumbling(tmp_path, how, after=12, make=streaming)
+    transport = RayTransport(make, address=cluster.address, beat=0.0)
+    with Supervisor(transport, 1, depth=8, hang_seconds=3.0) as service:
+        _, events = submit(service, [request], watch=True)
+        *steps, sample = collect(events, 1)[0]
+    assert len(list(tmp_path.iterdir())) == 1, "it happened"
+    assert service.resent == 1
+    assert [written.step for written in steps] == list(range(30))
+    assert sample == free_sample(request)
+
+
+def test_the_same_requests_give_the_same_samples_on_ray(cluster, tmp_path):
+    model = twotemp.load("tiny")
+    transport = RayTransport(ModelLoader("tiny"), address=cluster.address)
+    with WorkerPool(transport, 1, load_text("tiny"), unit=5) as pool:
+        assert evaluate(model, pool, tmp_path / "run") == library(model)
 
 
 def test_a_local_cluster_is_not_started_unless_it_may_be_reached():
     with pytest.raises(UserError, match=r"all network interfaces.*--workers.*--ray-reachable"):
-        RayActors(free, address="local")
+        RayTransport(free, address="local")
 
 
 LOCAL = """
 import os, subprocess, sys
-from tests.helpers.executor_makes import told
-from twotemp.executors import Supervisor
-from twotemp.executors.ray_actors import RayActors
+from tests.helpers.fake_workers import named
+from twotemp.backends.ray import RayTransport
+from twotemp.backends.supervisor import Supervisor
 os.environ["HF_TOKEN"] = "secret"
-with Supervisor(RayActors(told, address="local", reachable=True), 1) as drawer:
-    print("actor has:", drawer.name)
+with Supervisor(RayTransport(named, address="local", reachable=True), 1, depth=1) as service:
+    print("actor has:", service.name)
     import ray
     address = ray.get_runtime_context().gcs_address
     for token in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "guessed" * 9}):
@@ -90,8 +118,9 @@ with Supervisor(RayActors(told, address="local", reachable=True), 1) as drawer:
         code = f"import ray; ray.init(address={address!r}); print('came in')"
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
         print("stranger:", done.returncode != 0, "came in" in done.stdout, "Unauthenticated" in done.stderr)
-with Supervisor(RayActors(told, address="local", reachable=True), 1) as drawer:  # Ray keeps the first token
-    print("once more:", drawer.name)
+# Ray keeps the first token.
+with Supervisor(RayTransport(named, address="local", reachable=True), 1, depth=1) as service:
+    print("once more:", service.name)
 """
 
 

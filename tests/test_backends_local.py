@@ -1,9 +1,10 @@
-"""Requests that come and go while a batch runs: the same samples, and nobody harmed by a neighbour."""
+"""Requests that come and go while a batch runs: the same samples, and no request harms another."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from queue import Queue
 from threading import active_count
 
@@ -14,12 +15,13 @@ import twotemp
 from tests.helpers.engine_requests import same
 from tests.helpers.tiny_checkpoints import random_model
 from tests.helpers.toy import ToyModel
-from twotemp.asking import finish
-from twotemp.engine import Live, Service, Stopped, Written, run
-from twotemp.engine.prefix import settle
+from twotemp.backends.base import Handle
+from twotemp.backends.local import LocalBackend, LocalService
+from twotemp.engine import Live, Written, run
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, policy
 from twotemp.records import Request, Sample
+from twotemp.sampling.text import settle
 
 FAMILIES = ("llada", "Dream", "sdar", "llada2_moe")
 CASES = [(f, c) for f in FAMILIES for c in ((None, "prefix", "dual") if f in FAMILIES[:2] else (None,))]
@@ -135,14 +137,14 @@ class Sick(ToyModel):
 def test_a_nan_is_the_error_of_its_own_request():
     model, events = Sick(), Queue()
     wanted = [Request(f"q{n}", (n, 3), policy("lc"), 6, 6) for n in (2, 13, 5)]
-    with Service(model, slots=4) as service:
+    with LocalService(model, slots=4) as service:
         for request in wanted:
             service.submit(request, lambda event, r=request: events.put((r.id, event)))
     found = dict(events.get_nowait() for _ in range(3))
     assert isinstance(found["q13"], UserError)
     assert "NaN" in str(found["q13"])
     healthy = [wanted[0], wanted[2]]
-    for one in run(ToyModel(), healthy):
+    for one in LocalBackend(ToyModel()).sample(healthy):
         assert same(one, found[one.request])
 
 
@@ -155,7 +157,7 @@ class Failing(ToyModel):
 
 def test_a_step_that_fails_ends_its_requests_and_the_service_goes_on():
     events: Queue = Queue()
-    with Service(Failing(), slots=2) as service:
+    with LocalService(Failing(), slots=2) as service:
         jobs = [Request(f"q{n}", (2, 3), policy("lc"), 40, 4, index=n) for n in range(2)]
         with service._changed:  # both arrive at once
             for request in jobs:
@@ -189,11 +191,11 @@ def test_a_batch_that_fails_costs_no_other_batch_anything():
 
     events: Queue = Queue()
     long = Request("long", (2, 3), policy("lc"), 40, 4)
-    with Service(model, slots=4) as service:
+    with LocalService(model, slots=4) as service:
         service.submit(long, events.put, watch=True)
         events.get(timeout=30)
         service.submit(bad.request, lambda event: None)
-    (expected,) = run(ToyModel(), [long])
+    (expected,) = LocalBackend(ToyModel()).sample([long])
     assert same([*events.queue][-1], expected)
 
 
@@ -223,7 +225,7 @@ def test_a_row_that_does_not_fit_fails_alone():
 
 def test_a_service_without_slots_is_refused_and_keeps_nobody_waiting():
     with pytest.raises(UserError, match="batch_size must be >= 1"):
-        Service(ToyModel(), slots=0)
+        LocalService(ToyModel(), slots=0)
 
 
 def test_a_listener_that_raises_costs_only_its_own_request(caplog):
@@ -232,7 +234,7 @@ def test_a_listener_that_raises_costs_only_its_own_request(caplog):
     def broken(_event):
         raise RuntimeError("client gone")
 
-    with Service(ToyModel(), slots=2) as service:
+    with LocalService(ToyModel(), slots=2) as service:
         service.submit(Request("a", (2, 3), policy("lc"), 8), broken, watch=True)
         service.submit(Request("b", (2, 3), policy("lc"), 8), events.put)
         assert events.get(timeout=30).request == "b"
@@ -242,7 +244,7 @@ def test_a_listener_that_raises_costs_only_its_own_request(caplog):
 
 def test_leaving_the_context_finishes_what_was_accepted_and_leaves_no_thread():
     before, events = active_count(), Queue()
-    with Service(ToyModel(), slots=2) as service:
+    with LocalService(ToyModel(), slots=2) as service:
         for n in range(5):
             service.submit(Request(f"q{n}", (2, 3 + n), policy("lc"), 8), events.put)
     assert events.qsize() == 5
@@ -253,7 +255,7 @@ def test_leaving_the_context_finishes_what_was_accepted_and_leaves_no_thread():
 
 def test_an_exception_in_the_context_drops_the_work():
     events: Queue = Queue()
-    with pytest.raises(ZeroDivisionError), Service(ToyModel(), slots=1) as service:  # noqa: PT012
+    with pytest.raises(ZeroDivisionError), LocalService(ToyModel(), slots=1) as service:  # noqa: PT012
         for n in range(50):
             service.submit(Request(f"q{n}", (2, 3), policy("lc"), 100, index=n), events.put)
         raise ZeroDivisionError
@@ -264,7 +266,7 @@ def test_an_exception_in_the_context_drops_the_work():
 def test_a_cancelled_job_frees_its_row():
     events: Queue = Queue()
     model = ToyModel()
-    with Service(model, slots=1) as service:
+    with LocalService(model, slots=1) as service:
         long = service.submit(Request("long", (2, 3), policy("ar"), 120, 4), events.put)
         service.submit(Request("short", (2, 3), policy("ar"), 4, 4), events.put)
         service.cancel(long)
@@ -281,17 +283,60 @@ def test_stop_strings_free_the_row_and_give_the_text_of_sample(tiny):
     prompt, stop = "20 10 15 -> 45", (", ", "= 3", "15")
     expected = twotemp.sample(tiny, prompt, "tlc", n=24, length=12, seed=3, stop=stop)
     first = twotemp.sample(tiny, prompt, "tlc", n=24, length=12, seed=3)
-    requests = [Request(s.request, s.prompt, s.policy, 12, None, s.seed, s.index) for s in expected]
+    requests = [
+        Request(s.request, s.prompt, s.policy, 12, None, s.seed, s.index, stop=stop, tag="t")
+        for s in expected
+    ]
     events: Queue = Queue()
-    with Service(tiny, slots=4) as service:
+    with LocalService(tiny, slots=4) as service:
         for request in requests:
-            service.submit(request, lambda event, r=request: events.put((r.index, event)), stop=stop)
+            service.submit(request, lambda event, r=request: events.put((r.index, event)))
     found = dict(events.get_nowait() for _ in requests)
-    texts = {n: e.text if isinstance(e, Stopped) else finish(tiny, e, stop).text for n, e in found.items()}
-    assert [texts[n] for n in range(24)] == [s.text for s in expected]
-    early = [e for e in found.values() if isinstance(e, Stopped)]
-    assert early
-    assert min(e.steps for e in early) < first[0].nfe
+    assert [(found[n].text, found[n].finish) for n in range(24)] == [(s.text, s.finish) for s in expected]
+    assert {sample.tag for sample in found.values()} == {"t"}
+    early = [sample for sample in found.values() if len(sample.tokens) < 12]
+    assert {sample.finish for sample in early} == {"stop"}
+    assert min(sample.nfe for sample in early) < first[0].nfe
+    for sample in early:
+        assert sample.tokens == first[sample.index].tokens[: len(sample.tokens)]
+        assert sample.positions == first[sample.index].positions[: len(sample.tokens)]
+
+
+def test_a_traced_row_with_a_stop_string_runs_to_its_end(tiny):
+    (expected,) = twotemp.sample(tiny, "20 10 15 -> 45", "ar", length=12, stop=["="], trace=True)
+    request = Request(expected.request, expected.prompt, expected.policy, 12, None, trace=True, stop=("=",))
+    events: Queue = Queue()
+    with LocalService(tiny, slots=1) as service:
+        service.submit(request, events.put)
+    found = events.get_nowait()
+    assert (found.text, found.finish, found.tokens) == (expected.text, "stop", expected.tokens)
+    assert len(found.trace.steps) == 12
+
+
+def test_a_service_without_slots_takes_what_fits(monkeypatch):
+    """Also where the first batch is small, and where a group is larger than what fits."""
+    monkeypatch.setattr("twotemp.backends.local.fit_batch", lambda *_: (3, "little memory"))
+    events: Queue = Queue()
+    wanted = [Request("q", (2, 3), policy("lc"), 8, index=n) for n in range(7)]
+    with LocalService(ToyModel()) as service:
+        service.submit_all([Handle(request, events.put) for request in wanted])
+        service.submit_all([Handle(replace(wanted[0], id="other"), events.put)])
+        assert service._live.slots in (1, 3)
+        group = [Request("odd", (2, 3), policy("odd"), 8, index=n) for n in (2, 0, 3, 1)]
+        service.submit_all([Handle(request, events.put) for request in group])
+    assert service._live.slots == 4
+    found = [events.get_nowait() for _ in range(12)]
+    assert not [event for event in found if isinstance(event, UserError)]
+
+
+def test_a_group_that_no_batch_can_hold_is_an_error_of_its_requests():
+    events: Queue = Queue()
+    group = [Request("odd", (2, 3), policy("odd"), 8, index=n) for n in range(3)]
+    with LocalService(ToyModel(), slots=2) as service:
+        service.submit_all([Handle(request, events.put) for request in group])
+        service.submit(Request("q", (2, 3), policy("lc"), 8), events.put)
+    found = [events.get_nowait() for _ in range(4)]
+    assert [isinstance(event, UserError) for event in found] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,296 @@
+"""The engine in this process, as a backend and as a service; here token ids become text."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Condition, Thread
+from time import perf_counter
+
+from twotemp import engine
+from twotemp.backends.base import Event, Handle, OnEvent, StepFailed
+from twotemp.engine import Live, Observer, RowHandle, Written
+from twotemp.engine.memory import MOST_ROWS, fit_batch
+from twotemp.errors import UserError
+from twotemp.groups import refuse
+from twotemp.models.base import Denoiser, LanguageModel, language_model
+from twotemp.policies import policy
+from twotemp.records import Request, Sample
+from twotemp.sampling.prompts import chunks, integer
+from twotemp.sampling.text import Prefix, finish
+
+log = logging.getLogger("twotemp")
+
+
+class LocalBackend:
+    """A `Backend` whose model is in this process."""
+
+    workers = 1
+
+    def __init__(
+        self,
+        model: Denoiser,
+        *,
+        batch_size: int | None = None,
+        cache: str | None = None,
+        columns: int | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        """Keep a model and how to decode with it; the arguments are those of `twotemp.sample`."""
+        self.model, self.text, self.name = model, language_model(model), model.name
+        self._batch_size = None if batch_size is None else integer("batch_size", batch_size, least=1)
+        self._columns = None if columns is None else integer("columns", columns, least=1)
+        self._cache, self._observer = cache, observer
+
+    @property
+    def fingerprint(self) -> str:
+        return self.text.fingerprint
+
+    def sample(self, requests: Iterable[Request]) -> Iterator[Sample]:
+        """See `Backend.sample`."""
+        return (event for _, event in self.events(requests) if isinstance(event, Sample))
+
+    def events(
+        self, requests: Iterable[Request], *, watch: bool = False
+    ) -> Iterator[tuple[Request, Written | Sample]]:
+        """Yield each request's sample with the request; watch: before it, what every step wrote into its row."""
+        for chunk in chunks(requests):
+            for request, event in engine.events(
+                self.model,
+                chunk,
+                watch=watch,
+                batch_size=self._batch_size,
+                cache=self._cache,
+                columns=self._columns,
+                observer=self._observer,
+            ):
+                yield request, finish(self.text, request, event) if isinstance(event, Sample) else event
+
+
+def longest_rows(model: Denoiser, cache: str | None) -> int:
+    """Return how many rows fit into memory if each fills the model's context."""
+    longest = Request("longest", (0,), policy("klass"), length=(model.max_length or 1024) - 1)
+    return fit_batch(model, [longest] * MOST_ROWS, cache)[0]
+
+
+@dataclass
+class _Row:
+    """A handle's row in the engine."""
+
+    ticket: RowHandle
+    began: float
+    prefix: Prefix | None  # where the row may be freed as soon as its text contains a stop string
+
+
+class LocalService:
+    """A `Service` that runs the engine in a thread for as long as the context lasts.
+
+    Leaving the context finishes what was accepted; leaving it by an exception drops everything. A row whose logits
+    are NaN is the error of its own request. An error of a whole batch is a `StepFailed` for the requests in it; other
+    batches, and the service, go on.
+
+    >>> import twotemp, queue
+    >>> from twotemp.records import Request
+    >>> model, events = twotemp.load("tiny"), queue.Queue()
+    >>> ids = tuple(model.encode("3 7 12 -> 33"))
+    >>> with LocalService(model, slots=4) as service:
+    ...     handle = service.submit(Request("a", ids, twotemp.policy("lc"), length=8), events.put)
+    >>> events.get().request
+    'a'
+    """
+
+    def __init__(
+        self,
+        model: Denoiser,
+        slots: int | None = None,
+        cache: str | None = None,
+        *,
+        observer: Observer | None = None,
+        on_turn: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare the engine; entering the context starts it.
+
+        Args:
+            model: What to decode with.
+            slots: The rows of each batch, at most; policies of different structure have separate batches. None for
+                what fits, by the requests that start a batch.
+            cache: See `twotemp.sample`.
+            observer: Sees every step.
+            on_turn: Called in the service's thread after every step, when its events have been delivered.
+        """
+        self.model, self.text = model, language_model(model)
+        self._slots, self._cache, self._on_turn = slots, cache, on_turn
+        self._live = Live(model, 1 if slots is None else slots, cache, observer=observer)
+        self._rows: dict[Handle, _Row] = {}  # the thread's
+        self._handles: dict[RowHandle, Handle] = {}  # the thread's
+        self._arrived: deque[Sequence[Handle]] = deque()
+        self._canceled: deque[Handle] = deque()
+        self._changed = Condition()
+        self._open: set[Handle] = set()
+        self._closing = False
+        self._thread = Thread(target=self._run, name="twotemp-engine", daemon=True)
+
+    def __enter__(self) -> LocalService:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.close(drop=kind is not None)
+
+    def close(self, *, drop: bool = False) -> None:
+        """See `Service.close`."""
+        with self._changed:
+            self._closing = True
+            if drop:
+                self._canceled.extend(self._open)
+            self._changed.notify_all()
+        self._thread.join()
+
+    @property
+    def load(self) -> int:
+        """Return how many requests are accepted and not finished: rows that run and rows that wait."""
+        return len(self._open)
+
+    def submit(self, request: Request, on_event: OnEvent, *, watch: bool = False) -> Handle:
+        """See `Service.submit`.
+
+        Where a request has stop strings, its row is freed as soon as its text contains one, unless it is traced.
+        """
+        refuse(request.policy, "a service that takes rows as they come")
+        handle = Handle(request, on_event, watch)
+        self.submit_all([handle])
+        return handle
+
+    def submit_all(self, handles: Sequence[Handle]) -> None:
+        """Accept several requests at once; samples that repel each other must come together."""
+        with self._changed:
+            if self._closing or not self._thread.is_alive():
+                raise UserError("the service is closing; it takes no new work")
+            self._open.update(handles)
+            self._arrived.append(handles)
+            self._changed.notify_all()
+
+    def cancel(self, handle: Handle) -> None:
+        """See `Service.cancel`."""
+        with self._changed:
+            self._canceled.append(handle)
+            self._changed.notify_all()
+
+    # In the thread.
+
+    def _run(self) -> None:
+        while self._update():
+            events = self._live.turn()
+            for error in {event for _, event in events if isinstance(event, Exception)}:
+                if not isinstance(error, UserError):
+                    log.error("a step failed; the requests in it are given up", exc_info=error)
+            for ticket, event in events:
+                if ticket in self._handles:  # else an earlier event of this turn ended it
+                    self._handle_event(self._handles[ticket], event)
+            self._on_turn()
+
+    def _update(self) -> bool:
+        """Take in what arrived and what was canceled, waiting while there is nothing to do; False at the end."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._arrived or self._canceled or not self._live.idle or self._closing
+            )
+            arrived, canceled = list(self._arrived), list(self._canceled)
+            self._arrived.clear()
+            self._canceled.clear()
+        for handles in arrived:
+            self._start(handles)
+        for handle in canceled:
+            self._free(handle)
+        with self._changed:
+            return not (self._closing and self._live.idle and not self._arrived)
+
+    def _start(self, handles: Sequence[Handle]) -> None:
+        # Long rows first, so that a batch holds rows of similar length.
+        groups = sorted(_groups(handles), key=lambda group: -_columns(group[0].request))
+        if self._slots is None:  # a batch that runs keeps its size
+            fitting, _ = fit_batch(self.model, [groups[0][0].request] * MOST_ROWS, self._cache)
+            self._live.slots = max(fitting, *map(len, groups))
+        for group in groups:
+            prefixes = [_prefix(self.text, handle.request) for handle in group]
+            watch = any(handle.watch for handle in group) or any(prefixes)
+            try:
+                tickets = self._live.submit_group([handle.request for handle in group], watch)
+            except UserError as error:
+                for handle in group:
+                    self._end(handle, error)
+                continue
+            for handle, ticket, prefix in zip(group, tickets, prefixes):
+                self._handles[ticket] = handle
+                self._rows[handle] = _Row(ticket, perf_counter(), prefix)
+
+    def _handle_event(self, handle: Handle, event: engine.Event) -> None:
+        if isinstance(event, Sample):
+            self._end(handle, finish(self.text, handle.request, event))
+        elif isinstance(event, Exception):
+            self._end(handle, event if isinstance(event, UserError) else _step_failed(event))
+        else:
+            if handle.watch and not handle.deliver(event):
+                self._free(handle)
+            elif (prefix := self._rows[handle].prefix) is not None:
+                prefix.write(event)
+                if prefix.stopped:
+                    self._end(handle, _stopped(handle.request, prefix, self._rows[handle].began))
+
+    def _end(self, handle: Handle, event: Event) -> None:
+        self._free(handle)
+        handle.deliver(event)
+
+    def _free(self, handle: Handle) -> None:
+        if (row := self._rows.pop(handle, None)) is not None:
+            del self._handles[row.ticket]
+            self._live.cancel(row.ticket)  # nothing to do where the row has finished
+        with self._changed:
+            self._open.discard(handle)
+
+
+def _groups(handles: Sequence[Handle]) -> list[list[Handle]]:
+    """Return handles whose samples repel each other together, by index; each of the others alone."""
+    groups: dict[object, list[Handle]] = {}
+    for number, handle in enumerate(handles):
+        group = handle.request.group
+        groups.setdefault(number if group is None else group, []).append(handle)
+    return [sorted(group, key=lambda handle: handle.request.index) for group in groups.values()]
+
+
+def _columns(request: Request) -> int:
+    return len(request.prompt) + request.length
+
+
+def _prefix(text: LanguageModel, request: Request) -> Prefix | None:
+    """Return the text of a row that may end early; a trace is recorded to the end, and so is an infilled row."""
+    early = request.stop and request.length and not request.trace and text.tokenizer is not None
+    return Prefix(text, request) if early else None
+
+
+def _stopped(request: Request, prefix: Prefix, began: float) -> Sample:
+    """Return the sample of a row that was freed at a stop string: what was certain by then."""
+    return Sample(
+        request=request.id,
+        index=request.index,
+        seed=request.seed,
+        policy=request.policy,
+        prompt=request.prompt,
+        positions=prefix.positions,
+        tokens=prefix.tokens,
+        nfe=prefix.steps,
+        forwards=prefix.steps,
+        processed=prefix.steps * _columns(request),
+        seconds=perf_counter() - began,
+        finish="stop",
+        text=prefix.text,
+        tag=request.tag,
+    )
+
+
+def _step_failed(error: Exception) -> StepFailed:
+    failed = StepFailed("a step failed; the log says why")
+    failed.__cause__ = error
+    return failed

@@ -1,0 +1,123 @@
+"""A worker: a service with a model, which takes orders and reports what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock
+from time import monotonic
+from traceback import format_exception_only, print_exception
+from typing import TYPE_CHECKING, Any
+
+from twotemp.backends.base import Event, Handle, StepFailed
+from twotemp.backends.messages import Cancel, Events, Failed, Lost, Order, Ready, Report
+from twotemp.engine.observer import Written
+from twotemp.errors import UserError
+
+if TYPE_CHECKING:
+    from twotemp.backends.local import LocalService
+    from twotemp.models.base import LanguageModel
+
+# Makes a worker's service, given its place among the workers and what the service must call after every step.
+Make = Callable[[int, Callable[[], None]], "LocalService"]
+
+HEARTBEAT_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class ModelLoader:
+    """A `Make`: load a checkpoint, with the plug-ins that the driver has. One GPU each, if there are several."""
+
+    model: str
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `twotemp.load`
+    gpus: int = 0  # worker i takes GPU i modulo this number
+    slots: int | None = None  # None: what fits
+    cache: str | None = None
+    plugins: tuple[str, ...] = ()
+    live: bool = False  # requests of any length may arrive at any time
+
+    def load(self, place: int) -> LanguageModel:
+        """Return the model of worker number `place`."""
+        from twotemp.models.load import load
+        from twotemp.plugins import load_plugins
+
+        load_plugins(self.plugins)
+        device = {"device": f"cuda:{place % self.gpus}"} if self.gpus else {}
+        return load(self.model, **{**self.options, **device})
+
+    def __call__(self, place: int, on_turn: Callable[[], None]) -> LocalService:
+        from twotemp.backends.local import LocalService, longest_rows
+
+        model = self.load(place)
+        slots = longest_rows(model, self.cache) if self.live and self.slots is None else self.slots
+        return LocalService(model, slots, self.cache, on_turn=on_turn)
+
+
+class Worker:
+    """Carries out orders, whatever carries the messages.
+
+    Events are held back for `beat` seconds while the engine is busy, so that a batch of short rows does not wake the
+    driver for each of them. Where steps are taken and nothing else is to report, an empty report is sent about every
+    second: a worker that has work and sends nothing for long has hung.
+    """
+
+    def __init__(self, make: Make, place: int, send: Callable[[Report], None], beat: float) -> None:
+        """Load the model and report that it is ready, or why it cannot be loaded.
+
+        Args:
+            make: Makes the service.
+            place: Which of the workers this is.
+            send: Sends a report; it is called from several threads, one at a time.
+            beat: Seconds for which events may be held back; 0 for live work.
+        """
+        self._send_report, self._beat = send, beat
+        self._lock = Lock()
+        self._sent = monotonic()
+        self._fresh: list[tuple[int, Event | None]] = []
+        self._handles: dict[int, Handle] = {}
+        try:
+            self._service = make(place, self._turned).__enter__()
+        except UserError as error:
+            self._send(Failed(str(error)))
+            return
+        self._send(Ready(self._service.text.name, self._service.text.fingerprint))
+
+    def execute(self, order: Order) -> None:
+        """Carry out an order; it returns at once."""
+        if isinstance(order, Cancel):
+            for number in order.numbers:
+                if (handle := self._handles.pop(number, None)) is not None:
+                    self._service.cancel(handle)
+            self._send(Events(tuple((number, None) for number in order.numbers)))
+            return
+        handles = {
+            number: Handle(request, partial(self._on_event, number), watch)
+            for number, request, watch in order.requests
+        }
+        self._handles |= handles
+        self._service.submit_all(list(handles.values()))
+
+    # In the service's thread.
+
+    def _on_event(self, number: int, event: Event) -> None:
+        if isinstance(event, StepFailed):
+            # A device may be unusable after this, so another worker takes over; the supervisor ends this one.
+            print_exception(event.__cause__)
+            self._send(Lost("".join(format_exception_only(event.__cause__)).strip()))
+            return
+        if not isinstance(event, Written):
+            self._handles.pop(number, None)
+        self._fresh.append((number, event))
+
+    def _turned(self) -> None:
+        waited = monotonic() - self._sent
+        due = self._fresh and (waited >= self._beat or not self._service.load)
+        if due or waited >= HEARTBEAT_SECONDS:
+            fresh, self._fresh = self._fresh, []
+            self._send(Events(tuple(fresh)))
+
+    def _send(self, report: Report) -> None:
+        with self._lock:
+            self._send_report(report)
+            self._sent = monotonic()

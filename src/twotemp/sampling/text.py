@@ -1,0 +1,139 @@
+"""The text of a sample: where it ends, and how much of it is certain while the row is being written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from twotemp.records import Finish, Request, Sample
+
+if TYPE_CHECKING:
+    from twotemp.engine.observer import Written
+    from twotemp.models.base import LanguageModel
+
+
+def first_eos(tokens: Sequence[int], eos_ids: Collection[int]) -> int:
+    """Return the index of the first end-of-text token, or the number of tokens if there is none."""
+    return next((n for n, token in enumerate(tokens) if token in eos_ids), len(tokens))
+
+
+def stop_index(text: str, stop: Sequence[str]) -> int:
+    """Return where the first stop string begins, or the length of the text if it contains none."""
+    return min((index for string in stop if (index := text.find(string)) >= 0), default=len(text))
+
+
+def finish(model: LanguageModel, request: Request, sample: Sample) -> Sample:
+    """Return the engine's sample with its text, why it ended, and the request's tag.
+
+    The text is the answer, or the whole row where masks inside a text were filled. It ends at the first end-of-text
+    token that was *generated* (a prompt may hold others, between its turns), and before the first stop string.
+    Without a tokenizer it is the token ids, separated by spaces.
+    """
+    if model.tokenizer is None:
+        return replace(sample, text=" ".join(map(str, sample.tokens)), tag=request.tag)
+    if request.length:
+        text = model.decode(sample.tokens)
+    else:
+        row = list(sample.prompt)
+        for position, token in zip(sample.positions, sample.tokens):
+            row[position] = token
+        written = first_eos(sample.tokens, model.eos_ids)
+        end = sample.positions[written] if written < len(sample.tokens) else len(row)
+        text = model.decode(row[:end], cut=False)
+    end = stop_index(text, request.stop)
+    reason: Finish = "stop" if end < len(text) else sample.finish
+    return replace(sample, text=text[:end], finish=reason, tag=request.tag)
+
+
+class Prefix:
+    """The answer of a row that is being written, from the tokens of its steps in whatever order they come.
+
+    Text is certain from the left: up to the first mask or end of text, but without an ending that may yet become a
+    stop string. In an infilled row the answer is what stands in the masks. Where the policy edits, nothing is certain
+    before the end.
+    """
+
+    def __init__(self, model: LanguageModel, request: Request) -> None:
+        self._model, self._stop = model, request.stop
+        self._edits = request.policy.edit != "never"
+        given = len(request.prompt)
+        # A block-causal model also writes the rest of its last block, which is no part of the answer.
+        self._positions: Sequence[int] = (
+            range(given, given + request.length)
+            if request.length
+            else [n for n, token in enumerate(request.prompt) if token == model.mask_id]
+        )
+        self._index = {position: n for n, position in enumerate(self._positions)}
+        self.canvas: list[int | None] = [None] * len(self._positions)  # None: a mask
+        self.steps = 0
+        self.length = 0  # tokens of the prefix, without the end of text
+        self.text = ""
+        self.stopped = False  # before a stop string; the text is final
+        self._taken = 0  # characters that `take` has returned
+
+    def write(self, written: Written) -> list[tuple[int, int, float]]:
+        """Take in a step and return what it wrote into the answer: (index, token, confidence)."""
+        commits = [
+            (self._index[position], token, confidence)
+            for position, token, confidence in written.commits
+            if position in self._index
+        ]
+        for index, token, _ in commits:
+            self.canvas[index] = None if token == self._model.mask_id else token
+        self.steps = written.step + 1
+        before = self.length
+        while not self._edits and self.length < len(self.canvas) and self._is_text(self.canvas[self.length]):
+            self.length += 1
+        if self.length > before and self._model.tokenizer is not None:
+            self.text, self.stopped = settle(self._decoded(), self._stop)
+        return commits
+
+    def take(self) -> str:
+        """Return the certain text that was not returned before."""
+        piece = self.text[self._taken :]
+        self._taken = max(self._taken, len(self.text))
+        return piece
+
+    def rest(self, text: str) -> str:
+        """Return what of the final text `take` has not returned."""
+        return text[self._taken :]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(token for token in self.canvas[: self.length] if token is not None)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The columns of `tokens` in the row."""
+        return tuple(self._positions[: self.length])
+
+    def _is_text(self, token: int | None) -> bool:
+        return token is not None and token not in self._model.eos_ids
+
+    def _decoded(self) -> str:
+        # A character may be spread over several tokens, of which the last are still missing.
+        return self._model.decode(self.tokens).rstrip("\ufffd")
+
+
+def settle(text: str, stop: Sequence[str]) -> tuple[str, bool]:
+    """Return the part of a text that nothing that follows can change, and whether a stop string ends it.
+
+    >>> settle("one. tw", ["two"])
+    ('one. ', False)
+    >>> settle("one. two", ["two"])
+    ('one. ', True)
+    """
+    end = stop_index(text, stop)
+    begun = min((_begun(text, string) for string in stop), default=len(text))
+    return (text[:begun], False) if begun < end else (text[:end], end < len(text))
+
+
+def _begun(text: str, string: str) -> int:
+    """Return where the end of the text may be the beginning of the string, or its length if nowhere."""
+    index = max(0, len(text) - len(string) + 1)
+    while (index := text.find(string[0], index)) >= 0:
+        if string.startswith(text[index:]):
+            return index
+        index += 1
+    return len(text)
