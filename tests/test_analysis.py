@@ -269,7 +269,7 @@ def test_nothing_rounds_to_minus_zero(capsys):
     from twotemp.records import Sample
 
     assert [signed(x) for x in (-0.04, 0.0, -0.06)] == ["+0.0", "+0.0", "-0.1"]
-    answers = sample.Answers()
+    answers = sample.AnswerTable()
     for i in (0, 1):
         answers.add(Sample("q", i, 0, parse("ar"), (1,), (1,), (5,), 4, 4, 9, 0.5, "length", "x"))
     answers.show("?")

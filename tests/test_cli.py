@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from tests import benchmark_rows, tiny_checkpoints, toy_task
 from twotemp.cli import app, console
-from twotemp.cli.evaluate import split_policies
-from twotemp.cli.options import TaskOptions
+from twotemp.cli.options import TaskOptions, split_policies
 from twotemp.errors import UserError
 from twotemp.evaluation import TaskChoice, experiments
 from twotemp.models import load
@@ -197,7 +196,7 @@ def test_a_cache_is_named_with_what_it_does_to_the_samples(micro_folder, tmp_pat
         CliRunner().invoke(app, ["sample", *more, *options]) for more in ((), ("--cache", "dual"))
     )
     assert "cache" not in plain.stderr
-    assert "cache dual: approximate; twotemp drift measures by how much" in cached.stderr
+    assert "cache dual: approximate; `twotemp drift` measures by how much" in cached.stderr
     assert [json.loads(done.stdout)["cache"] for done in (plain, cached)] == [None, "dual"]
     (tmp_path / "dual.jsonl").write_text(cached.stdout)
     call("trace", tmp_path / "dual.jsonl", "--out", tmp_path / "page.html")  # reads such lines
@@ -206,7 +205,7 @@ def test_a_cache_is_named_with_what_it_does_to_the_samples(micro_folder, tmp_pat
 
 def test_an_exact_cache_says_so(monkeypatch):
     said = []
-    monkeypatch.setattr(console.people, "print", lambda text, **_: said.append(text))
+    monkeypatch.setattr(console.status, "print", lambda text, **_: said.append(text))
     console.say_cache(tiny_checkpoints.random_model("sdar"), None)
     assert said == ["cache block: exact"]
 

@@ -36,7 +36,7 @@ def test_control_c_says_what_is_kept_and_how_to_go_on(micro_folder, tmp_path, wo
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert f"stopped; what was finished is kept in {run}, and the same command continues" in said
+    assert f"stopped; finished work is kept in {run}, and the same command continues" in said
     assert "Traceback" not in said
     assert len(said.splitlines()) <= 3, said
 
@@ -76,28 +76,34 @@ def test_one_answer_alone_has_zero_bits_not_minus_zero(micro_folder):
 def test_a_log_gets_lines_with_the_time_left(monkeypatch, capsys):
     """Where stderr is no terminal there is no bar, and silence for hours would look like a hang."""
     said: list[str] = []
-    times = iter([0.0, 10.0, 20.0, 30.0, 40.0])
+    times = iter([0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0])
     monkeypatch.setattr(console, "say", said.append)
     monkeypatch.setattr(console, "QUIET_SECONDS", 5.0)
     monkeypatch.setattr(console, "monotonic", lambda: next(times))
     with console.progress("work") as bar:
-        bar.update(100, 300)
-        bar.update(200, 300, "note")
-        bar.update(1, 5)  # the next part of the work: the time of the first says nothing about it
+        bar.update(100, 300)  # samples of an earlier run
+        bar.update(
+            101, 300
+        )  # the first new one: the wait for it, with the loading of the model, is not a rate
+        bar.update(201, 300, "note")
+        bar.update(1, 5)  # the next part of the work: the rate of the part before does not apply
         bar.update(2, 5)
+        bar.update(3, 5)
     assert said == [
         "work: 100 of 300",
-        "work: 200 of 300, 0:00:10 left; note",
+        "work: 101 of 300",
+        "work: 201 of 300, 0:00:10 left; note",
         "work: 1 of 5",
-        "work: 2 of 5, 0:00:30 left",
+        "work: 2 of 5",
+        "work: 3 of 5, 0:00:20 left",
     ]
 
 
 @pytest.mark.parametrize(
     ("command", "work", "said"),
     [
-        ("eval", "twotemp.cli.evaluate.run_plan", "stopped; what was finished is kept in OUT, and the same"),
-        ("export", "twotemp.store.export", "stopped\n"),
+        ("eval", "twotemp.cli.evaluate.run_plan", "stopped; finished work is kept in OUT, and the same"),
+        ("export", "twotemp.cli.report.write_parquet", "stopped\n"),
         ("report", "twotemp.cli.report.write_report", "stopped\n"),
     ],
 )

@@ -111,7 +111,7 @@ def test_a_worker_has_the_plug_ins_of_its_driver(micro_folder, tmp_path, forked_
     ],
 )
 def test_how_many_workers_unless_told(tmp_path, monkeypatch, model, samples, device, gpus, count):
-    monkeypatch.setattr("twotemp.graders.workers.usable_cpus", lambda: 8)
+    monkeypatch.setattr(cli, "usable_cpus", lambda: 8)
     if model == "large":
         model = str(tmp_path)
         with (tmp_path / "model.safetensors").open("wb") as file:
@@ -128,10 +128,10 @@ def test_a_profile_is_of_one_process(micro_folder, tmp_path):
 
 def test_a_model_that_is_spread_over_all_gpus_has_no_workers(monkeypatch):
     monkeypatch.setattr(cli, "devices", lambda device: ("cuda", 4))
-    spread = cli.Job("tiny", cli.LoadingOptions(device_map="auto"), samples=10**6)
-    assert cli.WorkerOptions()._elsewhere(spread) is None
+    spread = cli.Workload("tiny", cli.LoadingOptions(device_map="auto"), samples=10**6)
+    assert cli.WorkerOptions()._start(spread) is None
     with pytest.raises(UserError, match="leave --workers and --ray out"):
-        cli.WorkerOptions(workers=2)._elsewhere(spread)
+        cli.WorkerOptions(workers=2)._start(spread)
 
 
 DRIVER = """

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from twotemp import metrics
 from twotemp.cli import app
-from twotemp.cli.evaluate import split_policies
+from twotemp.cli.options import split_policies
 from twotemp.errors import UserError
 from twotemp.evaluation import InProcess, Plan, TaskChoice
 from twotemp.graders.puzzles import CountdownGrader

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from twotemp.engine.rows import widths
 from twotemp.models.base import Denoiser, LanguageModel
+from twotemp.models.memory import free_bytes
 from twotemp.records import Request
 
 MOST_ROWS = 64  # more rows in a batch gain little: the matrix products are large enough
@@ -23,7 +22,6 @@ _REPEL_COPIES = (
     4  # samples that repel each other: predictions, gradients, their product, and the logits moved
 )
 _FLOAT = 4
-_MEMINFO, _OWN_CGROUP, _CGROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def fit_batch(model: Denoiser, requests: Sequence[Request], cache: str | None) -> tuple[int, str]:
@@ -32,7 +30,7 @@ def fit_batch(model: Denoiser, requests: Sequence[Request], cache: str | None) -
     if len(requests) <= min(fitting, MOST_ROWS):
         return len(requests), "all there are"
     if fitting >= MOST_ROWS:
-        return MOST_ROWS, "the most, unless asked for more"
+        return MOST_ROWS, "the default maximum"
     return fitting, "what should fit into the memory that is free"
 
 
@@ -47,41 +45,6 @@ def row_bytes(model: Denoiser, requests: Sequence[Request], cache: str | None) -
         return _FLOAT * logits
     kept = model.cached_bytes if cache or model.block_size else 0
     return _FLOAT * (columns * model.layer_units * _ACTIVATIONS + logits) + columns * kept
-
-
-def free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return min([_available_bytes(), *_cgroup_rooms()])
-
-
-def _available_bytes() -> int:
-    """Of the machine; page cache that can be dropped counts as free."""
-    try:
-        lines = _MEMINFO.read_text().splitlines()
-    except OSError:  # no Linux, and nobody else says what is free: take half of what there is
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    (kilobytes,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return 1024 * int(kilobytes)
-
-
-def _cgroup_rooms() -> list[int]:
-    """What our control group and those around it may still take (v2); empty where nothing is limited."""
-    try:
-        own = next(line[4:] for line in _OWN_CGROUP.read_text().splitlines() if line.startswith("0::/"))
-    except (OSError, StopIteration):
-        return []
-    folder, rooms = _CGROUPS / own, []
-    for group in (folder, *folder.parents):
-        try:
-            limit = (group / "memory.max").read_text().strip()
-            used = int((group / "memory.current").read_text())
-            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        except OSError:  # the root, or a container that does not see the groups around it
-            continue
-        if limit != "max":
-            rooms.append(max(0, int(limit) - used + int(stat["inactive_file"])))
-    return rooms
 
 
 class Survived(AbstractContextManager["Survived"]):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import check_shapes, read_headers, stream
+from twotemp.models.memory import check_room
 from twotemp.models.quantizing import quantize, quantized_layers
 from twotemp.models.spreading import spread
 
@@ -61,6 +62,8 @@ def fill(
     dtype = storage.dtype or max(headers.values(), key=lambda header: torch.Size(header[0]).numel())[1]
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         tensor.data = tensor.data.to(torch.float32 if name.endswith(float32) else dtype)
+    if not storage.device_map:
+        check_room(module, storage.device, storage.quantize)
     # What is to be quantized is read into the host's memory (taken only as it is written to), layer by layer.
     host = torch.device("cpu")
     try:

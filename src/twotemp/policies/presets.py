@@ -275,6 +275,8 @@ def parse(spec: str) -> Policy:
         if not equals:
             raise UserError(f"policy {spec!r}: write parameters as name=value, not {part!r}")
         key = key.strip()
+        if key in parameters:
+            raise UserError(f"policy {spec!r}: {key} is given twice; leave one out")
         # An unknown name is `policy`'s to report, which knows the nearest one.
         parameters[key] = PARAMETERS[key].read(key, value.strip()) if key in PARAMETERS else value
     return policy(name.strip(), **parameters)
