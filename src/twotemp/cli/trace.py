@@ -71,7 +71,7 @@ def trace(
         )
     html = page(
         [sample for sample, _ in chosen],
-        _tokenizer(model) if model else _local_tokenizer(stored) if stored else None,
+        _tokenizer(model, stored),
         title=f"{wanted}: {', '.join(dict.fromkeys(s.policy.name for s, _ in chosen))}",
         fork_entropy=FORK_ENTROPY if fork_entropy is None else fork_entropy,
         each=each,
@@ -81,24 +81,24 @@ def trace(
     say(f"page: {out} ({len(chosen)} samples); next: open it in a browser")
 
 
-def _tokenizer(model: str) -> Any:
-    """Return the tokenizer of a model that the user named; of a hub id only small files are fetched."""
-    # Needs torch and transformers, which pages without a tokenizer should not wait for.
+def _tokenizer(named: str | None, stored: str | None) -> Any | None:
+    """Return the tokenizer of the model that --model names, else of the one that the run names, if it is local.
+
+    Only a hub id that the user names is fetched from the hub, and only its small files: a run's folder may come from
+    elsewhere.
+    """
+    if not (named or stored):
+        return None
+    # These need torch and transformers, which pages without a tokenizer should not wait for.
     from twotemp.models.checkpoint import read_tokenizer
     from twotemp.models.load import locate
 
-    return read_tokenizer(locate(model, weights=False))
-
-
-def _local_tokenizer(model: str) -> Any | None:
-    """Return the tokenizer of the model that a run names, if it is on this machine; never ask the hub for it."""
-    from twotemp.models.checkpoint import read_tokenizer  # as above
-    from twotemp.models.load import locate
-
     try:
-        return read_tokenizer(locate(model, weights=False, local_files_only=True))
+        return read_tokenizer(locate(named or stored or "", weights=False, local_files_only=named is None))
     except UserError as error:
-        say(f"the page shows token ids: {error}; --model names another tokenizer")
+        if named:
+            raise
+        say(f"the page shows token ids ({error}); --model names a tokenizer")
         return None
 
 
