@@ -410,7 +410,7 @@ def test_a_race_ends_well_without_matplotlib(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ["tune", *options, "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     assert "Without figures" in done.stderr
-    assert "NFE spent; on test problems: twotemp eval" in done.stderr
+    assert "; next, on test problems: twotemp eval" in done.stderr
 
 
 def test_from_the_command_line(tmp_path):

@@ -30,7 +30,7 @@ class Command(TyperCommand):
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
             example = re.search(r"^ +(twotemp .*)$", self.help or "", flags=re.MULTILINE)
-            if not error.message and example:  # only a missing parameter has no message of its own
+            if not error.message and example:  # a message is empty only where a parameter is missing
                 error.message = f"Example: {example[1]}"
             raise
 

@@ -103,7 +103,7 @@ def _is_free(host: str, port: int) -> bool:
             if error.errno == errno.EADDRINUSE:
                 return False
             raise UserError(
-                f"cannot listen on port {port} of {host} ({error.strerror}); choose another"
+                f"cannot listen on port {port} of {host} ({error.strerror}); change --host or --port"
             ) from None
     return True
 

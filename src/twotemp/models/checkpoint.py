@@ -216,7 +216,7 @@ def read_tokenizer(folder: Path) -> Any | None:
             if has & {"tokenizer_config.json", *VOCABULARIES}:
                 return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises anything from OSError to a Rust panic's wrapper
-        if not has & VOCABULARIES:
+        if not has & {"tokenizer.json", *VOCABULARIES}:
             raise UserError(
                 f"{folder} has no tokenizer.json; copy it from the checkpoint (or remove tokenizer_config.json to "
                 "work on token ids)"
