@@ -163,5 +163,5 @@ def test_control_c_is_as_quiet_as_without_ray(micro_folder, tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert f"stopped; what was finished is kept in {run}, and the same command continues" in said
+    assert f"stopped; finished work is kept in {run}, and the same command continues" in said
     assert len(said.splitlines()) <= 3, said

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from tests.helpers import benchmark_rows, tiny_checkpoints, toy_task
 from twotemp.cli import app, console
-from twotemp.cli.evaluate import split_policies
-from twotemp.cli.options import TaskOptions
+from twotemp.cli.options import TaskOptions, split_policies
 from twotemp.errors import UserError
 from twotemp.evaluation import TaskChoice, experiments
 from twotemp.models import load
@@ -34,7 +33,7 @@ def _toy(toy_tasks, monkeypatch):
 
 
 def call(*arguments: object) -> str:
-    """What a command prints, with --json on stdout alone; a UserError it raises is passed on."""
+    """Run a command and return its output (with --json only stdout); raise the UserError that it raises."""
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -57,7 +56,7 @@ def test_a_comma_before_name_equals_value_does_not_separate(text, specs):
     assert split_policies(text) == tuple(parse(spec) for spec in specs)
 
 
-def test_options_of_one_task_and_of_all():
+def test_options_apply_to_one_task_or_to_all():
     asked = TaskOptions("gsm8k,mbpp", data=["gsm8k=a=b.jsonl"], prompt=["justgrpo"], grader=["gsm8k=d1"])
     assert asked.choices() == (
         TaskChoice("gsm8k", Path("a=b.jsonl"), "justgrpo", None, "d1"),
@@ -112,7 +111,7 @@ def test_evaluate_report_regrade_export(micro_folder, tmp_path):
     assert parquet.read_table(tmp_path / "run.parquet").num_rows == 2 * 3 * 4 * 3
 
 
-def test_grade_a_file_made_elsewhere(tmp_path):
+def test_grade_reads_a_file_of_generations(tmp_path):
     rows = [{"id": f"toy/{i}", "generation": str(i)} for i in range(12)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = call("grade", "--task", "toy", tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl")
@@ -124,8 +123,8 @@ def test_grade_a_file_made_elsewhere(tmp_path):
     assert [v["id"] for v in verdicts] == [row["id"] for row in rows]
 
 
-def test_grade_takes_a_benchmark_s_file_and_another_grader(tmp_path):
-    """d1 compares strings: 2/14 is 1/7, and not what it reads as right."""
+def test_grade_takes_a_data_file_and_another_grader(tmp_path):
+    """d1 compares strings, so that 2/14 is not 1/7 to it."""
     problems = benchmark_rows.MADE_UP["math500"](4)
     data = benchmark_rows.write(tmp_path / "data.jsonl", problems)
     answers = [r"\frac{0}{7}", r"\frac{2}{14}", r"\frac27", "3/8"]
@@ -191,24 +190,24 @@ def test_a_count_is_at_least_one(arguments, number, tmp_path, monkeypatch):
 # --- caches ---------------------------------------------------------------------------------------------------
 
 
-def test_a_cache_is_named_with_what_it_does_to_the_samples(micro_folder, tmp_path):
+def test_an_approximate_cache_is_announced_and_recorded(micro_folder, tmp_path):
     options = ("--model", str(micro_folder), "--length", "8", "--block", "4", "--trace", "--json", "3 7")
     plain, cached = (
         CliRunner().invoke(app, ["sample", *more, *options]) for more in ((), ("--cache", "dual"))
     )
     assert "cache" not in plain.stderr
-    assert "cache dual: approximate; twotemp drift measures by how much" in cached.stderr
+    assert "cache dual: approximate; `twotemp drift` measures by how much" in cached.stderr
     assert [json.loads(done.stdout)["cache"] for done in (plain, cached)] == [None, "dual"]
     (tmp_path / "dual.jsonl").write_text(cached.stdout)
     call("trace", tmp_path / "dual.jsonl", "--out", tmp_path / "page.html")  # reads such lines
     assert (tmp_path / "page.html").exists()
 
 
-def test_an_exact_cache_says_so(monkeypatch):
-    said = []
-    monkeypatch.setattr(console.people, "print", lambda text, **_: said.append(text))
+def test_an_exact_cache_is_announced(monkeypatch):
+    lines = []
+    monkeypatch.setattr(console.status, "print", lambda text, **_: lines.append(text))
     console.say_cache(tiny_checkpoints.random_model("sdar"), None)
-    assert said == ["cache block: exact"]
+    assert lines == ["cache block: exact"]
 
 
 def test_evaluation_says_that_a_cache_is_approximate(micro_folder, tmp_path):
@@ -221,7 +220,7 @@ def test_evaluation_says_that_a_cache_is_approximate(micro_folder, tmp_path):
 
 @pytest.fixture
 def loads(monkeypatch) -> list[dict]:
-    """What models were asked for with."""
+    """Record the options that models are loaded with."""
     given: list[dict] = []
     honest = load.load
 
@@ -263,7 +262,7 @@ def test_drift_takes_the_options_of_a_run(micro_folder, loads):
     ]
 
 
-def test_an_evaluation_says_where_its_time_went(micro_folder, tmp_path):
+def test_profile_prints_where_the_time_went(micro_folder, tmp_path):
     options = ["--tasks", "toy", "--policies", "lc", "-n", "2", "--questions", "1", "--profile"]
     done = CliRunner().invoke(
         app, ["eval", "--model", str(micro_folder), "--out", str(tmp_path / "run"), *options]
@@ -285,7 +284,7 @@ def test_evaluations_may_be_compiled(micro_folder, loads, tmp_path):
 
 
 def test_every_experiment_file_is_runnable():
-    """Its names exist: tasks, policies, and the embedded models."""
+    """Check that its tasks, policies and embedded models exist."""
     from twotemp.models.load import EMBEDDED
 
     found = {path.stem: experiments.read(path) for path in (ROOT / "experiments").glob("*.yaml")}
@@ -363,11 +362,11 @@ def test_the_demo_is_an_evaluation_and_a_report(tmp_path, monkeypatch):
     assert call("demo", "--out", tmp_path / "demo"), "started again it shows the same results"
 
 
-# --- the real thing -------------------------------------------------------------------------------------------
+# --- a real process -------------------------------------------------------------------------------------------
 
 
-def test_the_command_itself_killed_and_started_again(micro_folder, tmp_path, forked_processes):
-    """A process, ended by SIGKILL while it draws; then the same command to the end."""
+def test_a_killed_run_continues_with_the_same_command(micro_folder, tmp_path, forked_processes):
+    """Kill a process while it draws, then run the same command to the end."""
 
     def contents(run: Path) -> dict:
         return {

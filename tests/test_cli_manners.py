@@ -1,4 +1,4 @@
-"""How the command line behaves: interrupted, mistaken, piped, or asked what there is."""
+"""How the command line behaves when it is interrupted, misused, piped, or asked for lists."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAIN = [sys.executable, "-c", "from twotemp.cli import main; main()"]
 
 
 @pytest.mark.parametrize("workers", [["--profile"], ["--workers", "2"]], ids=["here", "workers"])
-def test_control_c_says_what_is_kept_and_how_to_go_on(micro_folder, tmp_path, workers, forked_processes):
-    """To the whole process group, as a terminal sends it."""
+def test_ctrl_c_says_what_is_kept_and_how_to_continue(micro_folder, tmp_path, workers, forked_processes):
+    """Send SIGINT to the whole process group, as a terminal does."""
     run = tmp_path / "run"
     options = ["--tasks", "countdown-3", "--policies", "ar,tct", "--questions", "50", "-n", "64"]
     command = [*MAIN, "eval", "--model", str(micro_folder), *options, *workers, "--out", str(run)]
@@ -34,15 +34,15 @@ def test_control_c_says_what_is_kept_and_how_to_go_on(micro_folder, tmp_path, wo
         assert process.poll() is None, process.stderr and process.stderr.read()
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert f"stopped; what was finished is kept in {run}, and the same command continues" in said
-    assert "Traceback" not in said
-    assert len(said.splitlines()) <= 3, said
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert f"stopped; finished work is kept in {run}, and the same command continues" in errors
+    assert "Traceback" not in errors
+    assert len(errors.splitlines()) <= 3, errors
 
 
 @pytest.mark.parametrize("name", ["tasks", "graders", "policies"])
-def test_what_there_is_can_be_listed(name):
+def test_lists_are_printed_as_tables_and_as_json(name):
     shown = CliRunner().invoke(app, [name])
     assert shown.exit_code == 0
     rows = json.loads(CliRunner().invoke(app, [name, "--json"]).stdout)
@@ -68,40 +68,46 @@ def test_a_name_in_other_capitals_is_recognised():
     assert "did you mean 'Dream'?" in str(unknown("family", "dream", ["Dream", "llada"]))
 
 
-def test_one_answer_alone_has_zero_bits_not_minus_zero(micro_folder):
+def test_a_single_answer_has_zero_bits_not_minus_zero(micro_folder):
     done = CliRunner().invoke(app, ["sample", "--model", str(micro_folder), "--length", "4", "3 7"])
     assert "1 distinct of 1 (0.00 of 0.00 bits)" in done.stdout
 
 
 def test_a_log_gets_lines_with_the_time_left(monkeypatch, capsys):
-    """Where stderr is no terminal there is no bar, and silence for hours would look like a hang."""
-    said: list[str] = []
-    times = iter([0.0, 10.0, 20.0, 30.0, 40.0])
-    monkeypatch.setattr(console, "say", said.append)
+    """Without a terminal there is no bar, and hours of silence would look like a hang."""
+    lines: list[str] = []
+    times = iter([0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0])
+    monkeypatch.setattr(console, "say", lines.append)
     monkeypatch.setattr(console, "QUIET_SECONDS", 5.0)
     monkeypatch.setattr(console, "monotonic", lambda: next(times))
     with console.progress("work") as bar:
-        bar.update(100, 300)
-        bar.update(200, 300, "note")
-        bar.update(1, 5)  # the next part of the work: the time of the first says nothing about it
+        bar.update(100, 300)  # samples of an earlier run
+        bar.update(
+            101, 300
+        )  # the first new one: the wait for it, with the loading of the model, is not a rate
+        bar.update(201, 300, "note")
+        bar.update(1, 5)  # the next part of the work: the rate of the part before does not apply
         bar.update(2, 5)
-    assert said == [
+        bar.update(3, 5)
+    assert lines == [
         "work: 100 of 300",
-        "work: 200 of 300, 0:00:10 left; note",
+        "work: 101 of 300",
+        "work: 201 of 300, 0:00:10 left; note",
         "work: 1 of 5",
-        "work: 2 of 5, 0:00:30 left",
+        "work: 2 of 5",
+        "work: 3 of 5, 0:00:20 left",
     ]
 
 
 @pytest.mark.parametrize(
-    ("command", "work", "said"),
+    ("command", "work", "message"),
     [
-        ("eval", "twotemp.cli.evaluate.run_plan", "stopped; what was finished is kept in OUT, and the same"),
-        ("export", "twotemp.store.export", "stopped\n"),
+        ("eval", "twotemp.cli.evaluate.run_plan", "stopped; finished work is kept in OUT, and the same"),
+        ("export", "twotemp.cli.report.write_parquet", "stopped\n"),
         ("report", "twotemp.cli.report.write_report", "stopped\n"),
     ],
 )
-def test_only_what_goes_on_is_said_to_go_on(command, work, said, tmp_path, monkeypatch):
+def test_only_resumable_commands_promise_to_continue(command, work, message, tmp_path, monkeypatch):
     def interrupted(*given, **options):
         raise KeyboardInterrupt
 
@@ -115,10 +121,10 @@ def test_only_what_goes_on_is_said_to_go_on(command, work, said, tmp_path, monke
     monkeypatch.setattr(work, interrupted)
     result = CliRunner().invoke(app, [command, *options[command]])
     assert result.exit_code == 130
-    assert result.stderr.startswith(said.replace("OUT", str(out)))
+    assert result.stderr.startswith(message.replace("OUT", str(out)))
 
 
-def test_eval_shows_the_grades_that_it_made(micro_folder, tmp_path, monkeypatch):
+def test_eval_shows_the_grades_of_its_own_grader(micro_folder, tmp_path, monkeypatch):
     from twotemp.graders.puzzles import CountdownGrader
 
     def evaluated(*more: str) -> dict[str, object]:
@@ -152,7 +158,7 @@ def test_eval_shows_the_grades_that_it_made(micro_folder, tmp_path, monkeypatch)
     assert evaluated()["grader"] == "countdown 2"
 
 
-def test_a_file_that_is_no_text_is_no_file_of_samples(tmp_path):
+def test_trace_refuses_a_file_that_is_not_text(tmp_path):
     (tmp_path / "x.png").write_bytes(b"\x89PNG\xff\n")
     result = CliRunner().invoke(app, ["trace", str(tmp_path / "x.png")])
     assert isinstance(result.exception, UserError)

@@ -1,4 +1,4 @@
-"""Options do what they say: what would have no effect is refused, and each reaches the cells it is meant for."""
+"""Options that would have no effect are refused, and each option reaches the cells it is meant for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("toy_tasks")
 
 
 def call(*arguments: object, stdin: str | None = None) -> str:
-    """What a command says to people; a UserError it raises is passed on."""
+    """Run a command and return its stderr; raise the UserError that it raises."""
     result = CliRunner().invoke(app, [str(a) for a in arguments], input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -29,7 +29,7 @@ def call(*arguments: object, stdin: str | None = None) -> str:
 
 
 class Picky(toy_task.ToyGrader):
-    """Knows nothing but the answers to toy."""
+    """A grader that can only judge answers of toy."""
 
     name = "picky 1"
 
@@ -40,7 +40,7 @@ class Picky(toy_task.ToyGrader):
 
 @pytest.fixture
 def run(micro_folder, tmp_path, monkeypatch):
-    """Two tasks, one policy; `picky` can judge the one and not the other."""
+    """Draw two tasks with one policy; `picky` can judge the first task but not the second."""
     monkeypatch.setitem(graders.GRADERS, "picky", Picky)
     few = ("--policies", "lc", "--questions", 2, "-n", 1)
     call("eval", "--model", micro_folder, "--tasks", "toy,toy-b", *few, "--out", tmp_path / "run")
@@ -51,17 +51,17 @@ def judges(run) -> dict[str, list[str]]:
     return {cell.name: cell.graders() for cell in Store.open(run).cells()}
 
 
-# --- who grades what ------------------------------------------------------------------------------------------
+# --- graders ------------------------------------------------------------------------------------------
 
 
 def test_regrade_takes_a_grader_for_one_task(run):
     with pytest.raises(UserError, match=r"'picky 1' cannot judge answers of toy-b .*--grader"):
         call("regrade", run, "--grader", "toy=toy", "--grader", "toy-b=picky")
-    assert "2 samples graded in 1 cells" in call("regrade", run, "--grader", "toy=picky")
+    assert "graded 2 samples in 1 cell" in call("regrade", run, "--grader", "toy=picky")
     assert judges(run) == {"toy@lc": ["picky 1", "toy 1"], "toy-b@lc": ["toy 1"]}
 
 
-def test_import_judges_only_what_it_brings(run, monkeypatch):
+def test_import_grades_only_the_imported_cells(run, monkeypatch):
     from twotemp.integrations import imports
     from twotemp.policies import parse
 
@@ -83,7 +83,7 @@ def test_grade_names_a_grader_that_cannot_judge_the_task(tmp_path):
     assert not (tmp_path / "out.jsonl").exists()
 
 
-# --- what would have no effect --------------------------------------------------------------------------------
+# --- options without effect --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,13 @@ def test_grade_names_a_grader_that_cannot_judge_the_task(tmp_path):
     [
         (("regrade", "--data", "f.jsonl"), "--data TASK=f.jsonl"),
         (("regrade", "--data", "toi=/nonexistent"), "unknown task of this run 'toi'; did you mean 'toy'?"),
-        (("regrade", "--grader", "toi=picky"), "with several tasks say whose it is"),
+        (("regrade", "--grader", "toi=picky"), "with several tasks, name one"),
         (("select", "--data", "toi=/nonexistent"), "unknown task of this run 'toi'; did you mean 'toy'?"),
-        (("select", "--by", "majority", "--rm", "verifier"), "--by majority asks no reward model"),
-        (("select", "--by", "majority", "--rm-system", "x"), "--by majority asks no reward model"),
+        (("select", "--by", "majority", "--rm", "verifier"), "--by majority uses no reward model"),
+        (("select", "--by", "majority", "--rm-system", "x"), "--by majority uses no reward model"),
     ],
 )
-def test_what_is_not_of_a_run_is_refused(arguments, message, run):
+def test_options_that_do_not_fit_a_run_are_refused(arguments, message, run):
     command, *options = arguments
     with pytest.raises(UserError) as error:
         call(command, run, *options)
@@ -109,26 +109,26 @@ def test_what_is_not_of_a_run_is_refused(arguments, message, run):
     [
         (("--infill", "--length", "3", "3 7"), "leave --length and --chat out"),
         (("--infill", "--chat", "3 7"), "leave --length and --chat out"),
-        (("-", "3 7"), "`-` reads the prompts from stdin"),
-        (("3 7", "-"), "`-` reads the prompts from stdin"),
+        (("-", "3 7"), "`-` reads all prompts from stdin"),
+        (("3 7", "-"), "`-` reads all prompts from stdin"),
     ],
 )
-def test_prompts_and_options_of_sample_that_exclude_each_other(arguments, message, micro_folder):
+def test_sample_refuses_options_that_exclude_each_other(arguments, message, micro_folder):
     with pytest.raises(UserError) as error:
         call("sample", "--model", micro_folder, *arguments, stdin="1 2\n")
     assert message in str(error.value)
 
 
-# --- what to type next ----------------------------------------------------------------------------------------
+# --- the next command ----------------------------------------------------------------------------------------
 
 
 def recommended(*options: object) -> list[str]:
-    """The words of the command that a race ends with."""
-    said = call("tune", "--at", "pass@1", "--policies", "lc:t_token=0.8,k=2", "--questions", 2, *options)
-    return shlex.split(said.partition("test problems: ")[2].partition("; the frontier")[0])
+    """Return the words of the command that a race recommends."""
+    text = call("tune", "--at", "pass@1", "--policies", "lc:t_token=0.8,k=2", "--questions", 2, *options)
+    return shlex.split(text.partition("test problems: ")[2])
 
 
-def test_tune_recommends_the_settings_that_it_tuned(micro_folder, tmp_path, monkeypatch):
+def test_tune_recommends_the_settings_it_tuned_for(micro_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("twotemp.report.figures.available", lambda: False)
     monkeypatch.setattr(plugins, "NAMED", [])
     (tmp_path / "of_a_race.py").write_text("")
@@ -145,7 +145,7 @@ def test_tune_recommends_the_settings_that_it_tuned(micro_folder, tmp_path, monk
     assert (cell.config.length, cell.config.block, cell.config.options["cache"]) == (8, 4, "dual")
 
 
-def test_the_file_to_tune_on_is_not_recommended_for_the_test(micro_folder, tmp_path, monkeypatch):
+def test_the_tuning_file_is_not_recommended_for_the_test(micro_folder, tmp_path, monkeypatch):
     def load(data=None, prompt=None, subset=None) -> ProblemSet:
         return toy_task.load()
 

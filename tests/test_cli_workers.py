@@ -1,4 +1,4 @@
-"""`--workers`: the same run, said in one line; and a driver that is killed."""
+"""`--workers` gives the samples of one process, and a killed driver can be restarted."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from twotemp.store import Store
 
 
 def drawn(out: Path) -> dict:
-    found = (sample for cell in Store.open(out).cells() for sample in cell.samples())
-    return {(s.key, s.policy): (s.tokens, s.text, s.nfe) for s in found}
+    samples = (sample for cell in Store.open(out).cells() for sample in cell.samples())
+    return {(s.key, s.policy): (s.tokens, s.text, s.nfe) for s in samples}
 
 
-def test_workers_make_the_run_that_one_process_makes(micro_folder, tmp_path, forked_processes):
-    """Also one that was begun by the other."""
+def test_workers_draw_the_samples_that_one_process_draws(micro_folder, tmp_path, forked_processes):
+    """Also where one process began the run and workers finish it."""
 
     def evaluate(out: str, n: int, *more: str):
         options = ["--tasks", "countdown-3", "--policies", "ar,tct", "--questions", "4", "-n", str(n)]
@@ -40,9 +40,9 @@ def test_workers_make_the_run_that_one_process_makes(micro_folder, tmp_path, for
 
     evaluate("here", 6)
     evaluate("workers", 2)
-    said = evaluate("workers", 6, "--workers", "2").stderr
-    assert said.count("drawing with 2 workers, 1 thread each") == 1
-    assert "batch size" not in said, "workers do not print"
+    errors = evaluate("workers", 6, "--workers", "2").stderr
+    assert errors.count("drawing with 2 workers, 1 thread each") == 1
+    assert "batch size" not in errors, "workers do not print"
     assert len(drawn(tmp_path / "here")) == 2 * 4 * 6
     assert drawn(tmp_path / "workers") == drawn(tmp_path / "here")
 
@@ -55,25 +55,25 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("command", [pytest.param("forks", marks=pytest.mark.slow), "tune", "grpo"])
-def test_whatever_draws_may_have_workers(micro_folder, tmp_path, forked_processes, command):
-    """The same forks, the same race, the same evaluations before and after the training."""
+def test_other_commands_give_the_same_results_with_workers(micro_folder, tmp_path, forked_processes, command):
+    """Compare the forks, the race, and the evaluations before and after training."""
 
-    def found(out: Path, *more: str):
+    def results(out: Path, *more: str):
         asked = [command, "--model", str(micro_folder), "--task", "countdown-3", "--out", str(out)]
         done = CliRunner().invoke(app, [*asked, *OTHERS[command].split(), *more])
         assert done.exit_code == 0, done.output
         assert done.stderr.count("drawing with 2 workers") == (len(more) > 0) * (1 + (command == "grpo"))
         if command == "grpo":
-            return [(one.step, one.points) for one in evaluation.read(out)]
+            return [(checkup.step, checkup.points) for checkup in evaluation.read(out)]
         return done.stdout
 
-    here, there = found(tmp_path / "here"), found(tmp_path / "there", "--workers", "2")
-    assert here
-    assert here == there
-    assert not list((tmp_path / "there").glob(".tmp-*")), "what was lent to workers is gone"
+    alone, pooled = results(tmp_path / "here"), results(tmp_path / "there", "--workers", "2")
+    assert alone
+    assert alone == pooled
+    assert not list((tmp_path / "there").glob(".tmp-*")), "the weights written for workers are removed"
 
 
-def test_a_worker_has_the_plug_ins_of_its_driver(micro_folder, tmp_path, forked_processes):
+def test_a_worker_loads_the_plug_ins_of_its_driver(micro_folder, tmp_path, forked_processes):
     """Neither the driver nor its worker has seen the file before."""
     plugin = tmp_path / "mine.py"
     plugin.write_text(
@@ -95,7 +95,7 @@ def test_a_worker_has_the_plug_ins_of_its_driver(micro_folder, tmp_path, forked_
     assert done.returncode == 0, done.stderr
     assert len(drawn(tmp_path / "mine")) == 2
     assert f"twotemp report {tmp_path / 'mine'} --plugin {plugin}" in done.stderr, (
-        "the next command needs it, too"
+        "the next command needs it as well"
     )
 
 
@@ -110,8 +110,8 @@ def test_a_worker_has_the_plug_ins_of_its_driver(micro_folder, tmp_path, forked_
         ("large", 100_000, "cuda", 0, 1),  # --device cuda:1
     ],
 )
-def test_how_many_workers_unless_told(tmp_path, monkeypatch, model, samples, device, gpus, count):
-    monkeypatch.setattr("twotemp.graders.workers.usable_cpus", lambda: 8)
+def test_the_default_number_of_workers(tmp_path, monkeypatch, model, samples, device, gpus, count):
+    monkeypatch.setattr(cli, "usable_cpus", lambda: 8)
     if model == "large":
         model = str(tmp_path)
         with (tmp_path / "model.safetensors").open("wb") as file:
@@ -119,16 +119,16 @@ def test_how_many_workers_unless_told(tmp_path, monkeypatch, model, samples, dev
     assert cli.default_workers(model, samples, device, gpus) == count
 
 
-def test_a_profile_is_of_one_process(micro_folder, tmp_path):
+def test_profile_refuses_workers(micro_folder, tmp_path):
     asked = ["eval", "--model", str(micro_folder), "--tasks", "countdown-3", "--questions", "1", "-n", "1"]
     done = CliRunner().invoke(app, [*asked, "--profile", "--workers", "2", "--out", str(tmp_path / "run")])
     assert isinstance(done.exception, UserError)
     assert "leave --workers, --ray and --sglang out" in str(done.exception)
 
 
-def test_a_model_that_is_spread_over_all_gpus_has_no_workers(monkeypatch):
+def test_device_map_refuses_workers(monkeypatch):
     monkeypatch.setattr(cli, "devices", lambda device: ("cuda", 4))
-    spread = cli.Job("tiny", cli.LoadingOptions(device_map="auto"), samples=10**6)
+    spread = cli.Workload("tiny", cli.LoadingOptions(device_map="auto"), samples=10**6)
     assert cli.WorkerOptions()._remote(spread) is None
     with pytest.raises(UserError, match="leave --workers and --ray out"):
         cli.WorkerOptions(workers=2)._remote(spread)
@@ -150,9 +150,7 @@ with Evaluation(worker_runs.DRIVER_PLAN, sys.argv[1]) as prepared:
 """
 
 
-def test_a_driver_that_was_killed_and_started_again_draws_only_what_is_missing(
-    tmp_path, monkeypatch, forked_processes
-):
+def test_a_restarted_driver_draws_only_what_is_missing(tmp_path, monkeypatch, forked_processes):
     toy_task.install(monkeypatch)
     run = tmp_path / "run"
     command = [sys.executable, "-c", DRIVER, str(run)]

@@ -12,6 +12,7 @@ from tests.helpers.toy import ToyModel
 from tests.helpers.toy_task import micro_model
 from twotemp.engine import memory, run
 from twotemp.engine.memory import MOST_ROWS, fit_batch, row_bytes
+from twotemp.models import memory as free_memory
 from twotemp.policies import policy
 from twotemp.records import Request
 
@@ -77,14 +78,14 @@ def machine(tmp_path, monkeypatch):
     """A Linux machine with 900 MB available, whose control groups lie below the folder."""
     (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemFree: 2 kB\nMemAvailable: {900 * 1024} kB\n")
     (tmp_path / "own").write_text("1:name=systemd:/x\n0::/outer/inner\n")
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "_OWN_CGROUP", tmp_path / "own")
-    monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(free_memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(free_memory, "_OWN_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(free_memory, "_CGROUPS", tmp_path / "groups")
     return tmp_path / "groups"
 
 
 def free_megabytes() -> float:
-    return memory.free_bytes(torch.device("cpu")) / MEGABYTE
+    return free_memory.free_bytes(torch.device("cpu")) / MEGABYTE
 
 
 def test_what_is_available_is_free(machine):
@@ -101,8 +102,8 @@ def test_a_control_group_limits_also_from_further_out(machine):
 
 
 def test_without_proc_half_of_the_memory_counts_as_free(machine, monkeypatch):
-    monkeypatch.setattr(memory, "_MEMINFO", machine / "nothing")
-    monkeypatch.setattr(memory, "_OWN_CGROUP", machine / "nothing")
+    monkeypatch.setattr(free_memory, "_MEMINFO", machine / "nothing")
+    monkeypatch.setattr(free_memory, "_OWN_CGROUP", machine / "nothing")
     sizes = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": MEGABYTE}
-    monkeypatch.setattr(memory.os, "sysconf", sizes.__getitem__)  # macOS has no SC_AVPHYS_PAGES
+    monkeypatch.setattr(free_memory.os, "sysconf", sizes.__getitem__)  # macOS has no SC_AVPHYS_PAGES
     assert free_megabytes() == 500

@@ -91,7 +91,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]
     (tmp_path / "config.json").write_text(json.dumps(LLADA_8B))
     (tmp_path / INDEX).write_text(json.dumps({"metadata": {"total_size": 16_031_162_368}, "weight_map": {}}))
 
-    def snapshot_download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def snapshot_download(name: str, *, allow_patterns: list[str], **options: object) -> str:
         asked.append(allow_patterns)
         return str(tmp_path)
 
@@ -120,16 +120,16 @@ def doctor(*arguments: str) -> tuple[int, dict[str, tuple[str, str]]]:
 def test_doctor_shows_what_a_model_is_and_whether_it_fits(
     published: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twotemp.engine.memory.free_bytes", lambda device: 12_000_000_000)
+    monkeypatch.setattr("twotemp.models.memory.free_bytes", lambda device: 12_000_000_000)
     code, found = doctor("--model", "GSAI-ML/LLaDA-8B-Instruct")
     assert code == 0
     assert found["model"] == ("ok", "llada, 8.02 billion parameters")
     assert "logits, tokens" in found["compared"][1]
-    assert found["download"] == ("missing", "16.0 GB of 16.0 GB are not here yet")
+    assert found["download"] == ("missing", "16.0 GB of 16.0 GB are not on this machine yet")
     state, memory = found["memory"]
     assert state == "ok"
-    assert memory.startswith("fits in int8 (quantize) only: 12.0 GB free on ")
-    monkeypatch.setattr("twotemp.engine.memory.free_bytes", lambda device: 1_000_000_000)
+    assert memory.startswith("fits only in int8 (quantize): 12.0 GB free on ")
+    monkeypatch.setattr("twotemp.models.memory.free_bytes", lambda device: 1_000_000_000)
     assert doctor("--model", "GSAI-ML/LLaDA-8B-Instruct")[1]["memory"][0] == "missing"
 
 

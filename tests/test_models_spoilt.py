@@ -228,7 +228,7 @@ def test_the_hub_is_asked_for_data_only_and_for_weights_last(
 ) -> None:
     asked: list[list[str]] = []
 
-    def snapshot_download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def snapshot_download(name: str, *, revision: str, allow_patterns: list[str], **options: object) -> str:
         assert (name, revision) == ("someone/llada", "v1")
         asked.append(allow_patterns)
         return str(folder)

@@ -72,7 +72,7 @@ def test_ctrl_c_ends_after_the_step_and_the_same_command_continues(checkpoint, t
     _, errors = process.communicate()
     assert process.returncode == 130, errors
     done = len(telemetry.read(run))
-    assert f"stopped after step {done}; {run} keeps it, and the same command continues" in errors
+    assert f"stopped after step {done}; it is kept in {run}, and the same command continues" in errors
     result = CliRunner().invoke(app, arguments(checkpoint, run, "tct", f"{done + 1}steps"))
     assert result.exit_code == 0, result.output
     assert [record.step for record in telemetry.read(run)] == list(range(1, done + 2))

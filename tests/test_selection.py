@@ -344,7 +344,7 @@ def test_a_report_of_more_samples_than_a_vote_can_count_goes_without_it(tmp_path
     monkeypatch.setattr("twotemp.metrics.best._MAX_VOTES", 4)
     done = CliRunner().invoke(app, ["report", str(a_run(tmp_path / "run"))])
     assert done.exit_code == 0, done.output
-    assert "without what choosing one answer gives (the exact vote counts" in done.stderr
+    assert "the report has no page about choosing one answer: the exact vote counts" in done.stderr
 
 
 def test_choosing_by_likelihood_asks_the_model_that_drew_as_it_was_asked_and_is_no_reward(

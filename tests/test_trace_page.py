@@ -175,7 +175,7 @@ def test_command_puts_sources_side_by_side(tmp_path):
     assert data["prompt"] == "7 8"
 
     for arguments, message in (
-        ([str(files[0]), "--request", "9"], "no sample of request '9'; there are 0, 1"),
+        ([str(files[0]), "--request", "9"], "no sample of request '9'; choose --request from 0, 1"),
         ([str(tmp_path / "none.jsonl")], "does not exist"),
         ([str(tmp_path)], "is not a run"),
     ):

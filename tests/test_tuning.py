@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from twotemp import metrics
 from twotemp.backends.local import LocalBackend
 from twotemp.cli import app
-from twotemp.cli.evaluate import split_policies
+from twotemp.cli.options import split_policies
 from twotemp.errors import UserError
 from twotemp.evaluation import Plan, TaskChoice
 from twotemp.graders.puzzles import CountdownGrader
@@ -411,7 +411,7 @@ def test_a_race_ends_well_without_matplotlib(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ["tune", *options, "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     assert "Without figures" in done.stderr
-    assert "NFE spent; on test problems: twotemp eval" in done.stderr
+    assert "; next, on test problems: twotemp eval" in done.stderr
 
 
 def test_from_the_command_line(tmp_path):

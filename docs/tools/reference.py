@@ -16,6 +16,7 @@ import typer
 
 from twotemp import graders, tasks
 from twotemp.cli import app
+from twotemp.cli.commands import load_command
 from twotemp.policies import PRESETS
 from twotemp.records import PARAMETERS, Grade, Policy, Problem, Sample, Trace
 from twotemp.tasks import ProblemSet, Task
@@ -29,8 +30,10 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 @cache
 def command_line() -> Any:
-    """The commands as typer parses them; `tests/test_site.py` asks it about the commands in the docs, too."""
-    return typer.main.get_command(app)
+    """Return the commands as typer parses them; `tests/test_site.py` checks the commands in the docs against them."""
+    group: Any = typer.main.get_command(app)
+    group.commands = {name: load_command(name) for name in group.commands}
+    return group
 
 
 def commands() -> str:

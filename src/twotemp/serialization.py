@@ -54,8 +54,16 @@ def read_yaml(path: Path, kind: str) -> dict[str, Any]:
         others = sorted(file.name for file in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         hint = f"; there are {', '.join(others)}" if others else ""
         raise UserError(f"no {kind} {path}{hint}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as YAML ({error}); fix it") from None
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); check the path and its permissions"
+        ) from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise UserError(
+            f"{path}{line} cannot be read as YAML; fix it, or give the path of a YAML {kind}"
+        ) from None
     if not isinstance(data, dict):
         raise UserError(f"{path} must hold `key: value` lines, not {type(data).__name__}")
     return data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -121,8 +122,11 @@ def task_of(cell: Cell) -> Task:
 
 
 def grader_of(cell: Cell, wanted: str | None = None) -> str | None:
-    """Whose grades of a cell to use, as the store names them: those wanted (with or without the version), else
-    the task's own, else the only ones there are. None: the cell has no grades."""
+    """Return the grader of a cell whose verdicts to use, as the store names it, or None if the cell has no grades.
+
+    That is the wanted one (with or without its version), else the task's own, else the only one there is. Of
+    several versions of one grader the newest is used.
+    """
     there = cell.graders()
     if not there:
         return None
@@ -130,12 +134,19 @@ def grader_of(cell: Cell, wanted: str | None = None) -> str | None:
     fitting = [grader for grader in there if grader == name or grader.split()[0] == name]
     if not fitting and wanted is None:
         fitting = there
+    if len({grader.split()[0] for grader in fitting}) == 1:
+        fitting = [max(fitting, key=_version)]
     if len(fitting) != 1:
         raise UserError(
             f"{cell.path} was graded by {', '.join(map(repr, there))}; say which grades to report with "
             f"--grader {cell.config.task}=NAME"
         )
     return fitting[0]
+
+
+def _version(grader: str) -> list[int]:
+    """Return the numbers in a grader's version, for comparing `maths 9` with `maths 10`."""
+    return [int(number) for number in re.findall(r"\d+", grader.partition(" ")[2])]
 
 
 def remember_data(run: Path, files: Mapping[str, tuple[Path, bool]]) -> None:

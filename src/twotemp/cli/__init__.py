@@ -1,86 +1,46 @@
-"""The command line: one subcommand per stage. Nothing imports it, and it imports heavy things only when used."""
+"""The command line: one subcommand per stage. No other package imports it."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Callable
 
 import typer
 
-from twotemp.cli import (
-    demo,
-    doctor,
-    drift,
-    evaluate,
-    forks,
-    grpo,
-    imports,
-    listing,
-    lm_eval,
-    report,
-    sample,
-    select,
-    serve,
-    trace,
-    tune,
-)
-from twotemp.cli.command import STOPPED, command
+from twotemp import __version__
+from twotemp.cli.command import STOPPED
+from twotemp.cli.commands import RICH, LazyGroup
 from twotemp.errors import UserError
 
 app = typer.Typer(
     name="twotemp",
+    cls=LazyGroup,
     help="Simple, efficient and diverse sampling from masked diffusion language models.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=RICH,
     pretty_exceptions_enable=False,
 )
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "sample": sample.sample,
-    "policies": listing.policies,
-    "tasks": listing.tasks,
-    "graders": listing.graders,
-    "eval": evaluate.evaluate,
-    "run": evaluate.run,
-    "regrade": evaluate.regrade,
-    "grade": evaluate.grade,
-    "tune": tune.tune,
-    "report": report.report,
-    "export": report.export,
-    "select": select.select,
-    "import": imports.import_results,
-    "demo": demo.demo,
-    "grpo": grpo.grpo,
-    "forks": forks.forks,
-    "trace": trace.trace,
-    "drift": drift.drift,
-    "doctor": doctor.doctor,
-    "serve": serve.serve,
-    "play": serve.play,
-}
-_CONTINUED = {"eval", "run", "tune", "demo", "grpo", "forks"}
-for _name, _function in _COMMANDS.items():
-    app.command(_name)(command(_function, continued=_name in _CONTINUED))
-# Another program's command line: it reads all of its options itself, `--help` too.
-app.command("lm-eval", context_settings=lm_eval.PASS_ON, add_help_option=False)(lm_eval.lm_eval)
+# What these loggers say while torchao is imported (extensions for other GPUs, deprecations) concerns its developers.
+_NOISY_LOGGERS = ("torchao", "torch.utils._pytree")
 
 
 @app.callback(invoke_without_command=True)
 def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
-        from twotemp import __version__
-
         typer.echo(__version__)
         raise typer.Exit
 
 
 def main() -> None:
-    """Run the command line; what the user can mend is printed as one message, without a traceback."""
+    """Run the command line; an error that the user can fix is printed as one message, without a traceback."""
     # Before torch is imported: its threads, when they wait, spin for some microseconds only, then sleep. Beside
     # another busy program torch's own choice makes the embedded model several times slower (docs/LOG.md).
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    for name in _NOISY_LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         app()
     except UserError as error:

@@ -1,7 +1,8 @@
-"""How a function becomes a subcommand: option groups are expanded, plug-ins loaded, Ctrl-C answered in a sentence."""
+"""Turn a function into a subcommand: expand option groups, load plug-ins, answer Ctrl-C in a sentence."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
@@ -10,19 +11,39 @@ from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
+
+from twotemp.plugins import load_plugins
 
 Plugin = Annotated[
     list[str] | None,
     typer.Option(help="A Python file or module that adds tasks, graders or policies; may be repeated."),
 ]
-STOPPED = 130  # what a shell says of a program ended by Ctrl-C
+STOPPED = 130  # the exit code that shells use for a program ended by Ctrl-C
 
 
-def command(function: Callable[..., None], *, continued: bool = False) -> Callable[..., None]:
-    """The function as typer should see it. continued: started again it goes on with what is in --out.
+class Command(TyperCommand):
+    """A subcommand that answers a missing argument with an example from its help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            example = re.search(r"^ +(twotemp .*)$", self.help or "", flags=re.MULTILINE)
+            if not error.message and example:  # a message is empty only where a parameter is missing
+                error.message = f"Example: {example[1]}"
+            raise
+
+
+def command(function: Callable[..., None], *, resumable: bool = False) -> Callable[..., None]:
+    """Return the function with the signature that typer should see.
 
     A parameter whose type is a dataclass is a group of options: its fields become options of the command, and the
-    function is given an instance. So options that several commands share are defined once, with what they do.
+    function receives an instance. Options that several commands share are thus defined once, with their behavior.
+
+    Args:
+        function: the body of the command; its docstring is the help text.
+        resumable: the same command continues with what --out holds, which Ctrl-C then says.
     """
     groups: dict[str, type] = {}
     parameters: list[Parameter] = []
@@ -37,19 +58,17 @@ def command(function: Callable[..., None], *, continued: bool = False) -> Callab
     parameters.append(Parameter("plugin", Parameter.KEYWORD_ONLY, default=None, annotation=Plugin))
 
     @wraps(function)
-    def run(plugin: list[str] | None, **given: Any) -> None:
+    def run(plugin: list[str] | None, **values: Any) -> None:
         try:
-            from twotemp.plugins import load_plugins
-
             load_plugins(plugin or ())
-            built = {
-                name: kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+            options = {
+                name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
                 for name, kind in groups.items()
             }
-            function(**given, **built)
+            function(**values, **options)
         except KeyboardInterrupt:
-            out = given.get("out") if continued else None
-            kept = f"; what was finished is kept in {out}, and the same command continues" if out else ""
+            out = values.get("out") if resumable else None
+            kept = f"; finished work is kept in {out}, and the same command continues" if out else ""
             typer.secho(f"stopped{kept}", fg="yellow", err=True)
             raise typer.Exit(STOPPED) from None
 
@@ -59,23 +78,21 @@ def command(function: Callable[..., None], *, continued: bool = False) -> Callab
 
 
 def _options(group: type) -> list[Parameter]:
-    """The fields of a group as options, in a panel of the help with the group's first line as its title."""
+    """Return a group's fields as options, in a help panel titled with the first line of the group's docstring."""
     title = (group.__doc__ or "").partition("\n")[0].rstrip(".")
     parameters = []
     for field in fields(group):
         kind = get_type_hints(group, include_extras=True)[field.name]
-        said = kind.__metadata__[0]
-        if isinstance(said, str):  # settings of a room that knows nothing of the command line
+        option = copy(kind.__metadata__[0])
+        if isinstance(option, str):  # settings defined outside cli, which only carry their help text
             flag = [f"--{field.name.replace('_', '-')}"] if kind.__origin__ is bool else []
-            said = typer.Option(*flag, help=said)
-        option = copy(said)
+            option = typer.Option(*flag, help=option)
         option.rich_help_panel = title
-        default = Parameter.empty if field.default is MISSING else field.default
         parameters.append(
             Parameter(
                 field.name,
                 Parameter.KEYWORD_ONLY,
-                default=default,
+                default=Parameter.empty if field.default is MISSING else field.default,
                 annotation=Annotated[kind.__origin__, option],
             )
         )

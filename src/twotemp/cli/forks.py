@@ -2,46 +2,56 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
+from rich.markdown import Markdown
 
-from twotemp.cli.options import DecodingOptions, Json, LoadingOptions, Model, Out, TaskOptions
-from twotemp.cli.workers import Job, WorkerOptions
+from twotemp import graders, tasks
+from twotemp.backends import Backend
+from twotemp.backends.local import LocalBackend
+from twotemp.cli.console import output, progress, say, show_log
+from twotemp.cli.loading import LoadingOptions
+from twotemp.cli.options import DecodingOptions, Json, Model, Out, TaskOptions
+from twotemp.cli.workers import WorkerOptions, Workload
+from twotemp.evaluation import Evaluation, Plan, TaskChoice
+from twotemp.folders import make_folder, write_text
+from twotemp.forks.probe import CHUNK, Settings, Study, study
+from twotemp.models.base import LanguageModel
+from twotemp.report import NO_FIGURES
+from twotemp.report import forks as report
+from twotemp.report.figures import available
 from twotemp.serialization import json_text
-
-if TYPE_CHECKING:
-    from twotemp.backends import Backend
-    from twotemp.evaluation import Evaluation, Plan, TaskChoice
-    from twotemp.forks.probe import Settings, Study
-    from twotemp.models.base import LanguageModel
-    from twotemp.store import Store
+from twotemp.store import Store
 
 
 def forks(
     out: Out,
-    asked: TaskOptions,
+    task: TaskOptions,
     loading: LoadingOptions,
     decoding: DecodingOptions,
     working: WorkerOptions,
     model: Model = "tiny",
     questions: Annotated[
-        int, typer.Option(min=1, help="Prompts completed per task, chosen at random (by --seed).")
+        int, typer.Option(min=1, help="Prompts completed per task, chosen at random with --seed.")
     ] = 100,
     n: Annotated[int, typer.Option("-n", min=1, help="Completions per prompt.")] = 1,
     quantile: Annotated[
-        float, typer.Option(help="Positions above this quantile of entropy are forks.")
+        float, typer.Option(help="Positions above this quantile of entropy count as forks.")
     ] = 0.99,
-    alternatives: Annotated[int, typer.Option(help="Likeliest tokens tried at each fork.")] = 5,
+    alternatives: Annotated[int, typer.Option(help="The number of likeliest tokens tried at each fork.")] = 5,
     t_token: Annotated[float, typer.Option(help="Token temperature of completions and restarts.")] = 0.8,
     as_json: Json = False,
 ) -> None:
-    """Find fork tokens and measure what low-confidence remasking does to them (the paper's appendix C.5).
+    """Find fork tokens and measure what low-confidence remasking does to them.
 
-    Completes prompts from left to right, takes the most uncertain positions as forks, restarts each with LC to see
-    its entropy fall as anchors are revealed, and counts the different answers its likeliest tokens lead to.
-    Stopped in any way and started again it continues.
+    This is the study of the paper's appendix C.5. It completes prompts from left to right, takes the most uncertain
+    positions as forks, restarts each with LC to see its entropy fall as anchors are revealed, and counts the
+    different answers its likeliest tokens lead to. A study that was stopped continues when the same command is
+    given again.
 
     [bold]Examples[/bold]
 
@@ -49,54 +59,46 @@ def forks(
 
       twotemp forks --model GSAI-ML/LLaDA-8B-Instruct --task gsm8k --device cuda --out runs/forks-gsm8k
     """
-    from rich.markdown import Markdown
-
-    from twotemp.backends.local import LocalBackend
-    from twotemp.cli.console import output, say, show_log
-    from twotemp.evaluation import Evaluation
-    from twotemp.folders import make_folder, write_text
-    from twotemp.forks.probe import CHUNK, Settings
-    from twotemp.report import NO_FIGURES
-    from twotemp.report import forks as report
-    from twotemp.report.figures import available
-
     show_log()
     settings = Settings(quantile, alternatives, t_token, decoding.block, decoding.seed)
     only, compiled = [settings.completion], loading.compile
-    plan = asked.plan(decoding, only, n=n, questions=questions, trace=True, compile=compiled)
-    plan = replace(plan, tasks=tuple(replace(task, shuffled=decoding.seed) for task in plan.tasks))
+    plan = task.plan(decoding, only, n=n, questions=questions, trace=True, compile=compiled)
+    plan = replace(plan, tasks=tuple(replace(choice, shuffled=decoding.seed) for choice in plan.tasks))
     with Evaluation(plan, out) as evaluation:
-        job = Job(model, loading, evaluation.samples, decoding.batch_size, unit=CHUNK)
+        job = Workload(model, loading, evaluation.samples, decoding.batch_size, unit=CHUNK)
         with working.backend(job) as (backend, _):
-            # Workers draw; what the model predicts at a fork is looked up here.
+            # Workers draw; the model's predictions at a fork are computed in this process.
             loaded = backend.text if isinstance(backend, LocalBackend) else loading.load(model)
             store = _complete(evaluation, backend)
             studies = [_study(store, choice, plan, loaded, backend, settings) for choice in plan.tasks]
-    facts = (
+    setting = (
         f"{loaded.name}: {questions} prompts per task, {n} left-to-right completion{'s' * (n > 1)} each at T_token = "
         f"{t_token:g}; forks are the positions above the {100 * quantile:g} % quantile of predictive entropy; "
         f"{alternatives} alternatives per fork; block {decoding.block or loaded.block_size or 32}, counted from the "
         "fork on."
     )
-    written = report.text(studies, facts)
-    folder = out / "report"
+    text = report.text(studies, setting)
+    if as_json:
+        for result in studies:
+            typer.echo(json_text(report.numbers(result)))
+    else:
+        output.print(Markdown(text))
+    say(f"next: open the report, {_write(studies, text, out / 'report')}")
+
+
+def _write(studies: list[Study], text: str, folder: Path) -> Path:
+    """Write the report with its figures; return its path."""
     make_folder(folder)
     figures = report.draw(studies, folder) if available() else []
     images = "\n".join(f"![{figure.name}]({figure.path.name})\n\n{figure.caption}\n" for figure in figures)
-    write_text(folder / "forks.md", f"{written}\n{images or NO_FIGURES}")
-    if as_json:
-        for study in studies:
-            typer.echo(json_text(report.numbers(study)))
-    else:
-        output.print(Markdown(written))
-    say(f"report: {folder / 'forks.md'}")
+    path = folder / "forks.md"
+    write_text(path, f"{text}\n{images or NO_FIGURES}")
     if not figures:
         say(NO_FIGURES)
+    return path
 
 
 def _complete(evaluation: Evaluation, backend: Backend) -> Store:
-    from twotemp.cli.console import progress
-
     with progress("completing prompts") as bar:
         return evaluation.run_with(backend, watch=lambda state: bar.update(state.samples, state.all_samples))
 
@@ -109,31 +111,24 @@ def _study(
     backend: Backend,
     settings: Settings,
 ) -> Study:
-    from twotemp import graders
-    from twotemp import tasks as known
-    from twotemp.cli.console import progress
-    from twotemp.forks.probe import CHUNK, study
-
-    task = known.get(choice.name)
+    task = tasks.get(choice.name)
     problems = {problem.id: problem for problem in choice.problems().problems[: plan.questions]}
-    (cell,) = (
-        c for c in store.cells() if c.config.task == choice.name and c.config.policy == settings.completion
-    )
+    config = (choice.name, settings.completion)
+    (cell,) = (cell for cell in store.cells() if (cell.config.task, cell.config.policy) == config)
     samples = [s for s in cell.samples() if s.request in problems and s.index < plan.n]
-    judge = graders.get(choice.grader or task.grader)
-    try:
-        with progress(f"forks of {choice.name}") as bar:
-            return study(
-                model,
-                choice.name,
-                samples,
-                problems,
-                judge,
-                settings,
-                store.path / "forks" / choice.name,
-                backend=backend,
-                together=CHUNK * backend.workers,
-                watch=bar.update,
-            )
-    finally:
-        judge.close()
+    with (
+        closing(graders.get(choice.grader or task.grader)) as grader,
+        progress(f"forks of {choice.name}") as bar,
+    ):
+        return study(
+            model,
+            choice.name,
+            samples,
+            problems,
+            grader,
+            settings,
+            store.path / "forks" / choice.name,
+            backend=backend,
+            together=CHUNK * backend.workers,
+            watch=bar.update,
+        )

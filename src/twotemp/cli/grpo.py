@@ -7,191 +7,211 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import torch
 import typer
+from rich.table import Table
 
+import twotemp
+from twotemp import graders, tasks
+from twotemp.backends import Backend
 from twotemp.cli.command import STOPPED
-from twotemp.cli.options import LoadingOptions, Model, Seed
-from twotemp.cli.workers import Job, WorkerOptions
+from twotemp.cli.console import ProgressBar, output, progress, say
+from twotemp.cli.loading import LoadingOptions
+from twotemp.cli.options import Model, Seed
+from twotemp.cli.workers import WorkerOptions, Workload
+from twotemp.errors import UserError
+from twotemp.folders import replacing
+from twotemp.folders.files import TEMPORARY
+from twotemp.policies import parse
+from twotemp.records import Problem
+from twotemp.report.grpo import COMPARED, compare
+from twotemp.rl import evaluation
+from twotemp.rl.budget import Budget
+from twotemp.rl.checkpoint import export
+from twotemp.rl.evaluation import Checkup
+from twotemp.rl.parallel import accelerator
+from twotemp.rl.rollouts import Dataset
 from twotemp.rl.settings import GrpoSettings, LearningSettings, RolloutSettings
+from twotemp.rl.telemetry import StepRecord
+from twotemp.rl.trainer import train
 
-if TYPE_CHECKING:
-    from twotemp.backends import Backend
-    from twotemp.records import Problem
-    from twotemp.rl.evaluation import Checkup
-    from twotemp.rl.telemetry import StepRecord
-
-MODEL = "model"  # the trained model, in the run's folder
-UNIT = 64  # samples of an evaluation that a worker draws together; there are some hundreds
+MODEL = "model"  # the folder of the trained model, in the run's folder
+UNIT = 64  # samples of an evaluation that a worker draws together; an evaluation has some hundreds
 
 
 @dataclass(frozen=True)
 class CheckingOptions(WorkerOptions):
-    """Who draws the evaluations (rollouts are drawn where the training is)."""
+    """Choosing the workers of the evaluations (the training process draws the rollouts)."""
 
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes that draw the evaluations (default: none, the training does)."),
+        typer.Option(min=1, help="Processes that draw the evaluations (default: the training process)."),
     ] = None
 
 
 def grpo(
-    out: Annotated[Path, typer.Option(help="The run's folder; an unfinished run there is continued.")],
+    out: Annotated[Path, typer.Option(help="The run's folder; an unfinished run is continued.")],
     budget: Annotated[str, typer.Option(help="When to stop: 10m, 2h, 500steps, 1000000nfe, or 2h,500steps.")],
     rollouts: RolloutSettings,
     learning: LearningSettings,
     checking: CheckingOptions,
-    task: Annotated[
-        str, typer.Option("--task", "--tasks", help="Which problems to learn from.")
-    ] = "countdown-3",
+    task: Annotated[str, typer.Option("--task", "--tasks", help="The task to learn.")] = "countdown-3",
     model: Model = "tiny",
     policy: Annotated[
-        str, typer.Option(help="How rollouts are drawn: a name from `twotemp policies`, or tct:t_pos=0.1.")
+        str,
+        typer.Option(help="The policy of the rollouts: a name from `twotemp policies`, or tct:t_pos=0.1."),
     ] = "tct",
     data: Annotated[
         Path | None, typer.Option(help="Training problems in the task's format (generated tasks need none).")
     ] = None,
     eval_data: Annotated[
-        Path | None, typer.Option(help="Held-out problems, where the task does not find its own.")
+        Path | None, typer.Option(help="Held-out problems, if the task has none itself.")
     ] = None,
     held_out: Annotated[
-        int, typer.Option(min=0, help="Problems of the greedy evaluation, at most; 0 for none.")
+        int, typer.Option(min=0, help="The most problems of the greedy evaluation; 0 for none.")
     ] = 200,
-    length: Annotated[int | None, typer.Option(help="Tokens of an answer (default: the task's).")] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens of an answer (default: the task's length).")
+    ] = None,
     seed: Seed = 0,
-    device: Annotated[str | None, typer.Option(help="cpu; unset: what accelerate finds.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu (default: what accelerate finds).")] = None,
     mask_id: Annotated[
-        int | None, typer.Option(help="Mask token id, if the checkpoint does not say.")
+        int | None, typer.Option(help="Mask token id, if the checkpoint does not define it.")
     ] = None,
 ) -> None:
-    """Train a model by GRPO, evaluate it greedily before and after, and save it.
+    """Train a model with GRPO, evaluate it greedily before and after, and save it.
 
-    Ctrl-C ends after the step that is running; the same command continues. Several workers:
-    torchrun --nproc-per-node 4 --no-python twotemp grpo …
+    Ctrl-C stops after the current step; the same command continues.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
       twotemp grpo --model tiny --task countdown-3 --policy tct --budget 10m --out runs/tct
-    """
-    from twotemp.errors import UserError
-    from twotemp.rl.budget import Budget
 
+      torchrun --nproc-per-node 4 --no-python twotemp grpo --model tiny --task countdown-3 --budget 2h --out runs/four
+    """
     limit = Budget.parse(budget)
     if device not in (None, "cpu"):
         raise UserError(
             f"--device {device}: give cpu, or leave it out and accelerate takes a GPU where there is one"
         )
-    with _stopping() as asked_to_stop:
-        import twotemp
-        from twotemp import graders, tasks
-        from twotemp.cli.console import progress, say
-        from twotemp.folders import replacing
-        from twotemp.folders.files import TEMPORARY
-        from twotemp.policies import parse
-        from twotemp.rl import evaluation
-        from twotemp.rl.checkpoint import export
-        from twotemp.rl.parallel import accelerator
-        from twotemp.rl.rollouts import Dataset
-        from twotemp.rl.trainer import train
-
-        chosen = tasks.get(task)
-        settings = GrpoSettings(
-            parse(policy),
-            length=chosen.length if length is None else length,
-            seed=seed,
-            **vars(rollouts),
-            **vars(learning),
-        )
-        questions: tuple[Problem, ...] = ()
-        if held_out:
-            # A file that the user names need not be the published one.
-            every = chosen.problems(data=eval_data, allow_altered=eval_data is not None)
-            questions = every.problems[:held_out]
-        workers = accelerator(bf16=learning.bf16, cpu=device == "cpu")
-
-        if workers.num_processes > 1 and checking.chosen:
-            raise UserError("torchrun's processes share the evaluations out: leave --workers and --ray out")
-
-        def load(where: Any) -> Any:
-            return twotemp.load(model, mask_id=mask_id, device=where)
-
-        @contextmanager
-        def other_backend() -> Iterator[Backend]:
-            """Yield workers with the weights of the last checkpoint."""
-            with TemporaryDirectory(prefix=TEMPORARY, dir=out) as folder:
-                saved = export(load("cpu"), out, Path(folder) / MODEL)
-                job = Job(str(saved), LoadingOptions(device=device), 0, rollouts.batch_size, unit=UNIT)
-                with checking.backend(job) as (backend, _):
-                    yield backend
-
+    chosen = tasks.get(task)
+    settings = GrpoSettings(
+        parse(policy),
+        length=chosen.length if length is None else length,
+        seed=seed,
+        **vars(rollouts),
+        **vars(learning),
+    )
+    held_out_problems = _held_out(chosen, eval_data, held_out)
+    run = TrainingRun(out, model, mask_id, device)
+    with _stop_requests() as stop_requested:
+        processes = accelerator(bf16=learning.bf16, cpu=device == "cpu")
+        if processes.num_processes > 1 and checking.chosen:
+            raise UserError("torchrun's processes share the evaluations: leave --workers and --ray out")
         with closing(graders.get(chosen.grader)) as grader, progress(f"grpo {task}, % of the budget") as bar:
-
-            def advance(r: StepRecord, used: float) -> None:
-                note = f"step {r.step}: reward {r.reward:.2f} ± {r.reward_std:.2f}, {r.nfe:.1f} NFE"
-                if workers.is_main_process:
-                    bar.update(min(100, round(100 * used)), 100, note)
-
             state = train(
-                load(workers.device),
-                Dataset(chosen, grader, data, questions),
+                run.load(processes.device),
+                Dataset(chosen, grader, data, held_out_problems),
                 settings,
                 limit,
                 out,
-                accelerator=workers,
-                on_step=advance,
-                stop=asked_to_stop,
-                evaluating=other_backend if checking.chosen else None,
+                accelerator=processes,
+                on_step=partial(_show_step, bar) if processes.is_main_process else _ignore_step,
+                stop=stop_requested,
+                evaluating=partial(run.workers, checking, rollouts.batch_size) if checking.chosen else None,
             )
-        if workers.is_main_process:
+        if processes.is_main_process:
             if limit.used(state.seconds, state.nfe, state.step) < 1:
-                say(f"stopped after step {state.step}; {out} keeps it, and the same command continues")
+                say(f"stopped after step {state.step}; it is kept in {out}, and the same command continues")
             else:
-                with replacing(out / MODEL) as fresh:
-                    export(load("cpu"), out, fresh)
-                    # The older one makes way only once the new one is whole.
-                    shutil.rmtree(out / MODEL, ignore_errors=True)
-                _show(evaluation.read(out), state.step, out)
-        workers.end_training()
-    if asked_to_stop():
+                run.save_model()
+                _show_result(evaluation.read(out), state.step, out)
+        processes.end_training()
+    if stop_requested():
         raise typer.Exit(STOPPED)
 
 
+@dataclass(frozen=True)
+class TrainingRun:
+    """The folder of a training run, and the model that it starts from."""
+
+    out: Path
+    model: str
+    mask_id: int | None
+    device: str | None
+
+    def load(self, device: torch.device | str) -> Any:
+        """Load the model as it was before the training."""
+        return twotemp.load(self.model, mask_id=self.mask_id, device=device)
+
+    @contextmanager
+    def workers(self, checking: CheckingOptions, batch_size: int | None) -> Iterator[Backend]:
+        """Yield a backend of workers with the weights of the last checkpoint."""
+        with TemporaryDirectory(prefix=TEMPORARY, dir=self.out) as folder:
+            saved = export(self.load("cpu"), self.out, Path(folder) / MODEL)
+            job = Workload(str(saved), LoadingOptions(device=self.device), 0, batch_size, unit=UNIT)
+            with checking.backend(job) as (backend, _):
+                yield backend
+
+    def save_model(self) -> None:
+        """Write the trained model into the run's folder."""
+        with replacing(self.out / MODEL) as fresh:
+            export(self.load("cpu"), self.out, fresh)
+            # An older one is removed only once the new one is complete.
+            shutil.rmtree(self.out / MODEL, ignore_errors=True)
+
+
+def _held_out(task: tasks.Task, data: Path | None, count: int) -> tuple[Problem, ...]:
+    """Return the problems of the greedy evaluation; a file that the user names need not be the published one."""
+    if not count:
+        return ()
+    return task.problems(data=data, allow_altered=data is not None).problems[:count]
+
+
+def _show_step(bar: ProgressBar, record: StepRecord, used: float) -> None:
+    """Show a finished step and the share of the budget that is used."""
+    reward = f"reward {record.reward:.2f} ± {record.reward_std:.2f}"
+    bar.update(min(100, round(100 * used)), 100, f"step {record.step}: {reward}, {record.nfe:.1f} NFE")
+
+
+def _ignore_step(record: StepRecord, used: float) -> None:
+    """Show nothing: the main process does."""
+
+
 @contextmanager
-def _stopping() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks to stop after the step that is running; the second interrupts it."""
-    asked = False
+def _stop_requests() -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether Ctrl-C asked to stop after the current step; a second one interrupts it."""
+    requested = False
 
-    def ask(*_: object) -> None:
-        nonlocal asked
-        if asked:
+    def request(*_: object) -> None:
+        nonlocal requested
+        if requested:
             raise KeyboardInterrupt
-        asked = True
+        requested = True
 
-    before = signal.signal(signal.SIGINT, ask)
+    before = signal.signal(signal.SIGINT, request)
     try:
-        yield lambda: asked
+        yield lambda: requested
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _show(evaluations: list[Checkup], steps: int, out: Path) -> None:
-    """Accuracy and NFE before and after, with the interval of the difference."""
-    from rich.table import Table
-
-    from twotemp.cli.console import output, say
-    from twotemp.report.grpo import COMPARED, compare
-
+def _show_result(evaluations: list[Checkup], steps: int, out: Path) -> None:
+    """Print accuracy and NFE before and after, with the interval of the difference."""
     trained = out / MODEL
     output.print(f"{steps} steps; the trained model is {trained}", highlight=False, soft_wrap=True)
-    if len(evaluations) < 2:
-        return
-    table = Table(title="greedy confidence thresholding on held-out problems", title_justify="left")
-    for column in COMPARED:
-        table.add_column(column, justify="right")
-    for row in compare(evaluations[0], evaluations[-1]):
-        table.add_row(*row)
-    output.print(table)
-    say(f"figures: twotemp report {out}; sample from it: twotemp sample --model {trained} …")
+    if len(evaluations) > 1:
+        table = Table(title="greedy confidence thresholding on held-out problems", title_justify="left")
+        for column in COMPARED:
+            table.add_column(column, justify="right")
+        for row in compare(evaluations[0], evaluations[-1]):
+            table.add_row(*row)
+        output.print(table)
+    say(
+        f"next: twotemp report {out} draws figures; twotemp sample --model {trained} … samples from the model"
+    )

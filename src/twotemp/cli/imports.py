@@ -7,22 +7,31 @@ from typing import Annotated
 
 import typer
 
+from twotemp.cli.console import next_command, say
+from twotemp.errors import unknown
+from twotemp.evaluation import regrade
+from twotemp.integrations.imports import READERS, bring
+
 
 def import_results(
     harness: Annotated[str, typer.Argument(help="lm-eval or inspect.")],
     results: Annotated[
         list[Path], typer.Argument(help="lm-eval's output folders or results_*.json; inspect's logs.")
     ],
-    out: Annotated[Path, typer.Option(help="The run's folder; one that exists gets more cells.")],
+    out: Annotated[Path, typer.Option(help="The run's folder; an existing run gets more cells.")],
     grader: Annotated[
         str | None,
-        typer.Option(help="Who judges the samples (`twotemp graders`); unset: the harness's own verdicts."),
+        typer.Option(
+            help="The grader of the samples (`twotemp graders`; default: the harness's own verdicts)."
+        ),
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(help="Which of the harness's metrics or scorers, where there are several.")
+        str | None, typer.Option(help="One of the harness's metrics or scorers, if there are several.")
     ] = None,
 ) -> None:
-    """Bring samples that twotemp drew inside another harness into a run, for `report` and `select`.
+    """Import samples drawn inside another harness into a run.
+
+    `twotemp report` and `twotemp select` then read them like samples of `twotemp eval`.
 
     [bold]Examples[/bold]
 
@@ -30,16 +39,11 @@ def import_results(
 
       twotemp import inspect logs/*.eval --out runs/mine
     """
-    from twotemp.cli.console import say
-    from twotemp.errors import unknown
-    from twotemp.evaluation import regrade
-    from twotemp.integrations.imports import READERS, bring
-
     if harness not in READERS:
         raise unknown("harness", harness, READERS)
-    brought = bring(READERS[harness](results, metric, grader is None), out)
-    for cell, count in brought.items():
+    imported = bring(READERS[harness](results, metric, grader is None), out)
+    for cell, count in imported.items():
         say(f"{cell}: {count} samples")
     if grader is not None:
-        regrade(out, grader=grader, cells=brought)
-    say(f"next: twotemp report {out}")
+        regrade(out, grader=grader, cells=imported)
+    say(f"imported into {out}; next: {next_command('report', out)}")

@@ -1,50 +1,63 @@
-"""`twotemp policies`, `tasks` and `graders`: what there is."""
+"""`twotemp policies`, `tasks` and `graders`: lists of what is available."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import typer
+from rich.table import Table
 
+from twotemp.cli.console import output, say
 from twotemp.cli.options import Json
+from twotemp.graders import descriptions
+from twotemp.policies import PRESETS
 from twotemp.serialization import json_text
+from twotemp.tasks import TASKS
 
 
 def policies(as_json: Json = False) -> None:
-    """List every policy with its parameters, formula and source."""
-    from twotemp.policies import PRESETS
+    """List every policy with its parameters, formula and source.
 
+    [bold]Examples[/bold]
+
+      twotemp policies
+
+      twotemp policies --json
+    """
     rows = {
         name: {
-            "parameters": {key: getattr(p.policy, key) for key in p.settable},
-            "formula": p.formula,
-            "source": p.source,
-            "experimental": p.experimental,
+            "parameters": {key: getattr(preset.policy, key) for key in preset.settable},
+            "formula": preset.formula,
+            "source": preset.source,
+            "experimental": preset.experimental,
         }
-        for name, p in PRESETS.items()
+        for name, preset in PRESETS.items()
     }
     if as_json:
         typer.echo(json_text(rows, indent=2))
         return
-    columns = ["policy", "parameters (defaults)", "commits at each step", "source"]
     for experimental in (False, True):
-        shown = []
-        for name, p in PRESETS.items():
-            if p.experimental == experimental:
-                defaults = "\n".join(
-                    f"{key} = {getattr(p.policy, key)}" for key in (*p.parameters, "t_token")
-                )
-                shown.append([name, defaults, p.formula, p.source])
         if experimental:
             typer.echo("\nexperimental: accepted everywhere, without a demonstrated gain")
-        _show(columns, shown)
+        cells = []
+        for name, preset in PRESETS.items():
+            defaults = [f"{key} = {getattr(preset.policy, key)}" for key in (*preset.parameters, "t_token")]
+            if preset.experimental == experimental:
+                cells.append([name, "\n".join(defaults), preset.formula, preset.source])
+        _show(["policy", "parameters (defaults)", "commits at each step", "source"], cells)
     typer.echo("every policy also takes repel, top_k, top_p and eos = free | last | never")
+    say('next: twotemp sample --policy tct:t_pos=0.1,threshold=0.6 -n 8 --length 12 "20 10 15 -> 45"')
 
 
 def tasks(as_json: Json = False) -> None:
-    """List every task: what it asks, who grades it, its prompts and subsets."""
-    from twotemp.tasks import TASKS
+    """List every task: what it asks, its grader, its prompts and subsets.
 
+    [bold]Examples[/bold]
+
+      twotemp tasks
+
+      twotemp tasks --json
+    """
     rows = {
         name: {
             "description": task.description,
@@ -55,21 +68,29 @@ def tasks(as_json: Json = False) -> None:
         }
         for name, task in TASKS.items()
     }
-    _tell(rows, ["task", "asks", "grader", "tokens", "prompts", "subsets"], as_json)
+    _print_rows(rows, ["task", "asks", "grader", "tokens", "prompts", "subsets"], as_json)
+    say("next: twotemp eval --tasks NAME --out runs/NAME")
 
 
 def graders(as_json: Json = False) -> None:
-    """List every grader."""
-    from twotemp.graders import descriptions
+    """List every grader and what it accepts.
 
-    _tell({name: {"judges": text} for name, text in descriptions().items()}, ["grader", "judges"], as_json)
+    [bold]Examples[/bold]
+
+      twotemp graders
+
+      twotemp graders --json
+    """
+    rows = {name: {"judges": text} for name, text in descriptions().items()}
+    _print_rows(rows, ["grader", "judges"], as_json)
+    say("next: twotemp regrade RUN --grader NAME")
 
 
-def _tell(rows: Mapping[str, Mapping[str, object]], columns: Sequence[str], as_json: bool) -> None:
+def _print_rows(rows: Mapping[str, Mapping[str, object]], columns: Sequence[str], as_json: bool) -> None:
     if as_json:
         typer.echo(json_text(rows, indent=2))
-        return
-    _show(columns, [[name, *map(_text, row.values())] for name, row in rows.items()])
+    else:
+        _show(columns, [[name, *map(_text, row.values())] for name, row in rows.items()])
 
 
 def _text(value: object) -> str:
@@ -77,10 +98,6 @@ def _text(value: object) -> str:
 
 
 def _show(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.table import Table
-
-    from twotemp.cli.console import output
-
     table = Table(show_lines=True)
     for column in columns:
         table.add_column(column, overflow="fold")

@@ -9,14 +9,20 @@ import typer
 
 from twotemp.errors import UserError
 
-PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-
 
 def lm_eval(context: typer.Context) -> None:
-    """The command line of lm-evaluation-harness, with `--model twotemp`; see docs/lm-eval.md."""
+    """Run lm-evaluation-harness with `--model twotemp` registered.
+
+    All options are the harness's; see docs/lm-eval.md.
+
+    [bold]Example[/bold]
+
+      twotemp lm-eval run --model twotemp --model_args pretrained=tiny --tasks gsm8k --limit 10
+    """
     if find_spec("lm_eval") is None:
         raise UserError("lm-evaluation-harness is not installed; pip install 'twotemp[lm-eval]'")
-    # Its own models first: lm-eval registers them only as long as it knows no other.
+    # An optional package, imported after the check above; its own models come first, because lm-eval registers them
+    # only as long as no other model is registered.
     import lm_eval.models  # noqa: F401
     from lm_eval.__main__ import cli_evaluate
 

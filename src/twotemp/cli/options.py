@@ -1,89 +1,57 @@
-"""Options that several subcommands have, each defined once: single ones, and groups that belong together."""
+"""Options that several subcommands share, each defined once: single options, and groups of them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from twotemp.errors import UserError, unknown
+from twotemp.evaluation import Plan, TaskChoice
+from twotemp.evaluation.experiments import policies_in
+from twotemp.policies import parse
+from twotemp.records import Policy
+from twotemp.store import Store
 
-if TYPE_CHECKING:
-    from twotemp.evaluation import Plan, TaskChoice
-    from twotemp.models.base import LanguageModel
-    from twotemp.records import Policy
-
-Out = Annotated[Path, typer.Option(help="The run's folder; one that exists is continued.")]
+Out = Annotated[Path, typer.Option(help="The run's folder; an existing run is continued.")]
 Model = Annotated[str, typer.Option(help="`tiny`, a checkpoint folder, or a hub id.")]
-Questions = Annotated[int | None, typer.Option(min=1, help="Only the first so many of each task.")]
+Questions = Annotated[
+    int | None, typer.Option(min=1, help="Use only the first N questions of each task (default: all).")
+]
 Cache = Annotated[str | None, typer.Option(help="prefix or dual: faster, approximate.")]
 Traced = Annotated[bool, typer.Option("--trace", help="Record when each position was committed.")]
-Profile = Annotated[bool, typer.Option("--profile", help="Say where the time went.")]
+Profile = Annotated[bool, typer.Option("--profile", help="Print where the time went.")]
 Altered = Annotated[
-    bool, typer.Option("--allow-altered-data", help="Take a --data file that is not the published one.")
+    bool,
+    typer.Option("--allow-altered-data", help="Accept a --data file that differs from the published one."),
 ]
 DataFiles = Annotated[list[str] | None, typer.Option("--data", help="Local data files: TASK=FILE.")]
+Graders = Annotated[
+    list[str] | None,
+    typer.Option(help="Which grader's verdicts to use; TASK=NAME for one task. May be repeated."),
+]
 Json = Annotated[bool, typer.Option("--json", help="For programs: JSON on stdout, one object per line.")]
 Chat = Annotated[
-    bool | None, typer.Option("--chat/--no-chat", help="The chat format (default: where the model has one).")
+    bool | None, typer.Option("--chat/--no-chat", help="The chat format (default: if the model has one).")
 ]
-Block = Annotated[int | None, typer.Option(min=1, help="Block width (default 32, or the model's).")]
-Seed = Annotated[int, typer.Option(help="All randomness comes from it.")]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows decoded together; unset: what fits.")]
-
-
-@dataclass(frozen=True)
-class LoadingOptions:
-    """Loading the model."""
-
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … (default: CUDA if any).")] = None
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, …; unset: as fits the device.")] = None
-    mask_id: Annotated[int | None, typer.Option(help="Mask token id, if the checkpoint does not say.")] = None
-    eos_ids: Annotated[
-        list[int] | None,
-        typer.Option("--eos-id", help="End-of-text id, if the checkpoint does not say; may be repeated."),
-    ] = None
-    block_size: Annotated[int | None, typer.Option(help="Block size of a block-causal checkpoint.")] = None
-    quantize: Annotated[
-        str | None, typer.Option(help="int8, or (on NVIDIA GPUs) int4: smaller weights, other samples.")
-    ] = None
-    device_map: Annotated[str | None, typer.Option(help="auto: spread the layers over all GPUs.")] = None
-    compile: Annotated[
-        bool,
-        typer.Option("--compile", help="torch.compile the network: slow to start, faster for long runs."),
-    ] = False
-
-    def load(self, model: str) -> LanguageModel:
-        """The model; call it after everything that is quick to check was checked."""
-        from twotemp.models.load import load
-
-        return load(model, **self.options())
-
-    def load_with(self, model: str, cache: str | None) -> LanguageModel:
-        """The model, which must be able to use this cache; whether that changes results is said."""
-        from twotemp.cli.console import say_cache
-        from twotemp.engine.runner import check_cache
-
-        loaded = self.load(model)
-        check_cache(loaded, cache)
-        say_cache(loaded, cache)
-        return loaded
-
-    def options(self) -> dict[str, Any]:
-        """The arguments of `twotemp.load`: the fields have their names."""
-        return dict(vars(self))
+Block = Annotated[int | None, typer.Option(min=1, help="Block width (default: 32, or the model's).")]
+Seed = Annotated[int, typer.Option(help="The seed of all randomness.")]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Rows decoded together (default: as many as fit, at most 64).")
+]
 
 
 @dataclass(frozen=True)
 class DecodingOptions:
     """Decoding the answers."""
 
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer (default: the task's).")] = (
-        None
-    )
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of an answer (default: the task's length).")
+    ] = None
     block: Block = None
     seed: Seed = 0
     batch_size: BatchSize = None
@@ -91,7 +59,7 @@ class DecodingOptions:
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """Tasks: which ones, where their data come from, how they are asked, who grades."""
+    """Choosing the tasks, their data, prompts and graders."""
 
     tasks: Annotated[
         str | None, typer.Option("--tasks", "--task", help="Names from `twotemp tasks`, separated by commas.")
@@ -103,7 +71,7 @@ class TaskOptions:
         list[str] | None, typer.Option(help="A prompt template; with several tasks TASK=NAME.")
     ] = None
     subset: Annotated[
-        list[str] | None, typer.Option(help="Which questions; with several tasks TASK=NAME.")
+        list[str] | None, typer.Option(help="A subset of the questions; with several tasks TASK=NAME.")
     ] = None
     grader: Annotated[
         list[str] | None,
@@ -112,10 +80,8 @@ class TaskOptions:
     altered: Altered = False
     chat: Chat = None
 
-    def plan(self, decoding: DecodingOptions, policies: Sequence[Policy], **more: Any) -> Plan:
-        """What these options ask of an evaluation; more: other fields of the plan."""
-        from twotemp.evaluation import Plan
-
+    def plan(self, decoding: DecodingOptions, policies: Sequence[Policy], **fields: Any) -> Plan:
+        """Return the plan of an evaluation with these options and further fields."""
         return Plan(
             self.choices(),
             tuple(policies),
@@ -123,17 +89,17 @@ class TaskOptions:
             block=decoding.block,
             seed=decoding.seed,
             chat=self.chat,
-            **more,
+            **fields,
         )
 
-    def choices(self, otherwise: Sequence[str] = ()) -> tuple[TaskChoice, ...]:
-        """The tasks named, or these where none is named."""
-        from twotemp.evaluation import TaskChoice
-
-        named = self.tasks.split(",") if self.tasks else otherwise
-        names = [name.strip() for name in named if name.strip()]
+    def choices(self, default: Sequence[str] = ()) -> tuple[TaskChoice, ...]:
+        """Return the chosen tasks, or those of `default` where --tasks names none."""
+        listed = self.tasks.split(",") if self.tasks else default
+        names = [name.strip() for name in listed if name.strip()]
         if not names:
-            raise UserError("no task given; name some, e.g. --tasks countdown-3 (`twotemp tasks` lists them)")
+            raise UserError(
+                "no task given; choose one, e.g. --tasks countdown-3 (`twotemp tasks` lists them)"
+            )
         files = per_task("--data", self.data, names, shared=False)
         prompts = per_task("--prompt", self.prompt, names)
         subsets = per_task("--subset", self.subset, names)
@@ -151,23 +117,55 @@ class TaskOptions:
         )
 
 
+def split_policies(text: str) -> tuple[Policy, ...]:
+    """Parse a list such as `ar,tct:t_pos=0.1,threshold=0.6,@tuned.yaml`: two policies and those of a file."""
+    specs: list[str] = []
+    for spec in split_specs(text):
+        specs += policies_in(spec[1:]) if spec.startswith("@") else [spec]
+    return tuple(parse(spec) for spec in specs)
+
+
+def split_specs(text: str) -> list[str]:
+    """Split a list of policies at its commas, except at those before name=value."""
+    return [spec.strip() for spec in re.split(r"[;,](?!\s*\w+\s*=)", text) if spec.strip()]
+
+
 def task_files(data: Sequence[str] | None, tasks: Sequence[str]) -> dict[str, Path]:
-    """`TASK=FILE` ... -> the file of each task; these are the tasks of the run, of which it must be one."""
+    """Parse --data TASK=FILE options of a run that has these tasks into the file of each task."""
     files = {}
     for item in data or ():
         task, equals, file = item.partition("=")
         if not equals:
-            raise UserError(f"--data {item}: say which task's file it is: --data TASK={item}")
+            raise UserError(f"--data {item}: name the task that the file belongs to: --data TASK={item}")
         if task not in tasks:
             raise unknown("task of this run", task, tasks)
         files[task] = Path(file)
     return files
 
 
+def graders_by_task(runs: Sequence[Path], values: Sequence[str] | None) -> Mapping[str, str]:
+    """Parse the --grader options of a command that reads runs into the grader of each task."""
+    if not values:
+        return {}
+    stores = [Store.open(run) for run in runs]
+    cells = (cell for store in stores for cell in store.cells(without=store.damage()))
+    return per_task("--grader", values, list(dict.fromkeys(cell.config.task for cell in cells)))
+
+
 def per_task(
     option: str, values: Sequence[str] | None, tasks: Sequence[str], shared: bool = True
 ) -> Mapping[str, str]:
-    """`NAME` is for all tasks (a file only for a single one), `TASK=NAME` for one of them."""
+    """Parse the values of an option that is given per task.
+
+    Args:
+        option: its name, for error messages.
+        values: `TASK=NAME` for one task, `NAME` for all of them.
+        tasks: the tasks there are.
+        shared: whether several tasks may share one `NAME` (they cannot share a data file).
+
+    Returns:
+        The value of each task that has one.
+    """
     chosen: dict[str, str] = {}
     for value in values or ():
         task, equals, name = value.partition("=")
@@ -176,5 +174,5 @@ def per_task(
         elif len(tasks) == 1 or (shared and not equals):
             chosen |= dict.fromkeys(tasks, value)
         else:
-            raise UserError(f"{option} {value}: with several tasks say whose it is: {option} TASK={value}")
+            raise UserError(f"{option} {value}: with several tasks, name one: {option} TASK={value}")
     return chosen

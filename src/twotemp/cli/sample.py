@@ -1,31 +1,23 @@
-"""`twotemp sample`: draw, and show how different the samples are."""
+"""`twotemp sample`: draw samples and show how different they are."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
-from twotemp.cli.options import (
-    BatchSize,
-    Block,
-    Cache,
-    Chat,
-    Json,
-    LoadingOptions,
-    Model,
-    Profile,
-    Seed,
-    Traced,
-)
+from twotemp.cli.console import output, progress, say, show_log
+from twotemp.cli.loading import LoadingOptions
+from twotemp.cli.options import BatchSize, Block, Cache, Chat, Json, Model, Profile, Seed, Traced
 from twotemp.errors import UserError
+from twotemp.policies import parse
+from twotemp.records import Policy, Sample
 from twotemp.serialization import json_text
-
-if TYPE_CHECKING:
-    from twotemp.records import Sample
 
 
 def sample(
@@ -35,14 +27,23 @@ def sample(
     policy: Annotated[
         str, typer.Option(help="A name from `twotemp policies`, or tct:t_pos=0.1,threshold=0.6.")
     ] = "tct",
-    t_token: Annotated[float | None, typer.Option(help="Temperature of what is written.")] = None,
-    t_pos: Annotated[float | None, typer.Option(help="Temperature of where; `inf` is legal.")] = None,
-    threshold: Annotated[float | None, typer.Option(help="Confidence threshold lambda.")] = None,
-    k: Annotated[int | None, typer.Option("--k", "-k", help="Positions per step.")] = None,
+    t_token: Annotated[
+        float | None, typer.Option(help="Token temperature; short for --policy NAME:t_token=…")
+    ] = None,
+    t_pos: Annotated[
+        float | None,
+        typer.Option(help="Position temperature, `inf` allowed; short for --policy NAME:t_pos=…"),
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Confidence threshold; short for --policy NAME:threshold=…")
+    ] = None,
+    k: Annotated[
+        int | None, typer.Option("--k", "-k", help="Positions per step; short for --policy NAME:k=…")
+    ] = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Samples per prompt.")] = 1,
     length: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens to generate (default: by the model's context, 32 to 256)."),
+        typer.Option(min=1, help="Tokens to generate (default: 32 to 256, depending on the context length)."),
     ] = None,
     block: Block = None,
     seed: Seed = 0,
@@ -76,15 +77,14 @@ def sample(
     texts = _prompts(prompts)
     if infill and (length is not None or chat):
         raise UserError("--infill fills the mask tokens of plain text: leave --length and --chat out")
+    shortcuts = {"t_token": t_token, "t_pos": t_pos, "threshold": threshold, "k": k}
+    chosen = _policy(policy, {name: value for name, value in shortcuts.items() if value is not None})
+    # These need torch: `--help` and the mistakes above should not wait for it.
     from twotemp.backends.local import LocalBackend
-    from twotemp.cli.console import progress, say, show_log
     from twotemp.engine import Ledger
-    from twotemp.policies import parse
     from twotemp.sampling.prompts import prompt_ids, prompt_names, prompt_requests
 
     show_log()
-    given = {"t_token": t_token, "t_pos": t_pos, "threshold": threshold, "k": k}
-    chosen = parse(_with_options(policy, {key: v for key, v in given.items() if v is not None}))
     loaded = loading.load_with(model, cache)
     ledger = Ledger(loaded) if profile else None
     rows = [prompt_ids(loaded, text, False if infill else chat) for text in texts]
@@ -103,41 +103,50 @@ def sample(
         eos_stop=eos_stop,
         trace=trace,
     )
-    answers = {name: Answers() for name in names}
+    answers = {name: AnswerTable() for name in names}
     with progress("sampling") as bar:
-        for done, one in enumerate(backend.sample(requests), start=1):
+        for done, drawn in enumerate(backend.sample(requests), start=1):
             if as_json:
                 used = cache or ("block" if loaded.block_size else None)
-                typer.echo(json_text(one.to_dict() | {"cache": used}))
+                typer.echo(json_text(drawn.to_dict() | {"cache": used}))
             else:
-                answers[one.request].add(one)
-            bar.update(done, len(texts) * n, f"{one.nfe} NFE")
+                answers[drawn.request].add(drawn)
+            bar.update(done, len(texts) * n, f"{drawn.nfe} NFE")
     if ledger is not None:
         say(ledger.report())
-    if not as_json:
-        for name, text in zip(names, texts):
-            answers[name].show(text)
+    if as_json:
+        say("samples: on stdout, one JSON object per line; `--trace` adds what `twotemp trace` replays")
+        return
+    for name, text in zip(names, texts):
+        answers[name].show(text)
+    say("next: --json prints the samples for programs; twotemp play compares policies in the browser")
 
 
-def _prompts(given: list[str] | None) -> list[str]:
-    if not given:
-        raise UserError('no prompt given; write it as an argument, e.g. twotemp sample "3 7 12 -> 33"')
-    if "-" in given and len(given) > 1:
-        raise UserError("`-` reads the prompts from stdin, which then are all: leave it or the others out")
-    texts = [line.rstrip("\n") for line in sys.stdin] if given == ["-"] else given
-    for text in texts:
+def _prompts(arguments: list[str]) -> list[str]:
+    if "-" in arguments and len(arguments) > 1:
+        raise UserError("`-` reads all prompts from stdin: leave out `-` or the other prompts")
+    texts = [line.rstrip("\n") for line in sys.stdin] if arguments == ["-"] else arguments
+    if not texts:
+        raise UserError("stdin holds no prompt; write one per line")
+    for number, text in enumerate(texts, start=1):
         if not text.strip():
-            raise UserError("a prompt is empty")
+            raise UserError(f"prompt {number} is empty; leave it out")
     return texts
 
 
-def _with_options(spec: str, options: dict[str, Any]) -> str:
-    """`tct` and {t_pos: 0.1} -> `tct:t_pos=0.1`; an option wins over the same parameter in the spec."""
-    parts = [f"{key}={value}" for key, value in options.items()]
-    return spec + ("," if ":" in spec else ":") + ",".join(parts) if parts else spec
+def _policy(spec: str, shortcuts: dict[str, Any]) -> Policy:
+    """Parse a policy with the parameters of --t-token, --t-pos, --threshold and -k added."""
+    name, _, parameters = spec.partition(":")
+    spelled = {part.partition("=")[0].strip() for part in parameters.split(",")}
+    for key in shortcuts:
+        if key in spelled:
+            option = "-k" if key == "k" else f"--{key.replace('_', '-')}"
+            raise UserError(f"{key} is given twice, by --policy {spec} and by {option}: leave one out")
+    parts = [parameters, *(f"{key}={value}" for key, value in shortcuts.items())]
+    return parse(f"{name}:{','.join(filter(None, parts))}")
 
 
-class Answers:
+class AnswerTable:
     """The distinct answers to one prompt, how often each came, and how spread out they are."""
 
     def __init__(self) -> None:
@@ -145,16 +154,13 @@ class Answers:
         self.nfe = self.forwards = 0
 
     def add(self, sample: Sample) -> None:
+        """Count a sample."""
         self.texts[sample.text] += 1
         self.nfe += sample.nfe
         self.forwards += sample.forwards
 
     def show(self, prompt: str) -> None:
-        from rich.markup import escape
-        from rich.table import Table
-
-        from twotemp.cli.console import output
-
+        """Print the answers, their entropy and their mean cost."""
         total = self.texts.total()
         entropy = sum(c / total * math.log2(total / c) for c in self.texts.values())
         table = Table(title=escape(prompt), title_justify="left", show_lines=False, expand=False)

@@ -1,4 +1,4 @@
-"""`twotemp select`: one answer from many, on the samples of a run."""
+"""`twotemp select`: choose one answer from many, on the samples of a run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from typing import Annotated
 
 import typer
 
-from twotemp.cli.options import Altered, DataFiles, task_files
-from twotemp.cli.report import INCOMPLETE, Judges, judges_of, show_blocks, show_gaps, show_page
+from twotemp import rewards
+from twotemp.analysis import SELECTORS, every_choice, k_grid, named, survey
+from twotemp.cli.console import progress, say
+from twotemp.cli.options import Altered, DataFiles, Graders, graders_by_task, task_files
+from twotemp.cli.results import INCOMPLETE, show_blocks, show_gaps, show_page
 from twotemp.errors import UserError
+from twotemp.report import best_tables, write_selection
+from twotemp.selection import count
 from twotemp.serialization import json_text
 
 
@@ -25,7 +30,7 @@ def select(
     rm: Annotated[
         str | None,
         typer.Option(
-            help="Reward model: verifier (default), verifier:FOLDER, a folder, a hub id, likelihood: and a denoiser."
+            help="Reward model: verifier (default), verifier:FOLDER, a folder, a hub id, or likelihood:DENOISER."
         ),
     ] = None,
     rm_system: Annotated[
@@ -33,18 +38,20 @@ def select(
         typer.Option(help="Text the reward model expects before the question (AceMath's is known)."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write (default: RUN/selection).")] = None,
-    grader: Judges = None,
+    grader: Graders = None,
     data: DataFiles = None,
     altered: Altered = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Answers scored together.")] = 32,
-    device: Annotated[str | None, typer.Option(help="Of the reward model (default: CUDA if any).")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="The reward model's device (default: CUDA if available).")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object for each task, policy and selector.")
     ] = False,
 ) -> None:
-    """Choose one answer from k samples: Best@k and Best@NFE of every policy, under every selector.
+    """Choose one answer from k samples and report Best@k and Best@NFE.
 
-    Nothing is drawn again; rewards are computed once and kept in the run. Where the run is not whole, what is
+    Nothing is drawn again; rewards are computed once and stored in the run. If the run is incomplete, what is
     missing is listed and the exit code is 3.
 
     [bold]Examples[/bold]
@@ -53,28 +60,19 @@ def select(
 
       twotemp select runs/llada --by majority,orm --rm nvidia/AceMath-7B-RM --device cuda
     """
-    from twotemp.analysis import SELECTORS, every_choice, k_grid, named, survey
-    from twotemp.cli.console import progress
-    from twotemp.selection import count
-
     selectors = named([name.strip() for name in by.split(",") if name.strip()])
     needs = {SELECTORS[name].needs for name in selectors}
     if "rewards" not in needs and (rm or rm_system):
         raise UserError(
-            f"--by {by} asks no reward model: add orm or weighted, or leave --rm and --rm-system out"
+            f"--by {by} uses no reward model: add orm or weighted, or leave --rm and --rm-system out"
         )
-    surveyed = survey([run], judges_of([run], grader))
-    files = task_files(data, [one.task for one in surveyed.cells])
-    model = itself = None
-    if needs & {"rewards", "likelihoods"}:
-        from twotemp import rewards
-
-        if "rewards" in needs:
-            model = rewards.load(
-                rm or rewards.VERIFIER, system=rm_system, device=device, batch_size=batch_size
-            )
-        if "likelihoods" in needs:  # of the model that drew the samples
-            itself = rewards.sampling_model(device=device, batch_size=batch_size)
+    surveyed = survey([run], graders_by_task([run], grader))
+    files = task_files(data, [cell.task for cell in surveyed.cells])
+    model = sampler = None
+    if "rewards" in needs:
+        model = rewards.load(rm or rewards.VERIFIER, system=rm_system, device=device, batch_size=batch_size)
+    if "likelihoods" in needs:  # under the model that drew the samples
+        sampler = rewards.sampling_model(device=device, batch_size=batch_size)
     with progress("rewards") as bar:
         cells = count(
             surveyed.cells,
@@ -82,20 +80,20 @@ def select(
             allow_altered=altered,
             reward_model=model,
             confidence="traces" in needs,
-            itself=itself,
+            itself=sampler,
             watch=lambda cell, done, total: bar.update(done, total, cell),
         )
-    from twotemp.report import best_tables, write_selection
-
-    found = every_choice(cells, selectors)
-    page = write_selection(found, out or run / "selection", surveyed.gaps)
+    choices = every_choice(cells, selectors)
+    page = write_selection(choices, out or run / "selection", surveyed.gaps)
     show_gaps(surveyed.gaps)
     if as_json:
-        for choice in found:
+        for choice in choices:
             typer.echo(json_text(choice.summary()))
     else:
-        title, grid = "Best@k in % (95 % interval)", k_grid(cells)
-        show_blocks(title, {"NFE": lambda one: one.cost()}, lambda ks: best_tables.blocks(found, ks), grid)
+        costs, grid = {"NFE": lambda cell: cell.cost()}, k_grid(cells)
+        title = "Best@k in % (95 % interval)"
+        show_blocks(title, costs, lambda ks: best_tables.blocks(choices, ks), grid)
     show_page(replace(page, sentences=()) if as_json else page)
+    say(f"next: open {page.path}")
     if surveyed.gaps:
         raise typer.Exit(INCOMPLETE)

@@ -1,22 +1,22 @@
-"""`twotemp trace`: samples replayed on a page."""
+"""`twotemp trace`: replay samples on a page."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from twotemp.cli.console import say
 from twotemp.errors import UserError
+from twotemp.folders import disk_errors, write_text
+from twotemp.records import Grade, Sample
+from twotemp.report.trace_page import FORK_ENTROPY, page
+from twotemp.store import Cell, Store
 
-if TYPE_CHECKING:
-    from twotemp.records import Grade, Sample
-    from twotemp.store import Cell
-
-    Graded = tuple[Sample, Grade | None]
-
-MOST = 64  # samples of a source on one page
+GradedSample = tuple[Sample, Grade | None]
+MOST = 64  # the most samples of a source on one page
 
 
 def trace(
@@ -25,18 +25,26 @@ def trace(
         typer.Argument(help="Files from `twotemp sample --trace --json`, run folders, or one cell of a run."),
     ],
     out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("trace.html"),
-    request: Annotated[str | None, typer.Option(help="Which question (default: the first).")] = None,
-    each: Annotated[int, typer.Option(min=1, help="Samples of each policy that are open at first.")] = 2,
+    request: Annotated[str | None, typer.Option(help="The id of the question (default: the first).")] = None,
+    each: Annotated[
+        int, typer.Option(min=1, help="The number of samples of each policy that are open at first.")
+    ] = 2,
     model: Annotated[
-        str | None, typer.Option(help="Whose tokenizer writes the tokens (default: the run's; else ids).")
+        str | None,
+        typer.Option(
+            help="The model whose tokenizer writes the tokens; may be a hub id (default: the run's, from local files "
+            "only; without one, token ids)."
+        ),
     ] = None,
     fork_entropy: Annotated[
-        float | None, typer.Option(help="Nats at commit from which on a token is marked (default: log 2).")
+        float | None,
+        typer.Option(help="Tokens of at least this entropy at commit, in nats, are marked (default: log 2)."),
     ] = None,
 ) -> None:
-    """Write a page that replays samples: every token coloured by the step at which it was committed.
+    """Write an HTML page that replays samples step by step.
 
-    The page is one file and asks the network for nothing. Several sources stand side by side on one clock.
+    Every token is coloured by the step at which it was committed. The page is one file that loads nothing from the
+    network; several sources are shown side by side on one clock.
 
     [bold]Examples[/bold]
 
@@ -46,46 +54,59 @@ def trace(
 
       twotemp trace lc.jsonl tlc.jsonl --model tiny --each 1
     """
-    from twotemp.cli.console import say
-    from twotemp.folders import write_text
-    from twotemp.report.trace_page import FORK_ENTROPY, page
-
-    groups: list[list[Graded]] = []
+    groups: list[list[GradedSample]] = []
+    stored: str | None = None
     for source in sources:
-        found, its_model = _read_samples(source)
-        groups += found
-        model = model or its_model
+        more, run_model = _read_samples(source)
+        groups += more
+        stored = stored or run_model
     wanted = request or groups[0][0][0].request
-    chosen = [one for group in groups for one in [g for g in group if g[0].request == wanted][:MOST]]
+    chosen = [
+        pair for group in groups for pair in [pair for pair in group if pair[0].request == wanted][:MOST]
+    ]
     if not chosen:
         known = dict.fromkeys(s.request for group in groups for s, _ in group)
-        raise UserError(f"no sample of request {wanted!r}; there are {', '.join(list(known)[:8])}")
+        raise UserError(
+            f"no sample of request {wanted!r}; choose --request from {', '.join(list(known)[:8])}"
+        )
     html = page(
         [sample for sample, _ in chosen],
-        _tokenizer(model) if model else None,
+        _tokenizer(model, stored),
         title=f"{wanted}: {', '.join(dict.fromkeys(s.policy.name for s, _ in chosen))}",
         fork_entropy=FORK_ENTROPY if fork_entropy is None else fork_entropy,
         each=each,
         grades=[grade for _, grade in chosen],
     )
     write_text(out, html)
-    say(f"page: {out} ({len(chosen)} samples); open it in a browser")
+    say(f"page: {out} ({len(chosen)} samples); next: open it in a browser")
 
 
-def _tokenizer(model: str) -> Any:
+def _tokenizer(named: str | None, stored: str | None) -> Any | None:
+    """Return the tokenizer of the model that --model names, else of the one that the run names, if it is local.
+
+    Only a hub id that the user names is fetched from the hub, and only its small files: a run's folder may come from
+    elsewhere.
+    """
+    if not (named or stored):
+        return None
+    # These need torch and transformers, which pages without a tokenizer should not wait for.
     from twotemp.models.checkpoint import read_tokenizer
     from twotemp.models.load import locate
 
-    return read_tokenizer(locate(model))
+    try:
+        return read_tokenizer(locate(named or stored or "", weights=False, local_files_only=named is None))
+    except UserError as error:
+        if named:
+            raise
+        say(f"the page shows token ids ({error}); --model names a tokenizer")
+        return None
 
 
-def _read_samples(source: Path) -> tuple[list[list[Graded]], str | None]:
-    """The samples of a JSONL file, or of each cell of a run with their grades, by question; and the run's model."""
-    from twotemp.store import Store
-
+def _read_samples(source: Path) -> tuple[list[list[GradedSample]], str | None]:
+    """Return the samples of a JSONL file, or of each cell of a run with their grades, and the run's model."""
     if not source.exists():
         raise UserError(
-            f"{source} does not exist; give a file from `twotemp sample --trace --json`, or a run"
+            f"{source} does not exist; give a file from `twotemp sample --trace --json`, or a run's folder"
         )
     if source.is_file():
         return [[(sample, None) for sample in _read_lines(source)]], None
@@ -95,20 +116,20 @@ def _read_samples(source: Path) -> tuple[list[list[Graded]], str | None]:
         cells = Store.open(source).cells()
     groups = [group for cell in cells if (group := _graded(cell))]
     if not groups:
-        raise UserError(f"{source} holds no samples yet")
+        raise UserError(
+            f"{source} holds no samples yet; draw some with `twotemp eval --trace --out {source}`"
+        )
     return groups, cells[0].config.model
 
 
-def _graded(cell: Cell) -> list[Graded]:
-    """A cell's samples by question; judged by its grader (of several, the first by name)."""
+def _graded(cell: Cell) -> list[GradedSample]:
+    """Return a cell's samples, sorted by question, with the grades of its grader (the first by name)."""
     grades = cell.grades(cell.graders()[0]) if cell.graders() else {}
     return [(s, grades.get(s.key)) for s in sorted(cell.samples(), key=lambda s: (s.request, s.index))]
 
 
 def _read_lines(path: Path) -> list[Sample]:
-    from twotemp.folders import disk_errors
-    from twotemp.records import Sample
-
+    """Return the samples in a file of `twotemp sample --json`."""
     samples = []
     with disk_errors(path, "read"):
         data = path.read_bytes()
@@ -117,12 +138,12 @@ def _read_lines(path: Path) -> list[Sample]:
             continue
         try:
             row = json.loads(line)
-            row.pop("cache", None)  # of the command, not of the sample
+            row.pop("cache", None)  # the command adds it to the sample
             samples.append(Sample.from_dict(row))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(
                 f"{path}, line {number} is not a sample ({error}); write the file with `twotemp sample --json`"
             ) from None
     if not samples:
-        raise UserError(f"{path} is empty")
+        raise UserError(f"{path} is empty; write it with `twotemp sample --json`")
     return samples

@@ -1,34 +1,42 @@
-"""`twotemp tune`: which policy, and which numbers, for this model, task, goal and budget."""
+"""`twotemp tune`: find the policy and its parameters for a model, task, goal and budget."""
 
 from __future__ import annotations
 
 import logging
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from twotemp.cli.evaluate import split_specs
+from twotemp import tasks
+from twotemp.cli.console import next_command, output, progress, say, show_log
+from twotemp.cli.loading import LoadingOptions
 from twotemp.cli.options import (
     Cache,
     DecodingOptions,
     Json,
-    LoadingOptions,
     Model,
     Out,
     Questions,
     TaskOptions,
+    split_specs,
 )
-from twotemp.cli.workers import DrawingOptions, Job
+from twotemp.cli.workers import DrawingOptions, Workload
+from twotemp.evaluation import Progress
+from twotemp.folders import write_text
+from twotemp.report import NO_FIGURES, figures
+from twotemp.report.frontier import draw_frontier
 from twotemp.serialization import json_text
+from twotemp.tuning import Goal, Tuned, expand, recommendation, table, tuned_yaml
+from twotemp.tuning import tune as race
+from twotemp.tuning.tuner import validation
+from twotemp.tuning.words import COLUMNS, cells, rows
 
-if TYPE_CHECKING:
-    from twotemp.evaluation import Progress
-    from twotemp.tuning import Tuned
-
-# What the race was asked, in place of which `eval` has its own; then() adds the plug-ins.
-OF_THE_RACE = {
+# Options of the race itself. All others describe the setting that was tuned, and the recommended `twotemp eval`
+# repeats them (`next_command` adds the plug-ins).
+RACE_OPTIONS = {
     "at",
     "policies",
     "budget",
@@ -45,32 +53,34 @@ OF_THE_RACE = {
 def tune(
     context: typer.Context,
     out: Out,
-    asked: TaskOptions,
+    task: TaskOptions,
     loading: LoadingOptions,
     decoding: DecodingOptions,
     working: DrawingOptions,
     model: Model = "tiny",
     at: Annotated[
         str,
-        typer.Option(help="What to be best at: pass@16, or pass@NFE=200 (what 200 NFE per question buy)."),
+        typer.Option(help="The goal: pass@16, or pass@NFE=200 (pass@k for 200 NFE per question)."),
     ] = "pass@16",
     policies: Annotated[
         list[str],
         typer.Option(
-            help="The candidates. A name is tried over T_token, T_pos, lambda and K; numbers that are named are "
-            "tried only as given: tct:t_pos=0.1,threshold=0.6|0.8."
+            help="The candidates. A name is tried over T_token, T_pos, lambda and K; parameters that are given are "
+            "tried only at those values: tct:t_pos=0.1,threshold=0.6|0.8."
         ),
     ] = ["ar,tlc,tct,tpp,fork"],  # noqa: B006
-    budget: Annotated[float, typer.Option(min=1, help="NFE to spend in all, about.")] = 1_000_000,
+    budget: Annotated[float, typer.Option(min=1, help="NFE to spend in total, approximately.")] = 1_000_000,
     questions: Questions = None,
     cache: Cache = None,
     as_json: Json = False,
 ) -> None:
-    """Race policies and their numbers on validation problems, and say which to use.
+    """Race policies and their parameters on validation problems, and recommend the best.
 
-    All start on a few problems. One that is beaten by another that costs no more leaves; the better half sees more.
+    All candidates start on a few problems. A candidate beaten by another that costs no more drops out, and the
+    better half goes on to more problems.
 
-    --out keeps all samples, tuned.yaml, frontier.md and frontier.png. Stopped and started again, it continues.
+    --out receives all samples, tuned.yaml, frontier.md and frontier.png. A race that was stopped continues when the
+    same command is given again.
 
     [bold]Examples[/bold]
 
@@ -78,33 +88,22 @@ def tune(
 
       twotemp eval --task countdown-3 --policies ar,@runs/tune/tuned.yaml -n 16 --out runs/tuned
     """
-    from twotemp import tasks
-    from twotemp.cli.console import progress, say, show_log, then
-    from twotemp.folders import write_text
-    from twotemp.report import NO_FIGURES
-    from twotemp.report.figures import available
-    from twotemp.report.frontier import draw_frontier
-    from twotemp.tuning import Goal, expand, recommendation, table, tuned_yaml
-    from twotemp.tuning import tune as run
-    from twotemp.tuning.tuner import validation
-    from twotemp.tuning.words import rows
-
-    show_log(logging.WARNING)  # every round would say the batch size again
+    show_log(logging.WARNING)  # not the batch size, which differs from round to round
     goal, candidates = Goal.parse(at), expand(split_specs(",".join(policies)))
-    plan = asked.plan(decoding, candidates, questions=questions, cache=cache, compile=loading.compile)
-    plan = validation(plan)  # a mistake in it is said before a model is loaded
+    plan = task.plan(decoding, candidates, questions=questions, cache=cache, compile=loading.compile)
+    plan = validation(plan)  # reports a mistake before the model is loaded
     say(f"{len(candidates)} candidates for {goal}, {budget:,.0f} NFE")
     # A sample takes at most an NFE per token.
     samples = int(budget / (decoding.length or tasks.get(plan.tasks[0].name).length))
     with (
-        working.backend(Job(model, loading, samples, decoding.batch_size, cache)) as (backend, _),
+        working.backend(Workload(model, loading, samples, decoding.batch_size, cache)) as (backend, _),
         progress(backend.name) as bar,
     ):
 
         def watch(alive: int, seen: int, state: Progress) -> None:
             bar.update(state.samples, state.all_samples, f"{alive} candidates on {seen} questions")
 
-        tuned = run(plan, goal, backend, out, budget=budget, watch=watch)
+        tuned = race(plan, goal, backend, out, budget=budget, watch=watch)
     write_text(out / "tuned.yaml", tuned_yaml(tuned))
     write_text(out / "frontier.md", f"{recommendation(tuned)}\n\n{table(tuned)}")
     if as_json:
@@ -113,49 +112,48 @@ def tune(
     else:
         _show(tuned)
     say(recommendation(tuned))
-    if available():
+    if figures.available():
         draw_frontier(tuned.standings, str(goal), f"{tuned.model}, {tuned.task.name}", out / "frontier")
     else:
         say(NO_FIGURES)
-    words = [*_settings(context), "--policies", f"@{out / 'tuned.yaml'}"]
-    if tuned.task.data is not None:  # these were to tune on; where those for a test are, only the user knows
+    words = [*_tuned_settings(context), "--policies", f"@{out / 'tuned.yaml'}"]
+    if tuned.task.data is not None:  # that file was used for tuning; only the user knows the one for the test
         words += ["--data", "TEST_FILE"]
+    overlap = "" if tuned.held_out else " (which include those used for tuning)"
     say(
-        f"{tuned.spent:,.0f} NFE spent; on test problems{'' if tuned.held_out else ', these among them'}: "
-        f"{then(f'eval {shlex.join(words)} --out', Path('RUN'))}; the frontier: {out / 'frontier.md'}"
+        f"{tuned.spent:,.0f} NFE spent; the frontier: {out / 'frontier.md'}; next, on test problems{overlap}: "
+        f"{next_command(f'eval {shlex.join(words)} --out', Path('RUN'))}"
     )
 
 
-def _settings(context: typer.Context) -> list[str]:
-    """The options that were typed, but those of the race: the numbers are good for these."""
+def _tuned_settings(context: typer.Context) -> list[str]:
+    """Return the options that the user typed, without those of the race, as words of a command line."""
     words: list[str] = []
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
-        if option.name in OF_THE_RACE or source is None or source.name != "COMMANDLINE":
-            continue
-        value = context.params[option.name]
-        for one in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(one, bool):
-                words += option.opts[:1] if one else option.secondary_opts[:1]
-            else:
-                words += [option.opts[0], str(one)]
+        if option.name not in RACE_OPTIONS and source is not None and source.name == "COMMANDLINE":
+            value = context.params[option.name]
+            for item in value if isinstance(value, list | tuple) else (value,):
+                words += _spelled(option, item)
     return words
 
 
+def _spelled(option: Any, value: object) -> list[str]:
+    """Return one value of an option as it is typed."""
+    if isinstance(value, bool):
+        return list(option.opts[:1] if value else option.secondary_opts[:1])
+    return [option.opts[0], str(value)]
+
+
 def _show(tuned: Tuned) -> None:
-    """The finalists, and how many left on the way."""
-    from rich.table import Table
-
-    from twotemp.cli.console import output
-    from twotemp.tuning.words import COLUMNS, cells
-
+    """Print the finalists, and how many candidates dropped out."""
     shown = Table()
     for column in COLUMNS:
         heading = column.format(goal=tuned.goal)
         shown.add_column(heading, justify="left" if column == "policy" else "right", overflow="fold")
-    finalists = [one for one in tuned.standings if one.finalist]
-    for one in finalists:
-        shown.add_row(*cells(one))
+    finalists = [standing for standing in tuned.standings if standing.finalist]
+    for standing in finalists:
+        shown.add_row(*cells(standing))
     output.print(shown)
-    left = len(tuned.standings) - len(finalists)
-    output.print(f"{left} candidates left the race in {len(tuned.rounds)} rounds", highlight=False)
+    dropped = len(tuned.standings) - len(finalists)
+    output.print(f"{dropped} candidates dropped out in {len(tuned.rounds)} rounds", highlight=False)

@@ -1,4 +1,4 @@
-"""Where samples are drawn: in this process, or in workers."""
+"""Options that choose where samples are drawn: in this process, or in workers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twotemp.cli.options import LoadingOptions
+from twotemp import plugins
+from twotemp.cli.console import say, say_cache
+from twotemp.cli.loading import LoadingOptions
 from twotemp.errors import UserError
+from twotemp.graders.workers import usable_cpus
 
 if TYPE_CHECKING:
     from twotemp.backends import Backend
@@ -21,51 +24,51 @@ if TYPE_CHECKING:
     from twotemp.engine import Ledger
     from twotemp.models.base import LanguageModel
 
-SMALL_BYTES = 200_000_000  # of weights: 50 M parameters in float32, of which every core can hold a copy
-WORTH_A_WORKER = 1024  # samples; with fewer each, starting a process takes longer than it saves
+# Imports inside functions below need torch or transformers, which take seconds: `--help`, and mistakes in options,
+# should not wait for them.
+
+# Weights up to this size (50 M parameters in float32) are small: every core can hold a copy, and the matrix products
+# are too short to be shared by threads.
+SMALL_BYTES = 200_000_000
+WORTH_A_WORKER = 1024  # samples; with fewer per worker, starting a process takes longer than it saves
 
 
 @dataclass(frozen=True)
-class Job:
-    """What a backend is needed for."""
+class Workload:
+    """A model and the amount of work for it."""
 
     model: str
     loading: LoadingOptions
-    samples: int  # at least; so that no worker is started for a few
+    samples: int  # the least number to draw; no worker is started for a few
     batch_size: int | None = None
     cache: str | None = None
-    unit: int | None = (
-        None  # requests that a worker draws together, where there are few; None: the usual number
-    )
+    # Requests that a worker draws together, where there are too few for the usual number.
+    unit: int | None = None
     profile: bool = False
 
     def loader(self, gpus: int = 0) -> ModelLoader:
-        """Return what a worker runs to get its model."""
-        from twotemp import plugins
+        """Return the instructions by which a worker loads the model."""
         from twotemp.backends.worker import ModelLoader
 
-        named = tuple(plugins.NAMED)
-        return ModelLoader(self.model, self.loading.options(), gpus, self.batch_size, self.cache, named)
+        names = tuple(plugins.NAMED)
+        return ModelLoader(self.model, self.loading.options(), gpus, self.batch_size, self.cache, names)
 
     def text(self) -> LanguageModel:
         """Return the model without its weights, which encodes the prompts."""
         from twotemp.models.load import load_text
 
-        loading = self.loading
-        return load_text(
-            self.model, mask_id=loading.mask_id, eos_ids=loading.eos_ids, block_size=loading.block_size
-        )
+        ids = self.loading
+        return load_text(self.model, mask_id=ids.mask_id, eos_ids=ids.eos_ids, block_size=ids.block_size)
 
     def pool(self, transport: AnyTransport, count: int) -> WorkerPool:
         """Return the workers that a transport starts."""
         from twotemp.backends.pool import WorkerPool
-        from twotemp.cli.console import say_cache
 
         say_cache(None, self.cache)
         return WorkerPool(transport, count, self.text(), batch_size=self.batch_size, unit=self.unit)
 
     def local(self) -> tuple[LocalBackend, Ledger | None]:
-        """Return a backend in this process, and the ledger of --profile."""
+        """Load the model into this process; return its backend, and the ledger of --profile."""
         from twotemp.backends.local import LocalBackend
         from twotemp.engine import Ledger
 
@@ -76,44 +79,45 @@ class Job:
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """Who draws."""
+    """Choosing the workers."""
 
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Processes that draw (default: one per GPU; on a CPU one per core for a small model)."
+            min=1,
+            help="Worker processes (default: one per GPU; on a CPU one per core for a small model, else none).",
         ),
     ] = None
     ray: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Draw on this Ray cluster (auto: the one this machine is part of; local: a new one).",
+            help="Draw on this Ray cluster (auto: the one that this machine belongs to; local: a new one).",
         ),
     ] = None
     ray_reachable: Annotated[
         bool,
-        typer.Option("--ray-reachable", help="With --ray local: other machines may reach Ray's ports."),
+        typer.Option("--ray-reachable", help="With --ray local: let other machines reach Ray's ports."),
     ] = False
 
     @property
     def chosen(self) -> bool:
-        """Did the user ask for workers?"""
+        """Whether the user asked for workers."""
         return bool(self.workers or self.ray)
 
     @contextmanager
-    def backend(self, job: Job) -> Iterator[tuple[Backend, Ledger | None]]:
-        """Yield the backend, and the ledger of --profile; say so where there are workers."""
+    def backend(self, job: Workload) -> Iterator[tuple[Backend, Ledger | None]]:
+        """Yield the backend and the ledger of --profile, and say how many workers there are."""
         if self.ray_reachable and self.ray != "local":
-            raise UserError("--ray-reachable is about a cluster that --ray local starts")
+            raise UserError("--ray-reachable only applies to a cluster that --ray local starts: leave it out")
         if (remote := self._remote(job)) is None:
             yield job.local()
         else:
             with remote as backend:
                 yield backend, None
 
-    def _remote(self, job: Job) -> AbstractContextManager[Backend] | None:
-        """Return a backend outside this process, where one is asked for or faster."""
+    def _remote(self, job: Workload) -> AbstractContextManager[Backend] | None:
+        """Start workers if they were asked for or are faster; return None to draw in this process."""
         if job.profile and self.chosen:
             raise UserError("--profile is for one process: leave --workers, --ray and --sglang out")
         if job.loading.device_map:
@@ -128,22 +132,18 @@ class WorkerOptions:
                 return self._in_processes(count, job)
         return None
 
-    def _in_processes(self, count: int, job: Job) -> WorkerPool:
+    def _in_processes(self, count: int, job: Workload) -> WorkerPool:
         from twotemp.backends.process import ProcessTransport
-        from twotemp.cli.console import say
-        from twotemp.graders.workers import usable_cpus
-        from twotemp.models.load import locate
 
-        locate(job.model)  # fetched once, not by every worker
+        # Also fetches a hub checkpoint, once instead of in every worker.
+        threads = threads_per_worker(job.model, count)
         _, gpus = devices(job.loading.device)
-        threads = max(1, usable_cpus() // count)
         each = "one GPU each" if gpus >= count else f"{threads} thread{'s' * (threads > 1)} each"
-        say(f"drawing with {count} worker{'s' * (count > 1)}, {each} (--workers changes it)")
+        say(f"drawing with {count} worker{'s' * (count > 1)}, {each} (--workers changes the number)")
         return job.pool(ProcessTransport(job.loader(gpus), threads=threads), count)
 
-    def _on_ray(self, address: str, job: Job) -> WorkerPool:
+    def _on_ray(self, address: str, job: Workload) -> WorkerPool:
         from twotemp.backends.ray import RayTransport
-        from twotemp.cli.console import say
 
         device, reachable = job.loading.device, self.ray_reachable
         transport = RayTransport(job.loader(), address=address, device=device, reachable=reachable)
@@ -153,13 +153,15 @@ class WorkerOptions:
             transport.close()
             raise UserError(f"the Ray cluster has room for {room} workers, not {count}; lower --workers")
         each = "GPU" if transport.gpus else "core"
-        say(f"drawing with {count} Ray actor{'s' * (count > 1)}, one {each} each (--workers changes it)")
+        say(
+            f"drawing with {count} Ray actor{'s' * (count > 1)}, one {each} each (--workers changes the number)"
+        )
         return job.pool(transport, count)
 
 
 @dataclass(frozen=True)
 class DrawingOptions(WorkerOptions):
-    """Who draws."""
+    """Choosing the workers."""
 
     sglang: Annotated[
         str | None,
@@ -169,25 +171,22 @@ class DrawingOptions(WorkerOptions):
         ),
     ] = None
 
-    def _remote(self, job: Job) -> AbstractContextManager[Backend] | None:
+    def _remote(self, job: Workload) -> AbstractContextManager[Backend] | None:
         if not self.sglang:
             return super()._remote(job)
         if job.profile:
             raise UserError("--profile is for one process: leave --workers, --ray and --sglang out")
         if self.ray:
-            raise UserError("--ray and --sglang are two places to draw at: leave one out")
+            raise UserError("--ray and --sglang exclude each other: leave one out")
         return self._served(self.sglang, job)
 
-    def _served(self, url: str, job: Job) -> AbstractContextManager[Backend]:
-        from twotemp.cli.console import say
-        from twotemp.plugins import backend
-
-        connect, loading = backend("sglang"), job.loading
+    def _served(self, url: str, job: Workload) -> AbstractContextManager[Backend]:
+        connect, loading = plugins.backend("sglang"), job.loading
         unused: dict[str, object]
         unused = {"cache": job.cache, "device": loading.device, "dtype": loading.dtype}
         unused |= {"compile": loading.compile, "quantize": loading.quantize, "device-map": loading.device_map}
-        if asked := [f"--{name}" for name, value in unused.items() if value]:
-            raise UserError(f"{', '.join(asked)}: the server has the model; start it as you want it")
+        if given := [f"--{name}" for name, value in unused.items() if value]:
+            raise UserError(f"{', '.join(given)}: the SGLang server loads the model; give it these settings")
         served: AbstractContextManager[Backend] = connect(
             url, job.text(), unit=job.batch_size, connections=self.workers
         )
@@ -195,25 +194,39 @@ class DrawingOptions(WorkerOptions):
         return served
 
 
-def devices(asked: str | None) -> tuple[str, int]:
-    """The kind of device, and how many GPUs to spread over: none where one of them was named."""
+def devices(name: str | None) -> tuple[str, int]:
+    """Return the kind of device, and the number of GPUs to spread over: none if one of them was named."""
     import torch
 
     from twotemp.models.load import usable_device
 
-    device = usable_device(asked)
+    device = usable_device(name)
     return device.type, torch.cuda.device_count() if device.type == "cuda" and device.index is None else 0
 
 
-def default_workers(model: str, samples: int, device: str, gpus: int) -> int:
-    """One per GPU; on a CPU one per core where the model is small, and one where it is not: there, all cores work
-    at one product of matrices. Never more than have something to do."""
-    from twotemp.graders.workers import usable_cpus
+def is_small(model: str) -> bool:
+    """Return whether every core can hold a copy of the model, and one thread is enough to run it."""
     from twotemp.models.load import locate
 
+    return sum(file.stat().st_size for file in locate(model).glob("*.safetensors")) <= SMALL_BYTES
+
+
+def threads_per_worker(model: str, count: int) -> int:
+    """Return one thread for a small model, and otherwise an equal share of the cores.
+
+    Two threads draw up to 1.8 times as many samples of a small model as one on an idle machine, but a third fewer
+    beside a busy program (docs/LOG.md); a second worker uses the other core at no such risk.
+    """
+    return 1 if is_small(model) else max(1, usable_cpus() // count)
+
+
+def default_workers(model: str, samples: int, device: str, gpus: int) -> int:
+    """Return how many workers to start unless the user says so, none of them with too little to do.
+
+    That is one per GPU. On a CPU it is one per core for a small model, and one for a large model, whose matrix
+    products use all cores.
+    """
     most = max(1, samples // WORTH_A_WORKER)
     if device == "cuda":
         return min(most, max(1, gpus))
-    if most == 1 or sum(file.stat().st_size for file in locate(model).glob("*.safetensors")) > SMALL_BYTES:
-        return 1
-    return min(most, usable_cpus())
+    return 1 if most == 1 or not is_small(model) else min(most, usable_cpus())

@@ -67,7 +67,12 @@ def read_json(path: Path) -> Any:
 
 def make_folder(path: Path) -> None:
     with disk_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError:  # although missing parents are created: /proc and the like take no folders
+            raise UserError(
+                f"cannot create {path}: its file system refuses; choose another folder (--out)"
+            ) from None
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ID_FIELDS = ("mask_token_id", "eos_token_id", "block_size")  # resolved when loading, written when saving
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+VOCABULARIES = {"vocab.json", "vocab.txt", "tokenizer.model", "spiece.model"}  # besides tokenizer.json
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -220,9 +221,14 @@ def read_tokenizer(folder: Path) -> Any | None:
                 return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
             if {"vocab.json", "merges.txt"} <= names:  # Dream: named a custom class, but identical to Qwen2's
                 return Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
-            if names & {"tokenizer_config.json", "vocab.txt", "tokenizer.model", "spiece.model"}:
+            if names & {"tokenizer_config.json", *VOCABULARIES}:
                 return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the library raises anything from OSError to a wrapped Rust panic
+    except Exception as error:  # the library raises anything from OSError to a Rust panic's wrapper
+        if not names & {"tokenizer.json", *VOCABULARIES}:
+            raise UserError(
+                f"{folder} has no tokenizer.json; copy it from the checkpoint (or remove tokenizer_config.json to "
+                "work on token ids)"
+            ) from error
         raise UserError(
             f"{folder}: the tokenizer files cannot be read ({error}); repair them, or remove them to work "
             "on token ids"

@@ -122,6 +122,7 @@ def locate(
     embedded: Sequence[str] = EMBEDDED,
     check: Callable[[Mapping[str, Any]], object] | None = None,
     weights: bool = True,
+    local_files_only: bool = False,
 ) -> Path:
     """Return the folder of a checkpoint; a hub id is downloaded (data files only) or found in the hub's cache.
 
@@ -132,6 +133,7 @@ def locate(
         check: Raises for a config.json that cannot be used (default: no family can represent it), before gigabytes
             are downloaded in vain.
         weights: False downloads only the small files.
+        local_files_only: Do not ask the hub; use its cache on this machine.
     """
     name = str(source)
     if name in embedded:
@@ -141,7 +143,7 @@ def locate(
     elif Path(source).is_dir():
         folder = Path(source)
     elif isinstance(source, str) and HUB_ID.fullmatch(name):
-        return _download(name, revision, check or _check, weights)
+        return _download(name, revision, check or _check, weights, local_files_only)
     else:
         raise UserError(
             f"no model {name!r}: not a folder, not an embedded model ({', '.join(embedded)}), and not a hub "
@@ -153,25 +155,34 @@ def locate(
 
 
 def _download(
-    name: str, revision: str | None, check: Callable[[Mapping[str, Any]], object], weights: bool
+    name: str,
+    revision: str | None,
+    check: Callable[[Mapping[str, Any]], object],
+    weights: bool,
+    local_files_only: bool,
 ) -> Path:
     from huggingface_hub import errors, snapshot_download
 
-    try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
-        check(read_json(folder / "config.json"))
-        if not weights:
-            return folder
+    def download(*patterns: str) -> Path:
         return Path(
-            snapshot_download(name, revision=revision, allow_patterns=[*SMALL_FILES, "*.safetensors"])
+            snapshot_download(
+                name, revision=revision, allow_patterns=[*patterns], local_files_only=local_files_only
+            )
         )
+
+    try:
+        folder = download(*SMALL_FILES)
+        check(read_json(folder / "config.json"))
+        return download(*SMALL_FILES, "*.safetensors") if weights else folder
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         if isinstance(error, errors.GatedRepoError):
             reason = "accept its terms on its page there, then log in (`hf auth login`)"
         elif isinstance(
             error, (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError)
         ):
-            reason = "no repository of that name (and revision) exists; check the spelling"
+            reason = "there is none of that name (and revision); check the spelling"
+        elif local_files_only:
+            reason = "it is not in the hub's cache on this machine"
         elif isinstance(error, errors.LocalEntryNotFoundError):
             reason = "the hub cannot be reached; check the connection, or pass the path of a copy"
         else:

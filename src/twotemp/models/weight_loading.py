@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import check_shapes, read_headers, stream
 from twotemp.models.device_map import assign_devices
+from twotemp.models.memory import check_room
 from twotemp.models.quantize import quantize_layer, quantized_layers
 
 T = TypeVar("T")
@@ -66,7 +67,9 @@ def load_weights(
     dtype = storage.dtype or max(headers.values(), key=lambda header: torch.Size(header[0]).numel())[1]
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         tensor.data = tensor.data.to(torch.float32 if name.endswith(float32) else dtype)
-    # What is to be quantized is read into host memory (allocated lazily by the kernel), layer by layer.
+    if not storage.device_map:
+        check_room(module, storage.device, storage.quantize)
+    # What is to be quantized is read into the host's memory (taken only as it is written to), layer by layer.
     host = torch.device("cpu")
     try:
         for name, device in (assign_devices(module) if storage.device_map else {"": storage.device}).items():

@@ -281,7 +281,9 @@ def parse(spec: str) -> Policy:
         if not equals:
             raise UserError(f"policy {spec!r}: write parameters as name=value, not {part!r}")
         key = key.strip()
-        # `policy` reports unknown names, with the nearest one.
+        if key in parameters:
+            raise UserError(f"policy {spec!r}: {key} is given twice; leave one out")
+        # An unknown name is `policy`'s to report, which knows the nearest one.
         parameters[key] = PARAMETERS[key].read(key, value.strip()) if key in PARAMETERS else value
     return policy(name.strip(), **parameters)
 

@@ -106,5 +106,6 @@ def _notes(cells: Sequence[Graded]) -> str:
             f"{style.task_name(task)}: {sizes} questions, length {lengths}, block {blocks}, "
             f"grader {', '.join(unique(one.grader for one in here))}."
         )
-    lines.append(f"{sum(one.table.ungraded for one in cells)} samples could not be graded and are left out.")
+    if ungraded := sum(one.table.ungraded for one in cells):
+        lines.append(f"{ungraded} samples could not be graded and are left out.")
     return "\n".join(f"- {line}" for line in lines) + "\n"

@@ -194,13 +194,14 @@ def caption(series: Sequence[Graded]) -> str:
     graders = ", ".join(unique(s.grader for s in series))
     samples = "--".join(map(str, sorted({min(s.samples for s in series), max(s.samples for s in series)})))
     ungraded = sum(s.table.ungraded for s in series)
+    left_out = f"; {ungraded} samples ungraded and left out" if ungraded else ""
     return (
         r"Pass@$k$ (\%) with 95\% intervals (Bayesian bootstrap over questions, 10{,}000 resamples, "
         f"{samples} samples per question). Values are means with the distances to both ends of the interval; "
         f"best value per column within each dataset block in bold. Evaluation sets: {_tex(sizes)}. NFE is the mean "
         "number of function evaluations per sample (autoregressive: tokens before EOS; others: steps until all "
-        f"positions are unmasked), Forwards the passes actually run. Grader: {_tex(graders)}; "
-        f"{ungraded} samples ungraded and left out."
+        f"positions are unmasked), Forwards the passes actually run. Grader: {_tex(graders)}"
+        f"{left_out}."
     )
 
 
