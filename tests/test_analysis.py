@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tests.graded_cells import config, graded, store_cell
 from twotemp import tasks
 from twotemp.analysis import (
-    Graded,
+    GradedCell,
     findings,
     k_grid,
     problems_of,
@@ -334,7 +334,7 @@ def test_an_evaluation_notes_its_data_file_and_regrading_finds_it(tmp_path, monk
 # --- sentences ------------------------------------------------------------------------------------------------
 
 
-def under(one: Graded, other: Graded) -> Graded:
+def under(one: GradedCell, other: GradedCell) -> GradedCell:
     """The one's numbers under the other's name."""
     return replace(one, config=other.config)
 

@@ -15,7 +15,7 @@ from twotemp.evaluation import TaskChoice
 from twotemp.folders import only_writer
 from twotemp.forks import planted, probe
 from twotemp.forks.planted import ANCHORS, FORK, POPULATION, SAMPLE, WORDS
-from twotemp.forks.probe import Fork, Line, Settings, Study, find, fit, measure, study
+from twotemp.forks.probe import Fork, LineFit, Settings, Study, find, fit, measure, study
 from twotemp.forks.strings import entropy
 from twotemp.policies import policy
 from twotemp.records import Grade, Problem, Request, Sample, Trace
@@ -116,7 +116,7 @@ def test_fit_is_least_squares():
     slope, _ = np.polyfit(x, y, 1)
     assert line.slope == pytest.approx(slope)
     assert line.r2 == pytest.approx(np.corrcoef(x, y)[0, 1] ** 2)
-    assert fit([0, 1, 2], [3.0, 2.0, 1.0]) == pytest.approx(Line(-1.0, 1.0))
+    assert fit([0, 1, 2], [3.0, 2.0, 1.0]) == pytest.approx(LineFit(-1.0, 1.0))
 
 
 def test_r2_is_left_out_where_it_says_nothing():

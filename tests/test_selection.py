@@ -15,7 +15,7 @@ import pytest
 from tests.graded_cells import ballot, elected
 from twotemp import graders, tasks
 from twotemp.analysis import (
-    Graded,
+    GradedCell,
     best_at,
     every_choice,
     selection_findings,
@@ -50,7 +50,7 @@ class ByText:
 PROBLEMS = tasks.get("countdown-3").problems()
 
 
-def read(run, **options) -> list[Graded]:
+def read(run, **options) -> list[GradedCell]:
     return count(read_cells([run]), **options)
 
 
@@ -217,7 +217,7 @@ def test_entropy_of_the_answers_is_the_metric_with_its_sign_in_the_sentence():
     wide = elected(*(ballot([0] * 4, [0, 1, 2, 3], question=f"q{i}") for i in range(12)), spec="tct")
     narrow = elected(*(ballot([0] * 4, [0] * 4, question=f"q{i}") for i in range(12)), spec="ar")
 
-    def said(*cells: Graded) -> str:
+    def said(*cells: GradedCell) -> str:
         sentences = selection_findings(every_choice(cells, ["majority"]))
         return next(s for s in sentences if "entropy" in s)
 
@@ -247,7 +247,7 @@ def test_what_is_compared_is_said_and_what_cannot_be_is_left_out():
     )  # no question has 4 on both
 
 
-def _as(one: Graded, spec: str) -> Graded:
+def _as(one: GradedCell, spec: str) -> GradedCell:
     return elected(*one.ballots, spec=spec)
 
 

@@ -22,7 +22,7 @@ from twotemp.policies import policy, spell
 from twotemp.store import Store
 from twotemp.tuning import (
     Goal,
-    Outcome,
+    Measurement,
     expand,
     promises,
     race,
@@ -50,7 +50,7 @@ class Simulated:
 
     def measure(self, some, questions):
         self.calls.append((len(some), questions))
-        return [Outcome(self.passed[:questions, i], self.prices[i], self.prices[i] * questions) for i in some]
+        return [Measurement(self.passed[:questions, i], self.prices[i], self.prices[i] * questions) for i in some]
 
     def race(self, budget, **more):
         return race(range(len(self.rates)), self.measure, budget, self.questions, **more)
@@ -128,7 +128,7 @@ def test_equal_ones_are_ranked_by_what_they_cost():
 
 def test_of_equal_ones_those_stay_that_reach_the_goal_sooner():
     """On few questions nearly all are equal; to keep the cheap ones would lose the best before it is known."""
-    at = {i: Outcome(np.ones(4), cost=float(i), spent=1.0, sooner=np.full(4, 0.1 * i)) for i in range(10)}
+    at = {i: Measurement(np.ones(4), cost=float(i), spent=1.0, sooner=np.full(4, 0.1 * i)) for i in range(10)}
     assert survivors(at, finalists=4) == (0, 6, 7, 8, 9)  # the cheapest is the frontier
 
 
@@ -168,7 +168,7 @@ def test_half_a_goal():
 def test_half_a_goal_is_one_sample_at_least():
     """Where the budget buys one sample, half of it would buy none, and the dear policy would promise nothing."""
     goal, passed = Goal.parse("pass@NFE=20"), [np.array([True, True])]
-    dear = Outcome(goal.values(passed, 15.0), 15.0, 30.0, goal.half(15.0).values(passed, 15.0))
+    dear = Measurement(goal.values(passed, 15.0), 15.0, 30.0, goal.half(15.0).values(passed, 15.0))
     assert promises({"dear": dear}) == {"dear": 1.0}
 
 
@@ -176,7 +176,7 @@ def test_frontier_by_brute_force():
     noise = np.random.default_rng(3)
     for _ in range(50):
         points = {
-            i: Outcome(np.array([noise.integers(5) / 4]), float(noise.integers(5)), 1.0) for i in range(8)
+            i: Measurement(np.array([noise.integers(5) / 4]), float(noise.integers(5)), 1.0) for i in range(8)
         }
         got = frontier(points)
         for i, one in points.items():
@@ -218,8 +218,8 @@ def test_what_cannot_be_measured_leaves():
 
 
 def test_one_that_cannot_be_measured_does_not_bring_others_to_the_frontier():
-    def outcome(rate: float) -> Outcome:
-        return Outcome(np.full(4, rate), cost=200.0, spent=800.0)
+    def outcome(rate: float) -> Measurement:
+        return Measurement(np.full(4, rate), cost=200.0, spent=800.0)
 
     assert frontier({"low": outcome(0.2), "dear": outcome(math.nan), "high": outcome(0.9)}) == ["high"]
 
@@ -344,7 +344,7 @@ def test_too_few_questions_for_an_interval_are_said_without_one():
     """Nobody can be told from the winner then, and no cell says nan."""
     policies = expand(["tct:t_token=0.8,t_pos=0.1,threshold=0.5|0.7|0.9"])
     outcomes = {
-        one: Outcome(np.array([1.0, place / 2]), 3.0 - place, 6.0) for place, one in enumerate(policies)
+        one: Measurement(np.array([1.0, place / 2]), 3.0 - place, 6.0) for place, one in enumerate(policies)
     }
     rounds = [Round(2, outcomes, policies)]
     found = Tuned(Goal.parse("pass@4"), TaskChoice("countdown-3"), "m", 18.0, rounds, standings(rounds))
@@ -355,7 +355,7 @@ def test_too_few_questions_for_an_interval_are_said_without_one():
 
 def told(task: TaskChoice, *rates: float) -> str:
     policies = expand(["tct:t_token=0.8,t_pos=0.1,threshold=0.5|0.7|0.9"])[: len(rates)]
-    outcomes = {one: Outcome(np.full(4, rate), 3.0, 12.0) for one, rate in zip(policies, rates)}
+    outcomes = {one: Measurement(np.full(4, rate), 3.0, 12.0) for one, rate in zip(policies, rates)}
     rounds = [Round(4, outcomes, policies)]
     return recommendation(Tuned(Goal.parse("pass@4"), task, "m", 18.0, rounds, standings(rounds)))
 

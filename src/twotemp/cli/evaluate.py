@@ -79,12 +79,12 @@ def evaluate(
     plan = asked.plan(decoding, chosen, n=n, questions=questions, cache=cache, trace=trace)
     part, rows = _shard(shard), decoding.batch_size
     judges = run_plan(plan, out, model, loading, working, shard=part, batch_size=rows, profile=profile)
-    series = read([out], judges)
+    cells = read([out], judges)
     if as_json:
-        for one in series:
-            typer.echo(json_text(summary(one)))
+        for cell in cells:
+            typer.echo(json_text(summary(cell)))
     else:
-        show_table(series)
+        show_table(cells)
     tables, choice = then("report", out), then("select", out)
     if not {task.name for task in plan.tasks} <= {*SOURCES}:
         choice += " --by majority,oracle"  # the embedded verifier knows only the embedded tasks
@@ -175,7 +175,7 @@ def run(
       twotemp run experiments/tlc.yaml --questions 20 -n 16 --out runs/tlc
     """
     from twotemp.evaluation import experiments
-    from twotemp.report.style import model_name
+    from twotemp.report.names import model_name
 
     chosen = experiments.read(experiment)
     chosen = replace(chosen, n=n or chosen.n, questions=questions or chosen.questions)
@@ -220,7 +220,7 @@ def run_plan(
         evaluation.run_with(drawer, watch=watch)
     if ledger is not None:
         say(ledger.report())
-    return evaluation.judges
+    return evaluation.grader_names
 
 
 def _note(state: Progress) -> str:

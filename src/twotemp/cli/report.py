@@ -13,9 +13,9 @@ from twotemp.cli.options import per_task
 from twotemp.errors import UserError
 
 if TYPE_CHECKING:
-    from twotemp.analysis import Graded
+    from twotemp.analysis import GradedCell
     from twotemp.report import Page
-    from twotemp.report.tables import Block
+    from twotemp.report.tables import TableBlock
 
 INCOMPLETE = 3  # exit code: the report is written, and the run it is of is not whole
 
@@ -79,10 +79,9 @@ def write_report(
     grader: str | Mapping[str, str] | None = None,
 ) -> bool:
     """Write the report; the table, the findings and the names of the files go to the terminal. False: incomplete."""
-    from twotemp.analysis import every_choice, survey
+    from twotemp.analysis import add_ballots, common_reward_model, every_choice, survey
     from twotemp.cli.console import say
     from twotemp.report import write, write_selection
-    from twotemp.selection import count, scored_by
 
     found = survey(runs, grader)
     page = write(found.cells, folder, ks, found.gaps)
@@ -91,10 +90,10 @@ def write_report(
     show_page(page)
     several = [one for one in found.cells if one.samples > 1]
     if several:
-        model = scored_by(several)
+        model = common_reward_model(several)
         selectors = ("majority", "orm", "weighted", "oracle") if model else ("majority", "oracle")
         try:
-            counted = count(several, hub=False, reward_model=model)
+            counted = add_ballots(several, hub=False, reward_model=model)
             chosen = write_selection(every_choice(counted, selectors), folder, found.gaps)
         except UserError as error:
             say(f"without what choosing one answer gives ({error})")
@@ -136,7 +135,7 @@ def _training_report(runs: Sequence[Path], folder: Path) -> None:
     say(f"figure: {figure.path}" if figure else NO_FIGURES)
 
 
-def show_table(cells: Sequence[Graded], ks: Sequence[int] | None = None) -> None:
+def show_table(cells: Sequence[GradedCell], ks: Sequence[int] | None = None) -> None:
     """pass@k with 95 % intervals and both NFE accountings."""
     from twotemp.analysis import k_grid
     from twotemp.cli.console import output
@@ -153,8 +152,8 @@ def show_table(cells: Sequence[Graded], ks: Sequence[int] | None = None) -> None
 
 def show_blocks(
     title: str,
-    costs: Mapping[str, Callable[[Graded], float]],
-    blocks: Callable[[Sequence[int]], Iterable[Block]],
+    costs: Mapping[str, Callable[[GradedCell], float]],
+    blocks: Callable[[Sequence[int]], Iterable[TableBlock]],
     grid: Sequence[int],
 ) -> None:
     """Policies against k, in as many columns as the terminal has room for."""
@@ -162,10 +161,10 @@ def show_blocks(
     from rich.table import Table
 
     from twotemp.cli.console import output
-    from twotemp.report import style
+    from twotemp.report.names import label as policy_label
 
     names = [", ".join(one.names) for one in blocks(grid[:1])]
-    names += [style.label(row.cell.policy, plain=True) for one in blocks(grid[:1]) for row in one.rows]
+    names += [policy_label(row.cell.policy, plain=True) for one in blocks(grid[:1]) for row in one.rows]
     room = max(2, (output.width - max(map(len, names)) - 2 - 6 * len(costs)) // len("100.0 (95–100)  "))
     if len(grid) > room:  # evenly spaced, the first and the last always
         grid = [grid[round(at * (len(grid) - 1) / (room - 1))] for at in range(room)]
@@ -180,12 +179,12 @@ def show_blocks(
             bold = [e is not None and e.best for e in row.entries]
             entries = [f"[bold]{text}[/bold]" if best else text for text, best in zip(texts, bold)]
             numbers = [f"{cost(row.cell):.1f}" for cost in costs.values()]
-            label = style.label(row.cell.policy, plain=True)
+            label = policy_label(row.cell.policy, plain=True)
             table.add_row(label, *numbers, *entries, end_section=row is one.rows[-1])
     output.print(table)
 
 
-def summary(one: Graded) -> dict[str, object]:
+def summary(one: GradedCell) -> dict[str, object]:
     from twotemp.analysis import k_grid
     from twotemp.analysis.choice import interval
 

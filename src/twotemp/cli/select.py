@@ -53,11 +53,10 @@ def select(
 
       twotemp select runs/llada --by majority,orm --rm nvidia/AceMath-7B-RM --device cuda
     """
-    from twotemp.analysis import SELECTORS, every_choice, k_grid, named, survey
+    from twotemp.analysis import SELECTORS, add_ballots, check_selectors, every_choice, k_grid, survey
     from twotemp.cli.console import progress
-    from twotemp.selection import count
 
-    selectors = named([name.strip() for name in by.split(",") if name.strip()])
+    selectors = check_selectors([name.strip() for name in by.split(",") if name.strip()])
     needs = {SELECTORS[name].needs for name in selectors}
     if "rewards" not in needs and (rm or rm_system):
         raise UserError(
@@ -76,7 +75,7 @@ def select(
         if "likelihoods" in needs:  # of the model that drew the samples
             itself = rewards.itself(device=device, batch_size=batch_size)
     with progress("rewards") as bar:
-        cells = count(
+        cells = add_ballots(
             surveyed.cells,
             data=files,
             allow_altered=altered,

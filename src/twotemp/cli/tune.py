@@ -84,10 +84,11 @@ def tune(
     from twotemp.report import NO_FIGURES
     from twotemp.report.figures import available
     from twotemp.report.frontier import draw_frontier
-    from twotemp.tuning import Goal, expand, recommendation, table, tuned_yaml
+    from twotemp.report.tuning import as_json as standings_json
+    from twotemp.report.tuning import markdown, recommendation, tuned_yaml
+    from twotemp.tuning import Goal, expand
     from twotemp.tuning import tune as run
     from twotemp.tuning.tuner import validation
-    from twotemp.tuning.words import rows
 
     show_log(logging.WARNING)  # every round would say the batch size again
     goal, candidates = Goal.parse(at), expand(split_specs(",".join(policies)))
@@ -106,9 +107,9 @@ def tune(
 
         tuned = run(plan, goal, drawer, out, budget=budget, watch=watch)
     write_text(out / "tuned.yaml", tuned_yaml(tuned))
-    write_text(out / "frontier.md", f"{recommendation(tuned)}\n\n{table(tuned)}")
+    write_text(out / "frontier.md", f"{recommendation(tuned)}\n\n{markdown(tuned)}")
     if as_json:
-        for row in rows(tuned.standings):
+        for row in standings_json(tuned.standings):
             typer.echo(json_text(row))
     else:
         _show(tuned)
@@ -147,15 +148,15 @@ def _show(tuned: Tuned) -> None:
     from rich.table import Table
 
     from twotemp.cli.console import output
-    from twotemp.tuning.words import COLUMNS, cells
+    from twotemp.report.tuning import COLUMNS, table_row
 
     shown = Table()
     for column in COLUMNS:
         heading = column.format(goal=tuned.goal)
         shown.add_column(heading, justify="left" if column == "policy" else "right", overflow="fold")
     finalists = [one for one in tuned.standings if one.finalist]
-    for one in finalists:
-        shown.add_row(*cells(one))
+    for standing in finalists:
+        shown.add_row(*table_row(standing))
     output.print(shown)
     left = len(tuned.standings) - len(finalists)
     output.print(f"{left} candidates left the race in {len(tuned.rounds)} rounds", highlight=False)

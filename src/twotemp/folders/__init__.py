@@ -11,16 +11,17 @@ from twotemp.folders.files import (
     only_writer,
     read_json,
     replacing,
+    unbroken,
     write_json,
     write_text,
 )
-from twotemp.folders.identity import KINDS, Kind, claim, continued, expect, kind_of, read_run, write_run
+from twotemp.folders.identity import KINDS, RunKind, claim, continued, expect, kind_of, read_run, write_run
 from twotemp.folders.log import Log, read_log
 
 __all__ = [
     "KINDS",
-    "Kind",
     "Log",
+    "RunKind",
     "claim",
     "continued",
     "disk_errors",
@@ -32,6 +33,7 @@ __all__ = [
     "read_log",
     "read_run",
     "replacing",
+    "unbroken",
     "write_json",
     "write_run",
     "write_text",

@@ -10,10 +10,12 @@ import os
 import platform
 import re
 import shutil
+import signal
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 from twotemp.errors import UserError
@@ -89,6 +91,22 @@ def only_writer(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def unbroken() -> Iterator[None]:
+    """Defer Ctrl-C to the end of the block, so that its steps are all done or none is begun."""
+    if current_thread() is not main_thread():  # only the main thread is ever interrupted
+        yield
+        return
+    caught: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if caught:
+            signal.raise_signal(signal.SIGINT)
 
 
 class AppendFile:

@@ -13,8 +13,8 @@ from twotemp.plain import json_text, to_json
 
 FILE = "run.json"
 FORMAT = {"format": "twotemp run", "version": 1}
-Kind = Literal["evaluation", "grpo", "forks", "training"]
-KINDS: dict[Kind, str] = {
+RunKind = Literal["evaluation", "grpo", "forks", "training"]
+KINDS: dict[RunKind, str] = {
     "evaluation": "a run of `twotemp eval`",
     "grpo": "a run of `twotemp grpo`",
     "forks": "a study of `twotemp forks`",
@@ -52,12 +52,12 @@ def _unnamed(folder: Path) -> dict[str, Any] | None:
     return {"kind": "training"} if trained else None
 
 
-def kind_of(folder: Path) -> Kind | None:
+def kind_of(folder: Path) -> RunKind | None:
     """What kind of run a folder holds; None: it is not a run."""
     found = read_run(folder)
     if found is None:
         return None
-    kind: Kind = found["kind"]
+    kind: RunKind = found["kind"]
     if kind not in list(KINDS):  # whatever it is: a damaged file may say anything
         raise UserError(
             f"{folder} holds {kind!r}, which this twotemp does not know; install the one that wrote it"
@@ -65,7 +65,7 @@ def kind_of(folder: Path) -> Kind | None:
     return kind
 
 
-def expect(folder: Path, *kinds: Kind) -> Kind:
+def expect(folder: Path, *kinds: RunKind) -> RunKind:
     """The kind of a run that must be one of these; the error says what the folder is instead."""
     found = kind_of(folder)
     if found in kinds:
@@ -82,7 +82,7 @@ def expect(folder: Path, *kinds: Kind) -> Kind:
 
 def continued(
     folder: Path,
-    kind: Kind,
+    kind: RunKind,
     identity: Mapping[str, Any],
     *,
     step: int | None = 0,
@@ -121,7 +121,7 @@ def continued(
     return {**now, "changes": changes} if changes else now
 
 
-def claim(folder: Path, kind: Kind, identity: Mapping[str, Any], *, step: int | None = 0) -> None:
+def claim(folder: Path, kind: RunKind, identity: Mapping[str, Any], *, step: int | None = 0) -> None:
     """Make this folder the run's, or go on with it if it is the same in everything, and clear up in it."""
     write_run(folder, continued(folder, kind, identity, step=step))
 

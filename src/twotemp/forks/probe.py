@@ -60,23 +60,23 @@ class Settings:
         return policy("ar", t_token=self.t_token)
 
 
-class Line(NamedTuple):
+class LineFit(NamedTuple):
     """A least-squares fit of entropy (nats) against the number of revealed anchors."""
 
     slope: float
     r2: float  # NaN where it says nothing: fewer than three points, or an entropy that never moves
 
 
-def fit(revealed: Sequence[int], entropy: Sequence[float]) -> Line:
+def fit(revealed: Sequence[int], entropy: Sequence[float]) -> LineFit:
     x, y = np.asarray(revealed, dtype=np.float64), np.asarray(entropy, dtype=np.float64)
     if len(x) < 2:
-        return Line(np.nan, np.nan)
+        return LineFit(np.nan, np.nan)
     dx, dy = x - x.mean(), y - y.mean()
     slope = float(dx @ dy / (dx @ dx))
     total = float(dy @ dy)
     if len(x) < 3 or total < 1e-12:
-        return Line(slope, np.nan)
-    return Line(slope, 1 - float(((dy - slope * dx) ** 2).sum()) / total)
+        return LineFit(slope, np.nan)
+    return LineFit(slope, 1 - float(((dy - slope * dx) ** 2).sum()) / total)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Fork:
     ungraded: int  # of the alternatives: our grader's own failures
 
     @cached_property
-    def line(self) -> Line:
+    def line(self) -> LineFit:
         return fit(self.revealed, self.path)
 
     @classmethod

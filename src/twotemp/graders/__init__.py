@@ -11,12 +11,12 @@ from twotemp.graders.base import Grader
 
 
 @dataclass(frozen=True)
-class Entry:
+class GraderEntry:
     """A grader of ours: where it is, what it judges, and whether it has worker processes."""
 
     module: str
     name: str
-    judges: str
+    description: str
     workers: bool = False
 
     def make(self, workers: int | None) -> Grader:
@@ -25,23 +25,25 @@ class Entry:
 
 
 # Ours, or (of a plug-in) what makes one.
-GRADERS: dict[str, Entry | Callable[[], Grader]] = {
-    "maths": Entry(
+GRADERS: dict[str, GraderEntry | Callable[[], Grader]] = {
+    "maths": GraderEntry(
         "maths", "MathsGrader", "numbers and formulas: own extraction, equality by math-verify", workers=True
     ),
-    "d1": Entry("d1", "D1Grader", "maths as the d1 code base grades it, for comparison"),
-    "programs": Entry(
+    "d1": GraderEntry("d1", "D1Grader", "maths as the d1 code base grades it, for comparison"),
+    "programs": GraderEntry(
         "programs", "ProgramGrader", "Python programs, run against tests in a sandbox", workers=True
     ),
-    "countdown": Entry("puzzles", "CountdownGrader", "the embedded arithmetic puzzle"),
-    "recorded": Entry("recorded", "RecordedGrader", "verdicts of another harness, imported with its samples"),
+    "countdown": GraderEntry("puzzles", "CountdownGrader", "the embedded arithmetic puzzle"),
+    "recorded": GraderEntry(
+        "recorded", "RecordedGrader", "verdicts of another harness, imported with its samples"
+    ),
 }
 
 
 def descriptions() -> dict[str, str]:
     """What each grader judges; of a plug-in's, the first line of its docstring."""
     return {
-        name: one.judges if isinstance(one, Entry) else (one.__doc__ or "").partition("\n")[0]
+        name: one.description if isinstance(one, GraderEntry) else (one.__doc__ or "").partition("\n")[0]
         for name, one in GRADERS.items()
     }
 
@@ -51,4 +53,4 @@ def get(name: str, *, workers: int | None = None) -> Grader:
     if name not in GRADERS:
         raise unknown("grader", name, GRADERS)
     found = GRADERS[name]
-    return found.make(workers) if isinstance(found, Entry) else found()
+    return found.make(workers) if isinstance(found, GraderEntry) else found()

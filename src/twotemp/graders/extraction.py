@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Rule = Literal["boxed", "repaired", "tagged", "none"]
+ExtractionRule = Literal["boxed", "repaired", "tagged", "none"]
 
 # A decoded text still holds them: cutting here (rather than skipping special tokens) keeps what a diffusion
 # model wrote *after* its end of text from being graded.
@@ -29,11 +29,11 @@ _TAGGED_LIMIT = 60  # characters; longer contents of <answer> are prose
 @dataclass(frozen=True)
 class Extracted:
     answer: str | None
-    rule: Rule
+    rule: ExtractionRule
 
 
 def until_end(text: str) -> str:
-    """Rule 1: the text up to the first end-of-text marker."""
+    """ExtractionRule 1: the text up to the first end-of-text marker."""
     return _END_OF_TEXT.split(text, maxsplit=1)[0]
 
 

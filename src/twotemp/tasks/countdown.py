@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from random import Random
 
-from twotemp.tasks.generated import Check, Example, Source
+from twotemp.tasks.generated import Example, MaskedCheck, Source
 
 LARGEST = 99  # every intermediate result is in 1..LARGEST, so that a number is one token
 LARGEST_GIVEN = 50  # with 30, two held-out sets of 500 problems share half of them
@@ -61,10 +61,10 @@ def draw(rng: Random, count: int) -> Example:
     )
 
 
-def checks(words: Sequence[str], first: int) -> list[Check]:
+def checks(words: Sequence[str], first: int) -> list[MaskedCheck]:
     """Work out every step again. The problem is covered: the last result would be copied from the target."""
     results = [k for k in range(first + 1, len(words)) if words[k - 1] == "="]
-    return [Check([*range(first), *range(k, len(words))], [k]) for k in results]
+    return [MaskedCheck([*range(first), *range(k, len(words))], [k]) for k in results]
 
 
 SOURCES = tuple(

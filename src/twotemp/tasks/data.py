@@ -1,4 +1,4 @@
-"""Rows of the published benchmarks: from the hub or a file with the same fields, and proof that they are the ones.
+"""LoadedRows of the published benchmarks: from the hub or a file with the same fields, and proof that they are the ones.
 
 What is compared with the published file is the rows, not the bytes: the hub serves parquet where others keep jsonl,
 zipped or not, and the questions are the same.
@@ -18,12 +18,12 @@ from twotemp.errors import UserError, unknown
 from twotemp.records import Problem
 from twotemp.tasks.base import ProblemSet, Task
 
-Row = dict[str, Any]
+DataRow = dict[str, Any]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedFile:
     """One file of a benchmark as its authors published it."""
 
     hub: str  # dataset id
@@ -41,19 +41,19 @@ class Published:
 class Subset:
     """Some rows of a published file: their places, given how many rows there are."""
 
-    published: Published
+    published: PublishedFile
     places: Callable[[int], Sequence[int]] = range
 
 
 @dataclass(frozen=True)
-class Rows:
-    rows: list[Row]
+class LoadedRows:
+    rows: list[DataRow]
     digest: str  # the published sha256 for rows equal to the published ones, else that of the file read
     source: str
 
 
-def load_rows(published: Published, data: Path | None, allow_altered: bool = False) -> Rows:
-    """The rows, in the order of the file. Rows that differ from the published ones are an error unless allowed."""
+def load_rows(published: PublishedFile, data: Path | None, allow_altered: bool = False) -> LoadedRows:
+    """The rows, in the order of the file. LoadedRows that differ from the published ones are an error unless allowed."""
     path = _download(published) if data is None else Path(data)
     source = published.hub if data is None else path.name
     rows = _read(path)
@@ -65,7 +65,7 @@ def load_rows(published: Published, data: Path | None, allow_altered: bool = Fal
     ]
     found = digest_rows(rows)
     if found == published.rows_sha256:
-        return Rows(rows, published.sha256, source)
+        return LoadedRows(rows, published.sha256, source)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if not allow_altered:
         raise UserError(
@@ -73,7 +73,7 @@ def load_rows(published: Published, data: Path | None, allow_altered: bool = Fal
             f"{found}, expected {published.rows_sha256}. Take the published file, or accept these rows with "
             f"--allow-altered-data (allow_altered=True)"
         )
-    return Rows(rows, digest, f"{source} (altered)")
+    return LoadedRows(rows, digest, f"{source} (altered)")
 
 
 def pick(kind: str, name: str | None, choices: Mapping[str, T]) -> T:
@@ -86,16 +86,16 @@ def pick(kind: str, name: str | None, choices: Mapping[str, T]) -> T:
 
 
 # From a row: what the user's turn says, and what the assistant's turn already starts with.
-Prompt = Callable[[Row], tuple[str, str]]
+PromptTemplate = Callable[[DataRow], tuple[str, str]]
 
 
 def benchmark(
     name: str,
     description: str,
     grader: str,
-    published: Published,
-    prompts: Mapping[str, Prompt],
-    reference: Callable[[Row], Mapping[str, Any]],
+    published: PublishedFile,
+    prompts: Mapping[str, PromptTemplate],
+    reference: Callable[[DataRow], Mapping[str, Any]],
     subsets: Mapping[str, Subset] | None = None,
 ) -> Task:
     """A task on rows of published files; `reference` says what the grader needs of a row. subsets: by name, the
@@ -125,13 +125,13 @@ def benchmark(
     return Task(name, description, grader, 256, load, prompts=tuple(prompts), subsets=tuple(named))
 
 
-def digest_rows(rows: Sequence[Row]) -> str:
+def digest_rows(rows: Sequence[DataRow]) -> str:
     """sha256 of the rows as JSON lines with sorted keys: the same for every container they come in."""
     lines = (json.dumps(row, sort_keys=True, ensure_ascii=True, separators=(",", ":")) for row in rows)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _download(published: Published) -> Path:
+def _download(published: PublishedFile) -> Path:
     from huggingface_hub import hf_hub_download
 
     try:
@@ -144,7 +144,7 @@ def _download(published: Published) -> Path:
         ) from error
 
 
-def _read(path: Path) -> list[Row]:
+def _read(path: Path) -> list[DataRow]:
     if not path.is_file():
         raise UserError(f"there is no data file {path}; correct --data, or leave it out to use the hub")
     try:
@@ -153,7 +153,7 @@ def _read(path: Path) -> list[Row]:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
         if text.lstrip().startswith("["):
-            rows: list[Row] = json.loads(text)
+            rows: list[DataRow] = json.loads(text)
             return rows
         # Not splitlines: it also breaks at characters that may stand inside a JSON string.
         return [json.loads(line) for line in text.split("\n") if line.strip()]
@@ -165,18 +165,18 @@ def _read(path: Path) -> list[Row]:
         ) from error
 
 
-def _read_parquet(path: Path) -> list[Row]:
+def _read_parquet(path: Path) -> list[DataRow]:
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise UserError(
             "reading parquet needs pyarrow: pip install 'twotemp[analysis]', or give a .jsonl file with --data"
         ) from error
-    rows: list[Row] = parquet.read_table(path).to_pylist()
+    rows: list[DataRow] = parquet.read_table(path).to_pylist()
     return rows
 
 
-def _check_fields(published: Published, path: Path, rows: list[Row]) -> None:
+def _check_fields(published: PublishedFile, path: Path, rows: list[DataRow]) -> None:
     if not rows:
         raise UserError(f"{path} is empty; give the complete file, or leave --data out to use the hub")
     seen: dict[Any, int] = {}

@@ -38,7 +38,7 @@ class Example:
     reference: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Check(NamedTuple):
+class MaskedCheck(NamedTuple):
     """A way to check an answer: cover some of the words, and see whether those that follow from the rest come out
     again. Positions are counted through problem and answer."""
 
@@ -57,7 +57,7 @@ class Source:
     version: int  # raised whenever the same seed gives other problems
     draw: Callable[[Random], Example]
     # (words of problem and answer, where the answer begins) -> how a reader would check it
-    checks: Callable[[Sequence[str], int], list[Check]]
+    checks: Callable[[Sequence[str], int], list[MaskedCheck]]
 
     def examples(self, seed: int, split: Split) -> Iterator[Example]:
         """An endless stream of the examples of one split; a problem may come again with another answer."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from twotemp.tasks import d1
-from twotemp.tasks.data import Prompt, Published, benchmark
+from twotemp.tasks.data import PromptTemplate, PublishedFile, benchmark
 
-TEST = Published(
+TEST = PublishedFile(
     hub="HuggingFaceH4/MATH-500",
     file="test.jsonl",
     fields=("problem", "solution", "answer", "subject", "level", "unique_id"),
@@ -19,7 +19,7 @@ D1 = d1.instruction(end='" \n')  # with a stray quote, space and line break
 
 # What the user's turn says, and what the assistant's turn already starts with. The wording of "justgrpo" and
 # "llada_oc" is theirs; the line break between question and instruction is ours.
-PROMPTS: dict[str, Prompt] = {
+PROMPTS: dict[str, PromptTemplate] = {
     "d1": lambda row: (f"{D1}\n\n{row['problem']}", "<reasoning>"),
     "justgrpo": lambda row: (
         f"{row['problem']}\n(Please put the final answer in \\boxed{{}} tag, i.e. $\\boxed{{answer here}}$)",

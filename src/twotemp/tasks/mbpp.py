@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 
 from twotemp.errors import UserError
-from twotemp.tasks.data import Prompt, Published, Row, benchmark
+from twotemp.tasks.data import DataRow, PromptTemplate, PublishedFile, benchmark
 
-TEST = Published(
+TEST = PublishedFile(
     hub="google-research-datasets/mbpp",
     file="full/test-00000-of-00001.parquet",
     fields=("task_id", "text", "code", "test_list", "test_setup_code", "challenge_test_list"),
@@ -21,7 +21,7 @@ TEST = Published(
 TIMEOUTS = {123: 20.0}  # seconds; its reference solution takes 4 by itself
 
 
-def signature(row: Row) -> tuple[str, int]:
+def signature(row: DataRow) -> tuple[str, int]:
     """Name and number of arguments of the function to write: what the code defines and the first test calls."""
     defined = {node.name for node in ast.walk(ast.parse(row["code"])) if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(ast.parse(row["test_list"][0])):
@@ -32,7 +32,7 @@ def signature(row: Row) -> tuple[str, int]:
     )
 
 
-def _justgrpo(row: Row) -> tuple[str, str]:
+def _justgrpo(row: DataRow) -> tuple[str, str]:
     name, count = signature(row)
     tests = "\n".join(row["test_list"])
     parameters = ", ".join(f"input_param_{i}" for i in range(1, count + 1))
@@ -45,7 +45,7 @@ def _justgrpo(row: Row) -> tuple[str, str]:
     ), ""
 
 
-def _dream_lmeval(row: Row) -> tuple[str, str]:
+def _dream_lmeval(row: DataRow) -> tuple[str, str]:
     tests = "\n".join(row["test_list"])
     return (
         "Write a solution to the following problem and make sure that it passes the tests:\n"
@@ -55,10 +55,10 @@ def _dream_lmeval(row: Row) -> tuple[str, str]:
 
 # What the user's turn says, and what the assistant's turn already starts with. The wording is that of the projects
 # named; line breaks and fences between the pieces are ours.
-PROMPTS: dict[str, Prompt] = {"justgrpo": _justgrpo, "dream_lmeval": _dream_lmeval}
+PROMPTS: dict[str, PromptTemplate] = {"justgrpo": _justgrpo, "dream_lmeval": _dream_lmeval}
 
 
-def _reference(row: Row) -> dict[str, object]:
+def _reference(row: DataRow) -> dict[str, object]:
     return {
         "kind": "mbpp",
         "tests": list(row["test_list"]),

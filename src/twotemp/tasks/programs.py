@@ -14,7 +14,7 @@ from functools import cache, partial
 from random import Random
 from typing import Any
 
-from twotemp.tasks.generated import Check, Example, Source
+from twotemp.tasks.generated import Example, MaskedCheck, Source
 
 SHOWN, HIDDEN = 3, 5
 LARGEST = 99  # a number is one token
@@ -111,14 +111,14 @@ def _write(value: Value) -> str:
     return str(value) if isinstance(value, int) else " ".join(map(str, value))
 
 
-def checks(words: Sequence[str], first: int) -> list[Check]:
+def checks(words: Sequence[str], first: int) -> list[MaskedCheck]:
     """What does the program return for the inputs of the examples?"""
     outputs, inside = [], False
     for k in range(1, first - 1):
         inside = words[k - 1] == "->" or (inside and words[k] != ";")
         if inside:
             outputs.append(k)
-    return [Check(outputs, outputs)]
+    return [MaskedCheck(outputs, outputs)]
 
 
 SOURCES = tuple(

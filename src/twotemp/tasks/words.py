@@ -14,7 +14,7 @@ from functools import partial
 from itertools import combinations
 from random import Random
 
-from twotemp.tasks.generated import Check, Example, Source
+from twotemp.tasks.generated import Example, MaskedCheck, Source
 
 PEOPLE = ("Ann", "Cal", "Eve", "Joy")
 THINGS = ("pen", "cup", "hat", "map", "bag", "key", "box", "toy")
@@ -74,11 +74,11 @@ def _find(rng: Random, bought: list[int], total: int) -> list[str]:
     return steps
 
 
-def checks(words: Sequence[str], first: int) -> list[Check]:
+def checks(words: Sequence[str], first: int) -> list[MaskedCheck]:
     """What could have been asked and paid, if these are the bills?"""
     bills = next((k - 1 for k in range(first + 1, len(words)) if words[k] == "*"), len(words))
     asked = [k for k in range(1, first - 1) if words[k - 1] == "for" or words[k + 1] == "of"]
-    return [Check([*asked, *range(first, bills)], asked)]
+    return [MaskedCheck([*asked, *range(first, bills)], asked)]
 
 
 ABOUT = "which {} things were bought for the price, and what others like them cost"
