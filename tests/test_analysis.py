@@ -17,18 +17,18 @@ from twotemp.analysis import (
     GradedCell,
     findings,
     k_grid,
-    problems_of,
     read,
-    remember_data,
     representatives,
     survey,
 )
-from twotemp.analysis.names import model_name, signed
 from twotemp.cli import app
 from twotemp.errors import UserError
+from twotemp.evaluation.data import problems_of, record_data_files
 from twotemp.policies import parse
 from twotemp.records import Grade
 from twotemp.report import figures
+from twotemp.report.names import model_name, signed
+from twotemp.report.sentences import sentence
 from twotemp.store import Store
 
 # --- from the store -------------------------------------------------------------------------------------------
@@ -207,18 +207,16 @@ def test_two_policies_are_compared_on_the_questions_both_have():
 def test_a_comparison_on_one_task_of_several_says_so():
     lc, tlc, other = graded("lc", [0] * 12), graded("tlc", [8] * 12), graded("lc", [0] * 12, task="words-2")
     one, all_ = findings([lc, tlc, other])
-    assert one.sentence.startswith("On countdown-3, with one sample per question, Low confidence")
-    assert all_.sentence.startswith("On countdown-3, with 8 samples per question, TLC")
+    assert sentence(one).startswith("On countdown-3, with one sample per question, Low confidence")
+    assert sentence(all_).startswith("On countdown-3, with 8 samples per question, TLC")
 
 
 def test_in_a_sweep_the_preset_speaks_for_its_family_in_sentences_and_figures():
     sweep = [graded(f"tlc:t_pos={t}", [right] * 12) for t, right in ((0.25, 1), (1, 5), (4, 2))]
     cells = [graded("lc", [0] * 12), *sweep]
-    assert [(found.first, found.second) for found in findings(cells)] == [
-        ("Low confidence", "TLC (t_pos=1)"),
-        ("TLC (t_pos=1)", "Low confidence"),
-    ]
-    with figures.look():
+    lc, tlc = (cells[0].policy,), (sweep[1].policy,)
+    assert [(found.first, found.second) for found in findings(cells)] == [(lc, tlc), (tlc, lc)]
+    with figures.styled():
         figure, _ = figures.pass_at_k(cells)
     np.testing.assert_allclose(figure.axes[0].lines[1].get_ydata(), 100 * sweep[1].curve.mean)
 
@@ -241,11 +239,9 @@ def test_a_policy_tuned_for_each_task_is_shown_on_all_and_named_without_what_var
     ]
     assert representatives(cells) == cells
     _, found = findings(cells)
-    assert (found.first, [task for task, _ in found.tasks]) == (
-        "TLC (t_pos varies)",
-        ["countdown-3", "words-2"],
-    )
-    with figures.look():
+    assert [task for task, _ in found.tasks] == ["countdown-3", "words-2"]
+    assert "TLC (t_pos varies) solves" in sentence(found)
+    with figures.styled():
         figure, _ = figures.pass_at_k(cells)
     assert [len(axis.lines) for axis in figure.axes] == [2, 2]
     (legend,) = figure.legends
@@ -254,14 +250,14 @@ def test_a_policy_tuned_for_each_task_is_shown_on_all_and_named_without_what_var
 
 def test_ties_on_all_questions_are_no_certainty():
     (found,) = findings([graded("ct", [8] * 20), graded("tct", [8] * 20)])[:1]
-    assert found.low < -5
-    assert found.high > 5
-    assert "cannot be told apart: +0.0 points" in found.sentence
+    assert found.low < -0.05
+    assert found.high > 0.05
+    assert "cannot be told apart: +0.0 points" in sentence(found)
 
 
 def test_too_few_questions_are_said_instead_of_an_interval():
     _, found = findings([graded("lc", [0] * 4), graded("tlc", [8] * 4)])
-    assert "differ by +100.0 points (4 questions: too few for an interval)" in found.sentence
+    assert "differ by +100.0 points (4 questions: too few for an interval)" in sentence(found)
 
 
 def test_nothing_rounds_to_minus_zero(capsys):
@@ -310,7 +306,7 @@ def test_a_run_remembers_its_data_file_and_nobody_asks_the_hub(tmp_path, monkeyp
     cell = store.cell("gsm8k@ar", config("ar", "gsm8k", data=digest))
     with pytest.raises(UserError, match="--data gsm8k=FILE"):
         problems_of(cell, hub=False)
-    remember_data(store.path, {"gsm8k": (file, True)})
+    record_data_files(store.path, {"gsm8k": (file, True)})
     assert [p.reference["answer"] for p in problems_of(cell).problems] == ["1", "2", "3"]
     file.rename(tmp_path / "moved.jsonl")
     with pytest.raises(UserError, match=r"mine.jsonl, which is not there any more.*--data gsm8k=FILE"):
@@ -342,11 +338,11 @@ def under(one: GradedCell, other: GradedCell) -> GradedCell:
 def test_a_clear_difference_is_said_with_its_sign():
     better, worse = graded("tlc", [8] * 20), graded("lc", [0] * 10 + [8] * 10)
     one, found = findings([worse, better])
-    assert (one.mean, one.high < 0) == (-50.0, True)
-    assert (found.mean, found.low > 0) == (50.0, True)
-    assert "TLC (t_pos=1) solves 50.0 points more than Low confidence" in found.sentence
+    assert (one.mean, one.high < 0) == (-0.5, True)
+    assert (found.mean, found.low > 0) == (0.5, True)
+    assert "TLC (t_pos=1) solves 50.0 points more than Low confidence" in sentence(found)
     _, found = findings([under(worse, better), under(better, worse)])
-    assert "TLC (t_pos=1) solves 50.0 points fewer than Low confidence" in found.sentence
+    assert "TLC (t_pos=1) solves 50.0 points fewer than Low confidence" in sentence(found)
 
 
 def test_no_difference_is_claimed_that_could_be_chance():
@@ -354,11 +350,10 @@ def test_no_difference_is_claimed_that_could_be_chance():
     noise = [graded(spec, rng.integers(0, 2, 40) * 8) for spec in ("lc", "tlc")]
     for found in findings(noise):
         assert found.low < 0 < found.high
-        assert "cannot be told apart" in found.sentence
+        assert "cannot be told apart" in sentence(found)
     # One sample each: one sentence says it.
-    assert [found.first for found in findings([graded(spec, [1] * 12, n=1) for spec in ("lc", "tlc")])] == [
-        "TLC (t_pos=1)"
-    ]
+    (found,) = findings([graded(spec, [1] * 12, n=1) for spec in ("lc", "tlc")])
+    assert [policy.name for policy in found.first] == ["tlc"]
 
 
 def test_differences_are_paired():
@@ -377,12 +372,12 @@ def test_at_equal_cost_the_cheaper_policy_has_more_samples():
     cheap, found = findings([ar, tct])
     # For one AR sample (30 NFE) there are 30 / 7 = 4.29 TCT samples.
     for_one = tct.passes[0, 3] + (30 / 7 - 4) * (tct.passes[0, 4] - tct.passes[0, 3])
-    assert cheap.mean == pytest.approx(100 * (for_one - ar.passes[0, 0]))
-    assert cheap.where == "for the NFE of one Autoregressive sample (30)"
+    assert cheap.mean == pytest.approx(for_one - ar.passes[0, 0])
+    assert sentence(cheap).startswith("For the NFE of one Autoregressive sample (30), ")
     # 8 TCT samples cost 56 NFE; for them AR buys 56 / 30 = 1.87 samples.
     bought = ar.passes[0, 0] + (56 / 30 - 1) * (ar.passes[0, 1] - ar.passes[0, 0])
-    assert found.mean == pytest.approx(100 * (tct.passes[0, 7] - bought))
-    assert found.where == "for equal NFE (56 per question)"
+    assert found.mean == pytest.approx(tct.passes[0, 7] - bought)
+    assert sentence(found).startswith("For equal NFE (56 per question), ")
 
 
 def test_tasks_are_pooled_by_question_and_listed_apart():
@@ -393,8 +388,8 @@ def test_tasks_are_pooled_by_question_and_listed_apart():
         graded("tlc", [0] * 30, task="words-2"),
     ]
     _, found = findings(data)
-    assert found.mean == 25.0
-    assert found.tasks == (("countdown-3", 100.0), ("words-2", 0.0))
+    assert found.mean == 0.25
+    assert found.tasks == (("countdown-3", 1.0), ("words-2", 0.0))
 
 
 def test_the_budget_said_is_that_of_the_tasks_compared():
@@ -406,7 +401,7 @@ def test_the_budget_said_is_that_of_the_tasks_compared():
             graded("ar", [3] * 12, cost=100, task="words-2"),
         ),
     ]
-    sentences = [finding.sentence for finding in findings(cells)]
+    sentences = [sentence(finding) for finding in findings(cells)]
     assert "On countdown-3, for the NFE of one Autoregressive sample (30), TCT" in sentences[0]
     assert "For equal NFE (428 per question), TCT" in sentences[1]
 
@@ -417,7 +412,7 @@ def test_answers_that_cost_nothing_are_not_compared_by_cost():
     empty = replace(empty, table=replace(empty.table, nfe=tuple(0 * nfe for nfe in empty.table.nfe)))
     assert findings([empty, graded("tct", [3] * 12)]) == []
     (said,) = findings([empty, graded("tct", [3] * 12), graded("tlc", [3] * 12)])
-    assert said.where == "with 8 samples per question"
+    assert sentence(said).startswith("With 8 samples per question, ")
 
 
 def test_a_saved_model_is_called_by_its_run():

@@ -1,4 +1,4 @@
-"""The dependency rule, read off the source: which room may import which, and what stays light."""
+"""The dependency rule, checked in the source: which package may import which, and what stays light."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALLOWED = {
     "policies": {*_DATA, "rng"},
     "models": {*_DATA, "folders"},
     "engine": {*_DATA, "rng", "policies", "models"},
-    "tasks": _DATA,
+    "tasks": {*_DATA, "folders"},
     "graders": {*_DATA, "folders", "tasks"},
     "metrics": _DATA,
     "store": {*_DATA, "folders"},
@@ -51,8 +51,8 @@ ALLOWED = {
     "rewards": {*_DATA, "asking", "models", "store", "tasks"},
     "evaluation": {
         *_DATA,
-        "analysis",
         "asking",
+        "folders",
         "graders",
         "models",
         "policies",
@@ -61,16 +61,15 @@ ALLOWED = {
         "tasks",
     },
     "executors": {*_DATA, "asking", "engine", "evaluation", "models", "plugins", "policies"},
-    "selection": {*_DATA, "analysis", "graders", "metrics", "rewards", "store"},
-    "analysis": {*_DATA, "folders", "metrics", "policies", "store", "tasks"},
+    "analysis": {*_DATA, "evaluation", "graders", "metrics", "policies", "rewards", "store", "tasks"},
     "serving": {
         *_DATA,
         *("asking", "engine", "executors", "graders", "models", "policies", "report", "sampling", "tasks"),
     },
     "forks": {*_DATA, "asking", "engine", "folders", "graders", "models", "policies"},
     "rl": {*_DATA, "asking", "engine", "folders", "graders", "metrics", "models", "policies", "rng", "tasks"},
-    "report": {*_DATA, "analysis", "folders", "forks", "metrics", "policies", "rl"},
-    "tuning": {*_DATA, "analysis", "evaluation", "metrics", "policies", "store", "tasks"},
+    "report": {*_DATA, "analysis", "folders", "forks", "metrics", "policies", "rl", "tuning"},
+    "tuning": {*_DATA, "evaluation", "metrics", "policies", "store", "tasks"},
     "training": {
         *_DATA,
         *("asking", "folders", "graders", "metrics", "models", "policies", "rewards", "sampling", "tasks"),
@@ -91,7 +90,7 @@ TORCH_FREE = {
         "asking",
         "samples",
     ),
-    *("plugins", "evaluation", "selection", "analysis", "report", "tuning"),
+    *("plugins", "evaluation", "analysis", "report", "tuning"),
 }
 
 

@@ -18,7 +18,7 @@ import pytest
 from tests.graded_cells import graded, spread, store_cell
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse
-from twotemp.report import figures, style, tables, write
+from twotemp.report import figures, names, style, tables, write
 from twotemp.store import Store
 
 SIX = ("ar", "lc", "random", "tlc", "ct", "tct")
@@ -128,7 +128,7 @@ def test_a_figure_is_drawn_where_there_is_data_for_it(tmp_path, monkeypatch, dat
 
 def test_the_curves_are_the_tables_numbers():
     data = spread(("ar", "tct"))
-    with figures.look():
+    with figures.styled():
         figure, _ = figures.pass_at_nfe(data)
     top, bottom = figure.axes
     for one, above, below in zip(data, top.lines, bottom.lines):
@@ -154,12 +154,12 @@ def test_every_policy_has_a_look_and_the_papers_six_differ():
 
 
 def test_labels_say_what_tells_policies_apart():
-    assert style.label(parse("tct:threshold=0.7"), plain=True) == "TCT (threshold=0.7, t_pos=0.1)"
-    assert style.label(parse("tlc:t_pos=inf")) == r"TLC ($T_\mathrm{pos}=\infty$)"
-    assert style.label(parse("ar:t_token=0.5"), hide=("t_token",)) == "Autoregressive"
+    assert names.label(parse("tct:threshold=0.7"), plain=True) == "TCT (threshold=0.7, t_pos=0.1)"
+    assert names.label(parse("tlc:t_pos=inf")) == r"TLC ($T_\mathrm{pos}=\infty$)"
+    assert names.label(parse("ar:t_token=0.5"), hide=("t_token",)) == "Autoregressive"
     specs = ("tlc", "tlc:t_pos=2", "tlc:k=2", "lc", "lc:t_token=1", "lc:eos=last", "random")
     for plain in (True, False):
-        assert len({style.label(parse(spec), plain=plain) for spec in specs}) == len(specs)
+        assert len({names.label(parse(spec), plain=plain) for spec in specs}) == len(specs)
 
 
 # --- the whole ------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_a_full_disk_is_an_error_with_the_folders_name(tmp_path, monkeypatch):
 def test_ticks_of_a_cost_axis_stand_side_by_side():
     """Costs within one decade, where matplotlib would label the minor ticks, too."""
     cells = [graded(spec, [2] * 12, n=2, cost=cost) for spec, cost in (("ar", 30), ("ct", 20), ("tct", 17))]
-    with figures.look():
+    with figures.styled():
         figure, _ = figures.wall_clock(cells)
         figure.canvas.draw()
         for axis in figure.axes:

@@ -12,7 +12,7 @@ from twotemp.errors import UserError
 from twotemp.graders.puzzles import judge
 from twotemp.records import Problem
 from twotemp.tasks import SOURCES, countdown, programs, words
-from twotemp.tasks.generated import PROBLEMS, made, split_of
+from twotemp.tasks.generated import PROBLEMS, held_out_problems, split_of
 from twotemp.training import tokenizer
 from twotemp.training.corpus import encode
 
@@ -43,7 +43,7 @@ def test_the_same_numbers_in_another_order_are_the_same_problem() -> None:
 def test_problem_sets_are_fixed_distinct_and_say_what_they_are(name: str) -> None:
     task = tasks.get(name)
     first = task.problems()
-    assert made.__wrapped__(SOURCES[name], "test") == first
+    assert held_out_problems.__wrapped__(SOURCES[name], "test") == first
     assert len({p.prompt for p in first.problems}) == len({p.id for p in first.problems}) == PROBLEMS
     other = task.problems(subset="validation")
     assert other.digest != first.digest

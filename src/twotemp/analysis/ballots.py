@@ -130,6 +130,11 @@ def _number_answers(
     answers: dict[str, list[str | None]] = defaultdict(list)
     for cell in cells:
         for question, extracted in zip(cell.questions, cell.table.answers):
+            if question not in problems:
+                raise UserError(
+                    f"{cell.path} has samples of question {question!r}, which {cell.task} does not have; the run is "
+                    "damaged: restore it from a copy"
+                )
             answers[question] += extracted
     # Threads, since a grader may wait for its worker processes.
     with closing(_grader(cells[0].grader)) as grader, ThreadPoolExecutor() as pool:

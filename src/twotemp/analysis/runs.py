@@ -36,8 +36,8 @@ def survey(runs: Sequence[Path | str], grader: str | Mapping[str, str] | None = 
 
     Args:
         runs: Run directories.
-        grader: The name of a grader, with or without its version, or such names by task. None: each task's own grader,
-            or the only one that graded the cell.
+        grader: A grader with or without its version, or such names by task. None: each task's own grader, or the only
+            one that graded the cell.
 
     Returns:
         The cells, ordered by model (as given), task and policy, and what is missing.

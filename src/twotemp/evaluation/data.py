@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from twotemp import tasks
 from twotemp.errors import UserError
-from twotemp.folders import write_json
+from twotemp.folders import read_json, write_json
 from twotemp.store import Cell
 from twotemp.tasks import ProblemSet, Task
 from twotemp.tasks.imported import imported
@@ -38,11 +37,15 @@ def record_data_files(run: Path, files: Mapping[str, tuple[Path, bool]]) -> None
 
 
 def _recorded_files(run: Path) -> dict[str, Any]:
-    try:
-        data = json.loads((run / DATA).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return data if isinstance(data, dict) else {}
+    data = read_json(run / DATA) if (run / DATA).exists() else {}
+    if not isinstance(data, dict) or not all(
+        isinstance(entry, dict)
+        and isinstance(entry.get("file"), str)
+        and isinstance(entry.get("altered"), bool)
+        for entry in data.values()
+    ):
+        raise UserError(f"{run / DATA} is damaged; remove it, and name data files with --data TASK=FILE")
+    return data
 
 
 def problems_of(

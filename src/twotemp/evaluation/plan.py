@@ -40,7 +40,7 @@ class TaskChoice:
         return replace(loaded, problems=tuple(sorted(loaded.problems, key=self._rank)))
 
     def _rank(self, problem: Problem) -> bytes:
-        """Return the sort key of a problem. It depends on nothing else, so a larger `questions` keeps the earlier ones."""
+        """Return a sort key that depends on this problem only, so a larger `questions` keeps the earlier ones."""
         return hashlib.blake2b(f"{self.shuffled}\x1f{problem.id}".encode(), digest_size=16).digest()
 
 

@@ -25,7 +25,7 @@ QuestionKey = tuple[str, str]  # task, problem id
 
 
 class ProgressCounter:
-    """Counts samples for `Progress`. Drawing and grading call it from two threads; it calls `watch` from one at a time."""
+    """Counts samples for `Progress`. Drawing and grading call it from two threads; calls of `watch` never overlap."""
 
     def __init__(
         self,

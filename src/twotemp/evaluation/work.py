@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from twotemp import tasks
 from twotemp.asking import Ask, answer
+from twotemp.errors import UserError
 from twotemp.evaluation.plan import TaskChoice
 from twotemp.graders.base import Grader, grades
 from twotemp.policies import spell
@@ -92,6 +93,12 @@ class CellWork:
             stopped: Checked before each sample; once it returns True the rest is left to a later run.
         """
         problems, grader = self.loaded.problems, self.loaded.grader
+        for sample in samples:
+            if sample.request not in problems:
+                raise UserError(
+                    f"{self.cell.path} has a sample of question {sample.request!r}, which {self.loaded.task.name} "
+                    "does not have; the run is damaged: restore it from a copy"
+                )
         items = [(problems[s.request], answer(problems[s.request], s.text)) for s in samples]
         graded = takewhile(lambda _: not stopped(), zip(samples, grades(grader, items)))
         for batch in batched(graded, WRITE_GRADES):

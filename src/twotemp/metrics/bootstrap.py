@@ -91,9 +91,9 @@ def paired_bootstrap(
 ) -> Estimate:
     """Return the difference first - second of two policies on the same questions, with its interval.
 
-    Both sides of a resample use the same questions, so that the difficulty of a question cancels: this is the bootstrap
-    of the differences d per question. The bounds of "bayesian" are ± the largest difference observed, or ± `largest` if
-    all questions tie, and r = sum d^2 / (max |d| sum |d|): 1 if questions differ fully or not at all.
+    Both sides of a resample use the same questions, so that the difficulty of a question cancels: this is the
+    bootstrap of the differences d per question. The bounds of "bayesian" are ± the largest difference observed, or
+    ± `largest` if all questions tie, and r = sum d^2 / (max |d| sum |d|): 1 if questions differ fully or not at all.
 
     Args:
         first: [questions, columns] or [questions].
@@ -152,7 +152,7 @@ def _interval(
     seed: int,
     level: float,
 ) -> Estimate:
-    """Return the estimate; the means of a chunk of resamples are one matrix product, weights @ values / weights @ present.
+    """Return the estimate; the means of a chunk of resamples are (weights @ values) / (weights @ present).
 
     Args:
         table: [questions, columns].

@@ -1,4 +1,4 @@
-"""How different the samples of one question are: in their answers, and in the order they were written."""
+"""Diversity of the samples of one question: of their answers, and of the order of writing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from twotemp.metrics.passk import Floats, grid, pass_at_k
 
 
 def distinct_answers(answers: ArrayLike, ks: Sequence[int]) -> Floats:
-    """Expected number of different answers among k of the n samples: the sum over answers of the chance that
-    the subset holds one of its m samples (pass@k with c = m). NO_ANSWER is no answer. NaN for k > n.
+    """Return the expected number of different answers among k of the n samples; NaN for k > n.
+
+    It is the sum over answers of the probability that the subset has one of its m samples (pass@k with c = m).
+    NO_ANSWER is not counted.
     """
     group = _labels(answers)
     _, sizes = np.unique(group[group != NO_ANSWER], return_counts=True)
@@ -26,13 +28,13 @@ def distinct_answers(answers: ArrayLike, ks: Sequence[int]) -> Floats:
 
 
 def answer_entropy(answers: ArrayLike, ks: Sequence[int]) -> Floats:
-    """Expected entropy (nats) of the empirical answer distribution of k of the n samples; NaN for k > n.
+    """Return the expected entropy (nats) of the empirical answer distribution of k of the n samples; NaN for k > n.
 
     Exact by linearity: an answer with m samples has v of the k with hypergeometric probability, so
 
         E[H] = - sum_answers sum_v  C(m, v) C(n - m, k - v) / C(n, k) * (v / k) log (v / k).
 
-    Having no answer (NO_ANSWER) is one more outcome here: it, too, spreads the distribution.
+    NO_ANSWER is one more outcome here: it spreads the distribution like any other.
     """
     group = _labels(answers)
     _, sizes = np.unique(group, return_counts=True)
@@ -55,19 +57,21 @@ def answer_entropy(answers: ArrayLike, ks: Sequence[int]) -> Floats:
 
 
 def order_entropy(steps: ArrayLike, block: int | None = None) -> float:
-    """How undecided the order of writing is over the samples of one question, in nats; from `Trace.steps`.
+    """Return how variable the order of writing is over the samples of one question, in nats.
 
-    For each pair of positions the samples say which of the two was written first (or: in the same step). The result
-    is the entropy of those three outcomes, averaged over pairs. Pairs, because step numbers of samples that took
-    a different number of steps do not compare. 0: one order for all; log 2: random, one token per step.
+    For each pair of positions, a sample wrote one or the other first, or both in the same step. The result is the
+    entropy of these three outcomes, averaged over pairs: 0 for one order in all samples, log 2 for random orders with
+    one token per step. Pairs are used because step numbers are not comparable between samples with different numbers
+    of steps.
 
-    steps: [samples, positions], -1 (never written, after EOS) counts as last. With `block`, only pairs inside
-    a decoding block count: between blocks the order is fixed and would only dilute the number.
+    Args:
+        steps: [samples, positions], from `Trace.steps`; -1 (never written, after EOS) counts as last.
+        block: Count only pairs inside a decoding block of this length: between blocks the order is fixed.
     """
     order = np.asarray(steps, dtype=np.int64)
     if order.ndim != 2 or not order.shape[0] or order.shape[1] < 2:
         raise UserError(
-            "order entropy needs the steps of at least one sample and two positions; trace the run"
+            "order entropy needs the steps of at least one sample and two positions; draw with --trace"
         )
     if block is not None and block < 2:
         raise UserError(f"block must be at least 2 positions wide, not {block}")

@@ -113,7 +113,7 @@ def _outcome_figure(studies: Sequence[Study]) -> tuple[Any, str]:
 
 
 def degradation(study: Study) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return, for each number of revealed anchors: the number, mean and std of the entropy, and the count of forks."""
+    """Return four columns: anchors revealed, mean and standard deviation of the entropy, and the count of forks."""
     points: dict[int, list[float]] = {}
     for fork in study.forks:
         for revealed, entropy in zip(fork.revealed, fork.path):

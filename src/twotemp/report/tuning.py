@@ -33,8 +33,9 @@ def recommendation(tuned: Tuned) -> str:
         )
     else:
         sentences.append(
-            f"This is uncertain: it is the best of the {len(finalists)} finalists with probability {best.chance:.0%}, "
-            f"and {len(close)} of the other {len(others)} cannot be told from it. A larger --budget would tell more."
+            f"This is uncertain: it is the best of the {len(finalists)} finalists with probability "
+            f"{best.chance:.0%}, and {len(close)} of the other {len(others)} cannot be told from it. A larger "
+            "--budget would tell more."
         )
     cheaper = next((standing for standing in close if standing.cost < _CHEAPER * best.cost), None)
     if cheaper is not None and cheaper.behind is not None:

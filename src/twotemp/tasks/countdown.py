@@ -21,7 +21,7 @@ VOCABULARY = (*map(str, range(LARGEST + 1)), *OPERATIONS, "->", "=", ",")
 
 
 def apply(x: int, operation: str, y: int) -> int | None:
-    """The result of a step, or None where the rules forbid it (not whole, or not in 1..99)."""
+    """Return the result of a step, or None if the rules forbid it (not an integer, or not in 1..99)."""
     if operation == "+":
         z = x + y
     elif operation == "-":
@@ -36,7 +36,7 @@ def apply(x: int, operation: str, y: int) -> int | None:
 
 
 def draw(rng: Random, count: int) -> Example:
-    """Numbers, and a target that a random chain of legal steps reaches."""
+    """Draw numbers, and a target that a random chain of legal steps reaches."""
     while True:
         numbers = [rng.randint(1, LARGEST_GIVEN) for _ in range(count)]
         pool, steps = list(numbers), []
@@ -62,7 +62,7 @@ def draw(rng: Random, count: int) -> Example:
 
 
 def checks(words: Sequence[str], first: int) -> list[MaskedCheck]:
-    """Work out every step again. The problem is covered: the last result would be copied from the target."""
+    """Recompute every step. The problem is masked: the last result would be copied from the target."""
     results = [k for k in range(first + 1, len(words)) if words[k - 1] == "="]
     return [MaskedCheck([*range(first), *range(k, len(words))], [k]) for k in results]
 

@@ -1,7 +1,6 @@
-"""LoadedRows of the published benchmarks: from the hub or a file with the same fields, and proof that they are the ones.
+"""Load the rows of published benchmarks, from the hub or a local file, and check that they are the published ones.
 
-What is compared with the published file is the rows, not the bytes: the hub serves parquet where others keep jsonl,
-zipped or not, and the questions are the same.
+Rows are compared, not bytes: the same questions come as parquet or jsonl, compressed or not.
 """
 
 from __future__ import annotations
@@ -32,28 +31,30 @@ class PublishedFile:
     rows: int
     sha256: str  # of the published jsonl file
     rows_sha256: str  # of its rows, `digest_rows`
-    key: str | None = None  # the field that names a row; None: its place in the file
-    keys: range | None = None  # the keys of this split, where files with all splits are about
+    key: str | None = None  # the field that identifies a row; None: its index in the file
+    keys: range | None = None  # the keys of this split, if there are files with all splits
     split: str = "test"
 
 
 @dataclass(frozen=True)
 class Subset:
-    """Some rows of a published file: their places, given how many rows there are."""
+    """Some rows of a published file: their indices, as a function of the number of rows."""
 
     published: PublishedFile
-    places: Callable[[int], Sequence[int]] = range
+    indices: Callable[[int], Sequence[int]] = range
 
 
 @dataclass(frozen=True)
 class LoadedRows:
+    """The rows of a data file."""
+
     rows: list[DataRow]
-    digest: str  # the published sha256 for rows equal to the published ones, else that of the file read
+    digest: str  # the published sha256 if the rows are the published ones, else that of the file
     source: str
 
 
 def load_rows(published: PublishedFile, data: Path | None, allow_altered: bool = False) -> LoadedRows:
-    """The rows, in the order of the file. LoadedRows that differ from the published ones are an error unless allowed."""
+    """Load the rows in file order; rows that differ from the published ones raise a UserError unless allowed."""
     path = _download(published) if data is None else Path(data)
     source = published.hub if data is None else path.name
     rows = _read(path)
@@ -63,21 +64,20 @@ def load_rows(published: PublishedFile, data: Path | None, allow_altered: bool =
         for row in rows
         if published.key is None or published.keys is None or row[published.key] in published.keys
     ]
-    found = digest_rows(rows)
-    if found == published.rows_sha256:
+    digest = digest_rows(rows)
+    if digest == published.rows_sha256:
         return LoadedRows(rows, published.sha256, source)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if not allow_altered:
         raise UserError(
             f"{path} is not {published.hub} as published: {len(rows)} rows (published: {published.rows}) with sha256 "
-            f"{found}, expected {published.rows_sha256}. Take the published file, or accept these rows with "
+            f"{digest}, expected {published.rows_sha256}. Use the published file, or accept these rows with "
             f"--allow-altered-data (allow_altered=True)"
         )
-    return LoadedRows(rows, digest, f"{source} (altered)")
+    return LoadedRows(rows, hashlib.sha256(path.read_bytes()).hexdigest(), f"{source} (altered)")
 
 
 def pick(kind: str, name: str | None, choices: Mapping[str, T]) -> T:
-    """A choice by name; the first one where no name is given."""
+    """Return the choice of this name; the first if the name is None."""
     if name is None:
         return next(iter(choices.values()))
     if name not in choices:
@@ -85,7 +85,7 @@ def pick(kind: str, name: str | None, choices: Mapping[str, T]) -> T:
     return choices[name]
 
 
-# From a row: what the user's turn says, and what the assistant's turn already starts with.
+# Maps a row to the text of the user's turn and the beginning of the assistant's turn.
 PromptTemplate = Callable[[DataRow], tuple[str, str]]
 
 
@@ -98,27 +98,36 @@ def benchmark(
     reference: Callable[[DataRow], Mapping[str, Any]],
     subsets: Mapping[str, Subset] | None = None,
 ) -> Task:
-    """A task on rows of published files; `reference` says what the grader needs of a row. subsets: by name, the
-    default first; None: all rows of the file."""
+    """Return a task on the rows of published files.
+
+    Args:
+        name: Of the task.
+        description: Of the task.
+        grader: The name of its grader.
+        published: The file of its questions.
+        prompts: Prompt templates by name, the default first.
+        reference: Returns what the grader needs of a row.
+        subsets: By name, the default first; None: all rows of the file.
+    """
     named = subsets or {"full": Subset(published)}
 
     def load(
         data: Path | None, prompt: str | None, subset: str | None, allow_altered: bool = False
     ) -> ProblemSet:
         template = pick(f"prompt of {name}", prompt, prompts)
-        chosen = pick(f"subset of {name}", subset, named)
-        file = chosen.published
+        part = pick(f"subset of {name}", subset, named)
+        file = part.published
         loaded = load_rows(file, data, allow_altered)
-        places = chosen.places(len(loaded.rows))
-        if max(places) >= len(loaded.rows):
+        indices = part.indices(len(loaded.rows))
+        if max(indices) >= len(loaded.rows):
             raise UserError(
                 f"subset {subset!r} needs all {file.rows} questions of {name}; the file has {len(loaded.rows)}"
             )
         problems = []
-        for place in places:
-            row = loaded.rows[place]
+        for index in indices:
+            row = loaded.rows[index]
             text, prefill = template(row)
-            key = f"{name}/{file.split}/{place}" if file.key is None else str(row[file.key])
+            key = f"{name}/{file.split}/{index}" if file.key is None else str(row[file.key])
             problems.append(Problem(key, name, text, reference(row), prefill))
         return ProblemSet(tuple(problems), loaded.digest, loaded.source)
 
@@ -126,7 +135,7 @@ def benchmark(
 
 
 def digest_rows(rows: Sequence[DataRow]) -> str:
-    """sha256 of the rows as JSON lines with sorted keys: the same for every container they come in."""
+    """Return the sha256 of the rows as JSON lines with sorted keys: the same for every file format."""
     lines = (json.dumps(row, sort_keys=True, ensure_ascii=True, separators=(",", ":")) for row in rows)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -155,9 +164,9 @@ def _read(path: Path) -> list[DataRow]:
         if text.lstrip().startswith("["):
             rows: list[DataRow] = json.loads(text)
             return rows
-        # Not splitlines: it also breaks at characters that may stand inside a JSON string.
+        # Not splitlines: it also splits at characters that may occur in a JSON string.
         return [json.loads(line) for line in text.split("\n") if line.strip()]
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(

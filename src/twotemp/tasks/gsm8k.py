@@ -27,7 +27,7 @@ TRAIN = replace(
 
 D1 = d1.instruction(gap=" ")
 
-# What the user's turn says, and what the assistant's turn already starts with.
+# The text of the user's turn, and the beginning of the assistant's turn.
 PROMPTS: dict[str, PromptTemplate] = {
     "d1": lambda row: (f"{D1}\n\n{row['question']}", "<reasoning>"),
     "justgrpo": lambda row: (row["question"], ""),

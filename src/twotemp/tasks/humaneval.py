@@ -1,4 +1,4 @@
-"""HumanEval: complete a Python function from its signature and docstring; judged by running its tests."""
+"""HumanEval: complete a Python function from its signature and docstring; graded by running its tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _dream_lmeval(row: DataRow) -> tuple[str, str]:
     ), f"Here is the completed function:\n```python\n{row['prompt']}"
 
 
-# What the user's turn says, and what the assistant's turn already starts with. The wording is that of the projects
+# The text of the user's turn, and the beginning of the assistant's turn. The wording is that of the projects
 # named; line breaks and fences between the pieces are ours.
 PROMPTS: dict[str, PromptTemplate] = {
     "justgrpo": _justgrpo,

@@ -17,7 +17,7 @@ TEST = PublishedFile(
 
 D1 = d1.instruction(end='" \n')  # with a stray quote, space and line break
 
-# What the user's turn says, and what the assistant's turn already starts with. The wording of "justgrpo" and
+# The text of the user's turn, and the beginning of the assistant's turn. The wording of "justgrpo" and
 # "llada_oc" is theirs; the line break between question and instruction is ours.
 PROMPTS: dict[str, PromptTemplate] = {
     "d1": lambda row: (f"{D1}\n\n{row['problem']}", "<reasoning>"),

@@ -1,4 +1,4 @@
-"""MBPP: write a small Python function from one sentence and three tests; judged by running the tests."""
+"""MBPP: write a small Python function from one sentence and three tests; graded by running the tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMEOUTS = {123: 20.0}  # seconds; its reference solution takes 4 by itself
 
 
 def signature(row: DataRow) -> tuple[str, int]:
-    """Name and number of arguments of the function to write: what the code defines and the first test calls."""
+    """Return name and number of arguments of the function to write: defined by the code, called by the first test."""
     defined = {node.name for node in ast.walk(ast.parse(row["code"])) if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(ast.parse(row["test_list"][0])):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in defined:
@@ -53,7 +53,7 @@ def _dream_lmeval(row: DataRow) -> tuple[str, str]:
     ), "Here is the completed function:\n```python\n"
 
 
-# What the user's turn says, and what the assistant's turn already starts with. The wording is that of the projects
+# The text of the user's turn, and the beginning of the assistant's turn. The wording is that of the projects
 # named; line breaks and fences between the pieces are ours.
 PROMPTS: dict[str, PromptTemplate] = {"justgrpo": _justgrpo, "dream_lmeval": _dream_lmeval}
 

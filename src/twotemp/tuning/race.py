@@ -38,8 +38,8 @@ class Measurement:
     values: Floats  # [questions]: the goal, in [0, 1]; NaN: not measured
     cost: float  # NFE per question: the x axis of the frontier
     spent: float  # NFE of all its samples
-    # [questions]: the goal with half of the samples. Of two candidates that reach the goal on a few questions, the one
-    # that needs fewer samples is more likely to reach it on others.
+    # [questions]: the goal with half of the samples. Of two candidates that reach the goal on a few questions, the
+    # one that needs fewer samples is more likely to reach it on others.
     half_budget: Floats | None = None
 
     @property
@@ -97,7 +97,7 @@ def race(
             needed = price * (measured + (min(LEAST, questions) - measured) * left)
             raise UserError(
                 f"a budget of {budget:,.0f} NFE is too small for {len(alive)} candidates: {LEAST} questions each in "
-                f"the first of {left} rounds take about {needed:,.0f}; raise --budget (samples drawn so far are kept), "
+                f"the first of {left} rounds take about {needed:,.0f}; raise --budget (drawn samples are kept), "
                 "or name fewer values: tct:t_pos=0.1,threshold=0.6|0.8"
             )
         if more > measured:
@@ -153,7 +153,7 @@ def frontier(measurements: dict[T, Measurement]) -> list[T]:
 
 
 def beaten_by(measurements: dict[T, Measurement]) -> dict[T, T]:
-    """Return loser -> winner: a winner is on the frontier, costs no more, and the whole paired interval favours it."""
+    """Return loser -> winner: the winner is on the frontier, costs no more, and the paired interval favours it."""
     candidates, rivals = list(measurements), frontier(measurements)
     pairs = [
         (c, rival) for rival in rivals for c in candidates if measurements[rival].cost <= measurements[c].cost
@@ -170,7 +170,7 @@ def beaten_by(measurements: dict[T, Measurement]) -> dict[T, T]:
 
 @dataclass(frozen=True)
 class Standing(Generic[T]):
-    """The result of a candidate. Intervals are 95 % over questions; `behind` is the paired difference to the winner."""
+    """The result of a candidate, with 95 % intervals over questions."""
 
     candidate: T
     questions: int  # how many it was measured on
@@ -180,7 +180,9 @@ class Standing(Generic[T]):
     cost: float
     finalist: bool = False
     on_frontier: bool = False  # among the finalists
-    behind: tuple[float, float, float] | None = None  # mean, low, high; of finalists
+    behind: tuple[float, float, float] | None = (
+        None  # of finalists: difference to the winner (mean, low, high)
+    )
     chance: float | None = None  # that it is the best finalist, if these questions are typical
 
 

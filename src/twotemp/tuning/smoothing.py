@@ -18,8 +18,8 @@ def smoothed_means(values: Floats, distances: Floats) -> Floats:
     """Return the expected value of each candidate, [n].
 
     The posterior mean of a Gaussian process, K (K + s^2 / q)^-1 (y - mean) + mean, with K = spread^2 CORRELATION^d,
-    where y are means over q questions, d distances, and s^2 the variance that neither question nor candidate explains.
-    The more questions there are, the more each candidate is judged by its own; unrelated candidates (d = inf) keep the
+    where y are means over q questions, d distances, and s^2 the variance that neither question nor candidate
+    explains. With more questions each candidate is judged more by its own; unrelated candidates (d = inf) keep the
     order of their means.
 
     Args:
