@@ -61,7 +61,7 @@ def test_order_is_tasks_then_policies_then_their_numbers(tmp_path):
 def test_the_same_cell_in_two_runs_is_refused(tmp_path):
     for name in ("one", "two"):
         store_cell(Store.create(tmp_path / name), "tlc", {"a": "p"})
-    with pytest.raises(UserError, match=r"both hold tiny, countdown-3, tlc; report them apart"):
+    with pytest.raises(UserError, match=r"both hold tiny, countdown-3, tlc; report them separately"):
         read([tmp_path / "one", tmp_path / "two"])
 
 
@@ -309,7 +309,7 @@ def test_a_run_remembers_its_data_file_and_nobody_asks_the_hub(tmp_path, monkeyp
     record_data_files(store.path, {"gsm8k": (file, True)})
     assert [p.reference["answer"] for p in problems_of(cell).problems] == ["1", "2", "3"]
     file.rename(tmp_path / "moved.jsonl")
-    with pytest.raises(UserError, match=r"mine.jsonl, which is not there any more.*--data gsm8k=FILE"):
+    with pytest.raises(UserError, match=r"mine.jsonl, which no longer exists.*--data gsm8k=FILE"):
         problems_of(cell)
     assert len(problems_of(cell, {"gsm8k": tmp_path / "moved.jsonl"}, True).problems) == 3
 

@@ -316,7 +316,7 @@ def test_a_full_disk_loses_nothing(model, tmp_path, monkeypatch, whole):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        with pytest.raises(UserError, match=r"No space left on device.*make room"):
+        with pytest.raises(UserError, match=r"No space left on device.*free some space"):
             evaluate(model, PLAN, tmp_path / "run")
     part = rows(tmp_path / "run")
     assert part
@@ -369,7 +369,7 @@ def test_a_grader_of_another_kind_of_task_is_named(tmp_path):
     choice = TaskChoice("countdown-3", questions=1)
     with Evaluation(Plan((choice,), (parse("lc"),), n=1), tmp_path / "run") as evaluation:
         evaluation.run(load("tiny"))
-    with pytest.raises(UserError, match=r"'d1 1' cannot judge answers of countdown-3 \(KeyError: 'answer'\)"):
+    with pytest.raises(UserError, match=r"'d1 1' cannot grade answers of countdown-3 \(KeyError: 'answer'\)"):
         regrade(tmp_path / "run", grader="d1")
 
 

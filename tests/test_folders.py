@@ -102,7 +102,7 @@ with only_writer(Path(sys.argv[1])):
         assert other.stdout is not None
         assert other.stdout.readline() == "writing\n"
         with (
-            pytest.raises(UserError, match=r"another process is writing .*run; wait until it has ended"),
+            pytest.raises(UserError, match=r"another process is writing .*run; wait until it has finished"),
             only_writer(folder),
         ):
             pass
@@ -133,34 +133,34 @@ def test_a_file_system_without_locks_refuses_nobody(tmp_path: Path, monkeypatch)
 @pytest.mark.parametrize(
     ("code", "fix"),
     [
-        (errno.ENOSPC, "make room and run the same command again"),
-        (errno.EFBIG, "make room"),
-        (errno.EROFS, "choose a folder that you may use"),
+        (errno.ENOSPC, "free some space and run the same command again"),
+        (errno.EFBIG, "free some space"),
+        (errno.EROFS, "choose a folder that you may write to"),
         (errno.EACCES, "change its permissions"),
-        (errno.ENOENT, "below is not there"),
-        (errno.ENOTDIR, "a file stands where a folder is needed"),
-        (errno.EIO, "mend the disk"),
+        (errno.ENOENT, "below does not exist"),
+        (errno.ENOTDIR, "a file is where a folder is needed"),
+        (errno.EIO, "check the disk"),
     ],
 )
 def test_what_a_disk_says_names_its_own_fix(tmp_path: Path, code: int, fix: str):
     path = tmp_path / "below" / "a.json"
     with pytest.raises(UserError, match=f"cannot write {path}: .*{fix}") as caught, disk_errors(path):
         raise OSError(code, "?")
-    assert ("make room" in str(caught.value)) == (code in (errno.ENOSPC, errno.EFBIG))
+    assert ("free some space" in str(caught.value)) == (code in (errno.ENOSPC, errno.EFBIG))
 
 
 def test_a_disk_that_is_full_for_safetensors_is_full(tmp_path: Path):
     class SafetensorError(Exception):
         pass
 
-    with pytest.raises(UserError, match="make room"), disk_errors(tmp_path / "a"):
+    with pytest.raises(UserError, match="free some space"), disk_errors(tmp_path / "a"):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
     with pytest.raises(SafetensorError), disk_errors(tmp_path / "a"):
         raise SafetensorError("header too large")
 
 
 def test_a_missing_folder_is_named(tmp_path: Path):
-    with pytest.raises(UserError, match=f"{tmp_path / 'no'} is not there"):
+    with pytest.raises(UserError, match=f"{tmp_path / 'no'} does not exist"):
         folders.write_text(tmp_path / "no" / "such" / "a.txt", "")
 
 
@@ -347,7 +347,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        with pytest.raises(UserError, match="make room"):
+        with pytest.raises(UserError, match="free some space"):
             log.add({"step": 2})
     log.add({"step": 3})
     assert read_log(log.path) == log.rows == [{"step": 1}, {"step": 3}]

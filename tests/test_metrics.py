@@ -384,7 +384,7 @@ def test_order_entropy_does_not_see_the_pace():
 
 @pytest.mark.parametrize("steps", [[], [[1]], [1, 2]])
 def test_order_entropy_needs_traces(steps):
-    with pytest.raises(UserError, match="trace the run"):
+    with pytest.raises(UserError, match="draw with --trace"):
         metrics.order_entropy(steps)
 
 

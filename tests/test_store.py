@@ -193,7 +193,7 @@ def test_a_file_cut_at_any_byte_gives_its_whole_batches(tmp_path: Path):
 
 
 def test_batches_larger_than_the_read_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("twotemp.folders.frames._CHUNK", 7)
+    monkeypatch.setattr("twotemp.folders.frames._PIECE", 7)
     file = FrameFile(tmp_path / "a.jsonl.zst")
     batches = [[{"text": os.urandom(50).hex()}] for _ in range(5)]
     for batch in batches:
@@ -282,7 +282,7 @@ def test_a_full_disk_loses_nothing_and_the_run_goes_on(cell: Cell, monkeypatch: 
         writer.samples([draw("a", 0)])
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full)
-            with pytest.raises(UserError, match=r"No space left on device.*make room"):
+            with pytest.raises(UserError, match=r"No space left on device.*free some space"):
                 writer.samples([draw("a", 1), draw("a", 2)])
         assert [s.index for s in cell.samples()] == [0]
         writer.samples([draw("a", 2)])

@@ -215,7 +215,7 @@ def test_a_folder_that_may_not_be_written_is_said(cell: Cell, monkeypatch: pytes
     monkeypatch.setattr(os, "open", read_only)
     with (
         cell.writer() as writer,
-        pytest.raises(UserError, match=r"Read-only file system; choose a folder that you may use"),
+        pytest.raises(UserError, match=r"Read-only file system; choose a folder that you may write to"),
     ):
         writer.samples([draw("a", 0)])
 

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 import twotemp
 from twotemp import tasks
 from twotemp.forks.planted import LIBRARY, exact
-from twotemp.graders.puzzles import judge
+from twotemp.graders.puzzles import grade_chain
 from twotemp.metrics import pass_at_k
 from twotemp.policies import parse
 from twotemp.records import Problem, Sample
@@ -78,7 +78,7 @@ def forks(model: twotemp.LanguageModel) -> Figure:
 def right(problem: Problem, samples: Sequence[Sample]) -> set[str]:
     """The texts among them that solve a countdown problem."""
     numbers, target = problem.reference["numbers"], problem.reference["target"]
-    return {s.said for s in samples if judge(numbers, target, s.said).passed}
+    return {s.said for s in samples if grade_chain(numbers, target, s.said).passed}
 
 
 def missed(model: twotemp.LanguageModel) -> Problem:
