@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -114,6 +115,44 @@ def test_a_plugin_that_fails_says_which_and_why(tmp_path, text, message):
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(UserError, match=message):
         plugins.load_plugin(str(tmp_path / "mine.py"))
+
+
+REGISTRIES = (tasks.TASKS, graders.GRADERS, PRESETS)
+
+
+@pytest.mark.parametrize("ending", ["1 / 0", "raise SystemExit(1)", "plugins.add_grader('equal', Equal)"])
+def test_a_plugin_that_fails_leaves_nothing_behind(tmp_path, monkeypatch, ending):
+    """Neither what it registered before it failed, nor its name for the workers: once fixed, it loads."""
+    monkeypatch.setattr(plugins, "NAMED", named := [])
+    before = [dict(registry) for registry in REGISTRIES]
+    path = tmp_path / "broken.py"
+    path.write_text(f"{PLUGIN}\n{ending}\n")
+    for _ in range(2):
+        with pytest.raises(UserError, match="plug-in"):
+            plugins.load_plugin(str(path))
+        assert [dict(registry) for registry in REGISTRIES] == before
+        assert named == []
+        assert "twotemp_plugin_broken" not in sys.modules
+    path.write_text(PLUGIN)
+    plugins.load_plugin(str(path))
+    assert "sums" in tasks.TASKS
+    assert named == [str(path.resolve())]
+
+
+def test_a_package_that_fails_is_loaded_again_whole(tmp_path, monkeypatch):
+    """Its first module registers a task and is imported without error, the package fails, and is fixed."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = tmp_path / "fixed_package"
+    package.mkdir()
+    (package / "first.py").write_text(PLUGIN)
+    (package / "__init__.py").write_text("from fixed_package import first\n1 / 0\n")
+    with pytest.raises(UserError, match="ZeroDivisionError"):
+        plugins.load_plugin("fixed_package")
+    assert "sums" not in tasks.TASKS
+    (package / "__init__.py").write_text("from fixed_package import first  # and nothing else\n")
+    importlib.invalidate_caches()
+    plugins.load_plugin("fixed_package")
+    assert "sums" in tasks.TASKS
 
 
 @pytest.mark.parametrize("get", [tasks.get, graders.get, parse], ids=["task", "grader", "policy"])
