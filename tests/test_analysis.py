@@ -65,7 +65,7 @@ def test_the_same_cell_in_two_runs_is_refused(tmp_path):
         read([tmp_path / "one", tmp_path / "two"])
 
 
-def test_a_run_without_grades_says_what_to_do(tmp_path):
+def test_a_run_without_grades_names_the_fix(tmp_path):
     Store.create(tmp_path / "run")
     with pytest.raises(UserError, match=r"twotemp eval.*twotemp regrade"):
         read([tmp_path / "run"])
@@ -136,7 +136,7 @@ def test_a_damaged_cell_is_named_and_the_rest_is_read(tmp_path, harm, said):
     assert re.search(f"countdown-3@tlc.*({said})", gap)
 
 
-def test_fewer_questions_fewer_samples_and_what_waits_for_a_grade_are_named(tmp_path):
+def test_missing_questions_samples_and_grades_are_listed(tmp_path):
     store = Store.create(tmp_path / "run")
     store_cell(store, "lc", ALL)
     store_cell(store, "tlc", dict.fromkeys(list(ALL)[:9], "pf"))
@@ -153,13 +153,13 @@ def test_fewer_questions_fewer_samples_and_what_waits_for_a_grade_are_named(tmp_
     assert all(any(part in text for text in texts) for part in said)
 
 
-def test_a_run_in_which_nothing_can_be_read_says_why(tmp_path):
+def test_an_unreadable_run_reports_the_reason(tmp_path):
     _no_samples(a_run(tmp_path / "run", ("lc",)) / "countdown-3@lc")
     with pytest.raises(UserError, match=r"nothing to report.*countdown-3@lc has no samples"):
         survey([tmp_path / "run"])
 
 
-def test_the_report_of_a_damaged_run_names_the_damage_and_the_exit_code_says_it(tmp_path, monkeypatch):
+def test_the_report_of_a_damaged_run_lists_the_damage_and_exits_with_3(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "available", lambda: False)
     run = a_run(tmp_path / "run", ("lc", "tlc", "ct"))
     whole = CliRunner().invoke(app, ["report", str(run)])
@@ -192,7 +192,7 @@ def test_grades_of_two_versions_are_chosen_task_by_task(tmp_path, monkeypatch):
 
 
 def test_two_policies_are_compared_on_the_questions_both_have():
-    """Costs, too: a question that only one side has must not change what a budget buys."""
+    """This holds for costs: a question that only one side has must not change what a budget buys."""
     ar = graded("ar", [2] * 12)
     tct = graded("tct", [2] * 12)
     more = graded("tct", [2] * 12 + [8] * 12)
@@ -204,14 +204,14 @@ def test_two_policies_are_compared_on_the_questions_both_have():
     assert findings([ar, graded("tct", [2] * 12, questions=[f"other/{i}" for i in range(12)])]) == []
 
 
-def test_a_comparison_on_one_task_of_several_says_so():
+def test_a_comparison_on_one_task_of_several_names_the_task():
     lc, tlc, other = graded("lc", [0] * 12), graded("tlc", [8] * 12), graded("lc", [0] * 12, task="words-2")
     one, all_ = findings([lc, tlc, other])
     assert sentence(one).startswith("On countdown-3, with one sample per question, Low confidence")
     assert sentence(all_).startswith("On countdown-3, with 8 samples per question, TLC")
 
 
-def test_in_a_sweep_the_preset_speaks_for_its_family_in_sentences_and_figures():
+def test_in_a_sweep_the_preset_represents_its_family():
     sweep = [graded(f"tlc:t_pos={t}", [right] * 12) for t, right in ((0.25, 1), (1, 5), (4, 2))]
     cells = [graded("lc", [0] * 12), *sweep]
     lc, tlc = (cells[0].policy,), (sweep[1].policy,)
@@ -231,7 +231,7 @@ def test_a_sweep_is_represented_by_the_same_policy_on_every_task():
     assert representatives([cells[0], cells[2]]) == [cells[0], cells[2]]
 
 
-def test_a_policy_tuned_for_each_task_is_shown_on_all_and_named_without_what_varies():
+def test_a_policy_tuned_per_task_is_shown_on_all_tasks_under_one_name():
     cells = [
         cell
         for t_pos, task in (("0.5", "countdown-3"), ("2", "words-2"))
@@ -248,14 +248,14 @@ def test_a_policy_tuned_for_each_task_is_shown_on_all_and_named_without_what_var
     assert [text.get_text() for text in legend.get_texts()][1:] == [r"TLC ($T_\mathrm{pos}$ varies)"]
 
 
-def test_ties_on_all_questions_are_no_certainty():
+def test_ties_on_all_questions_leave_uncertainty():
     (found,) = findings([graded("ct", [8] * 20), graded("tct", [8] * 20)])[:1]
     assert found.low < -0.05
     assert found.high > 0.05
     assert "cannot be told apart: +0.0 points" in sentence(found)
 
 
-def test_too_few_questions_are_said_instead_of_an_interval():
+def test_too_few_questions_are_stated_instead_of_an_interval():
     _, found = findings([graded("lc", [0] * 4), graded("tlc", [8] * 4)])
     assert "differ by +100.0 points (4 questions: too few for an interval)" in sentence(found)
 
@@ -275,7 +275,7 @@ def test_nothing_rounds_to_minus_zero(capsys):
 # --- what a folder is, and its data ---------------------------------------------------------------------------
 
 
-def test_a_folder_of_another_kind_is_said_to_be_what_it_is(tmp_path):
+def test_a_folder_of_another_kind_is_identified(tmp_path):
     held = {
         "grpo": ("run.json", '{"task": "countdown-3", "settings": {}}'),
         "forks": ("settings.json", '{"alternatives": 5}'),
@@ -294,7 +294,7 @@ def test_a_folder_of_another_kind_is_said_to_be_what_it_is(tmp_path):
         survey([tmp_path / "nothing"])
 
 
-def test_a_run_remembers_its_data_file_and_nobody_asks_the_hub(tmp_path, monkeypatch):
+def test_a_run_records_its_data_file_and_the_hub_is_not_asked(tmp_path, monkeypatch):
     from twotemp.tasks import data as tasks_data
 
     monkeypatch.setattr(tasks_data, "_download", lambda _: pytest.fail("went to the hub"))
@@ -335,7 +335,7 @@ def under(one: GradedCell, other: GradedCell) -> GradedCell:
     return replace(one, config=other.config)
 
 
-def test_a_clear_difference_is_said_with_its_sign():
+def test_a_clear_difference_is_stated_with_its_sign():
     better, worse = graded("tlc", [8] * 20), graded("lc", [0] * 10 + [8] * 10)
     one, found = findings([worse, better])
     assert (one.mean, one.high < 0) == (-0.5, True)
@@ -380,7 +380,7 @@ def test_at_equal_cost_the_cheaper_policy_has_more_samples():
     assert sentence(found).startswith("For equal NFE (56 per question), ")
 
 
-def test_tasks_are_pooled_by_question_and_listed_apart():
+def test_tasks_are_pooled_by_question_and_listed_separately():
     data = [
         graded("lc", [0] * 10),
         graded("tlc", [8] * 10),
@@ -392,7 +392,7 @@ def test_tasks_are_pooled_by_question_and_listed_apart():
     assert found.tasks == (("countdown-3", 1.0), ("words-2", 0.0))
 
 
-def test_the_budget_said_is_that_of_the_tasks_compared():
+def test_the_stated_budget_is_that_of_the_compared_tasks():
     """On words-2 one sample of AR buys none of TCT: it is left out of the sentence, and so are its NFE."""
     cells = [
         *(graded("tct", [3] * 12, cost=7), graded("ar", [3] * 12, cost=30)),
@@ -415,7 +415,7 @@ def test_answers_that_cost_nothing_are_not_compared_by_cost():
     assert sentence(said).startswith("With 8 samples per question, ")
 
 
-def test_a_saved_model_is_called_by_its_run():
+def test_a_saved_model_is_named_after_its_run():
     assert model_name("GSAI-ML/LLaDA-8B-Instruct") == "LLaDA-8B-Instruct"
     assert model_name("runs/tct/model/") == "tct"
     assert model_name("model") == "model"

@@ -119,7 +119,7 @@ def test_fit_is_least_squares():
     assert fit([0, 1, 2], [3.0, 2.0, 1.0]) == pytest.approx(LineFit(-1.0, 1.0))
 
 
-def test_r2_is_left_out_where_it_says_nothing():
+def test_r2_is_nan_if_it_is_undefined():
     assert np.isnan(fit([0, 1], [1.0, 0.5]).r2)  # two points are always on a line
     assert fit([0, 1], [1.0, 0.5]).slope == -0.5
     assert np.isnan(fit([0, 1, 2], [1.0, 1.0, 1.0]).r2)
@@ -272,7 +272,7 @@ def fork(name: str, path: tuple[float, ...], distinct: int, ungraded: int = 0) -
     return Fork(name, path[0], tuple(range(len(path))), path, (1, 2), ("a", None), distinct, ungraded)
 
 
-def test_the_report_states_the_medians_beside_the_papers(tmp_path):
+def test_the_report_lists_the_medians_next_to_the_papers(tmp_path):
     forks = (
         fork("a", (2.0, 1.0, 0.0), 2),  # slope -1, R² 1
         fork("b", (1.0, 2.0, 1.0), 1),  # slope 0, R² 0

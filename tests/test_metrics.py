@@ -167,7 +167,7 @@ def test_questions_without_a_value_are_left_out_and_counted():
     assert np.isnan(many.low[2])
 
 
-def test_paired_bootstrap_cancels_what_makes_questions_hard():
+def test_paired_bootstrap_cancels_the_difficulty_of_questions():
     rng = np.random.default_rng(0)
     hardness = rng.random(300)
     first, second = hardness + 0.02, hardness + rng.normal(0, 0.01, 300)
@@ -370,7 +370,7 @@ def test_order_entropy_by_hand():
     assert metrics.order_entropy(steps) == pytest.approx(mean([entropy(p) for p in pairs]))
 
 
-def test_order_entropy_inside_blocks_leaves_out_what_is_fixed():
+def test_order_entropy_inside_blocks_ignores_the_fixed_order():
     inner = np.array(list(permutations(range(3))))
     steps = np.concatenate([inner, inner + 3], axis=1)  # the second block always after the first
     assert metrics.order_entropy(steps, block=3) == pytest.approx(log(2))

@@ -89,7 +89,7 @@ def test_a_task_a_grader_and_a_policy_from_a_file_work_in_an_evaluation(file, tm
         assert [p.id for p in problems_of(cell, hub=False).problems] == ["sums/0", "sums/1"]
 
 
-def test_a_module_and_an_entry_point_are_plugins_too(file, tmp_path, monkeypatch):
+def test_modules_and_entry_points_are_plugins(file, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     point = EntryPoint("sums", "mine", plugins.GROUP)
     monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == plugins.GROUP else [])
@@ -111,7 +111,7 @@ def test_a_module_and_an_entry_point_are_plugins_too(file, tmp_path, monkeypatch
         ),
     ],
 )
-def test_a_plugin_that_fails_says_which_and_why(tmp_path, text, message):
+def test_a_failing_plugin_is_named_with_the_reason(tmp_path, text, message):
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(UserError, match=message):
         plugins.load_plugin(str(tmp_path / "mine.py"))
@@ -156,12 +156,12 @@ def test_a_package_that_fails_is_loaded_again_whole(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("get", [tasks.get, graders.get, parse], ids=["task", "grader", "policy"])
-def test_what_a_plugin_would_add_is_unknown_and_the_message_says_how_to_name_it(get):
+def test_unknown_names_suggest_a_plugin(get):
     with pytest.raises(UserError, match=r"unknown \w+ 'sums'.*--plugin FILE.py"):
         get("sums")
 
 
-def test_workers_are_told_of_a_plugin_once(file, monkeypatch):
+def test_a_plugin_is_listed_for_workers_once(file, monkeypatch):
     monkeypatch.setattr(plugins, "NAMED", named := [])
     monkeypatch.chdir(file.parent)
     for name in ("mine.py", "./mine.py", str(file)):
@@ -169,7 +169,7 @@ def test_workers_are_told_of_a_plugin_once(file, monkeypatch):
     assert named == [str(file.resolve())]
 
 
-def test_a_plugin_that_is_not_there(tmp_path, file):
+def test_a_missing_plugin(tmp_path, file):
     with pytest.raises(UserError, match="no plug-in"):
         plugins.load_plugin(str(tmp_path / "nope.py"))
     with pytest.raises(UserError, match="nope_nope cannot be loaded"):

@@ -65,5 +65,5 @@ def test_answers_that_break_parsers_are_answers_like_any_other(name):
         numbers = group_answers([*HOSTILE, *HOSTILE], lambda a, b: grader.same(problem, a, b))
     finally:
         grader.close()
-    assert list(numbers[: len(HOSTILE)]) == list(numbers[len(HOSTILE) :])  # and nobody crashed
+    assert list(numbers[: len(HOSTILE)]) == list(numbers[len(HOSTILE) :])  # and no worker crashed
     assert (numbers >= 0).all()

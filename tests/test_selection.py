@@ -156,7 +156,7 @@ def test_confidence_is_the_mean_of_the_trace(tmp_path):
     assert np.isfinite(best_at(one, "confidence", [1, 2, 8])).all()
 
 
-def test_confidence_without_traces_says_how_to_get_them(tmp_path):
+def test_confidence_without_traces_names_the_fix(tmp_path):
     with pytest.raises(UserError, match=r"drawn without traces.*twotemp eval --trace"):
         read(a_run(tmp_path / "run"), confidence=True)
 
@@ -219,7 +219,7 @@ def sentences_of(cells, selectors) -> list[str]:
     return [sentence(finding) for finding in selection_findings(every_choice(cells, selectors))]
 
 
-def test_entropy_of_the_answers_is_the_metric_with_its_sign_in_the_sentence():
+def test_the_entropy_sentence_has_the_sign_of_the_difference():
     wide = elected(*(ballot([0] * 4, [0, 1, 2, 3], question=f"q{i}") for i in range(12)), spec="tct")
     narrow = elected(*(ballot([0] * 4, [0] * 4, question=f"q{i}") for i in range(12)), spec="ar")
 
@@ -232,7 +232,7 @@ def test_entropy_of_the_answers_is_the_metric_with_its_sign_in_the_sentence():
     assert "+1.39 nats (2 questions: too few for an interval" in few
 
 
-def test_what_is_compared_is_said_and_what_cannot_be_is_left_out():
+def test_comparisons_without_common_data_are_left_out():
     some = [ballot([1, 0, 1, 0], [0, 1, 0, NO_ANSWER], question=f"q{i}") for i in range(12)]
     tct, ar = elected(*some, spec="tct"), elected(*some, spec="ar")
     models = [
@@ -254,7 +254,7 @@ def _as(one: GradedCell, spec: str) -> GradedCell:
     return elected(*one.ballots, spec=spec)
 
 
-def test_equal_cost_compares_what_a_budget_buys():
+def test_equal_cost_compares_as_many_samples_as_a_budget_buys():
     """TCT costs a quarter: for the price of AR's two samples it may choose from eight of its ten."""
     right_once = [False] * 9 + [True]
     names = [f"q{i}" for i in range(12)]
@@ -269,7 +269,7 @@ def test_equal_cost_compares_what_a_budget_buys():
     assert "TCT (t_pos=0.1) solves 80.0 points more than Autoregressive" in sentences[0]
 
 
-def test_files_of_the_report_say_what_the_curves_say(tmp_path):
+def test_the_files_of_the_report_agree_with_the_curves(tmp_path):
     found = curves(a_run(tmp_path / "run"))
     made = write_selection(found, tmp_path / "out")
     assert {one.name for one in made.figures} == {"best-countdown-3", "entropy", "answers-countdown-3"}

@@ -40,7 +40,7 @@ def test_the_same_numbers_in_another_order_are_the_same_problem() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_problem_sets_are_fixed_distinct_and_say_what_they_are(name: str) -> None:
+def test_problem_sets_are_fixed_distinct_and_named(name: str) -> None:
     task = tasks.get(name)
     first = task.problems()
     assert held_out_problems.__wrapped__(SOURCES[name], "test") == first
@@ -99,7 +99,7 @@ def test_a_words_problem_is_the_same_with_other_multipliers_names_and_things() -
     assert all(len(key.split("]")[1].split()) == 2 for key in bills)
 
 
-def test_unknown_names_are_told_apart() -> None:
+def test_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(UserError, match="did you mean 'countdown-3'"):
         tasks.get("countdown3")
     for subset in ("train", "train:7", "test:", "test:x", "test:-1"):
@@ -291,7 +291,7 @@ def test_examples_of_programs_leave_real_ambiguity() -> None:
         ),
     ],
 )
-def test_a_check_covers_what_follows_from_the_rest(name: str, prompt: str, answer: str, seen: list) -> None:
+def test_a_check_masks_what_the_rest_determines(name: str, prompt: str, answer: str, seen: list) -> None:
     """_ is covered, ? is covered and expected to come out again."""
     problem = ["<start>", *prompt.split(), "<end>"]
     words = [*problem, *answer.split()]
