@@ -171,7 +171,7 @@ def test_the_path_ends_with_the_entropy_the_engine_saw(model, completions):
 
 def test_a_fork_at_the_last_position_needs_no_completion(model):
     left = (planted.START, *planted.encode(("statistics", "stdev", "x", "return")))
-    place = probe.Place("q", 0, 1, 6, left, 0.5)
+    place = probe.ForkCandidate("q", 0, 1, 6, left, 0.5)
     (fork,) = measure(model, [place], {"q": PROBLEM}, RunsPrograms(), settings())
     assert fork.revealed == (0,)
     assert fork.answers == (SAMPLE, SAMPLE)

@@ -13,7 +13,7 @@ import numpy as np
 from twotemp import metrics
 from twotemp.analysis.cells import GradedCell, k_grid, unique
 from twotemp.analysis.compare import (
-    Budget,
+    ComparisonBudget,
     Finding,
     Pair,
     by_model,
@@ -120,4 +120,4 @@ def _entropy_findings(pairs: Sequence[Pair], cells: Sequence[GradedCell], model:
     k = min((cell.samples for pair in pairs for cell in pair), default=1)
     values = [((a, b), (a.entropy([k])[:, 0], b.entropy([k])[:, 0])) for a, b in pairs]
     largest = log(k) if k > 1 else 1.0
-    return conclude(values, Budget("samples", k), cells, model, metric="entropy", largest=largest)
+    return conclude(values, ComparisonBudget("samples", k), cells, model, metric="entropy", largest=largest)

@@ -27,7 +27,7 @@ PairBudgets = list[tuple[Pair, float]]  # NFE per question, one entry per task
 
 
 @dataclass(frozen=True)
-class Budget:
+class ComparisonBudget:
     """What both sides of a comparison may spend on a question."""
 
     kind: Literal["samples", "nfe", "nfe of one sample"]  # the last: of one sample of the second policy
@@ -41,7 +41,7 @@ class Finding:
     metric: Literal["pass", "entropy"]  # the pass rate, or the entropy of the answers in nats
     first: tuple[Policy, ...]  # one per task: each task may have its own parameters
     second: tuple[Policy, ...]
-    budget: Budget
+    budget: ComparisonBudget
     mean: float
     low: float  # NaN: too few questions for an interval
     high: float
@@ -114,7 +114,7 @@ def pairs_of(cells: Sequence[GradedCell], first: str, second: str) -> list[Pair]
 
 def conclude(
     compared: PairValues,
-    budget: Budget,
+    budget: ComparisonBudget,
     cells: Sequence[GradedCell],
     model: str | None,
     *,
@@ -161,13 +161,13 @@ def conclude(
     ]
 
 
-def _equal_samples(pairs: Sequence[Pair], samples: int | None) -> tuple[PairValues, Budget]:
+def _equal_samples(pairs: Sequence[Pair], samples: int | None) -> tuple[PairValues, ComparisonBudget]:
     most = min((cell.samples for pair in pairs for cell in pair), default=1)
     k = samples or most
     # A comparison at a fixed k is left out if k is all there is: the comparison at the largest k has it.
     compared = pairs if samples is None or samples < most else ()
     values = [((a, b), (a.passes[:, k - 1], b.passes[:, k - 1])) for a, b in compared]
-    return values, Budget("samples", k)
+    return values, ComparisonBudget("samples", k)
 
 
 def largest_budgets(pairs: Sequence[Pair]) -> PairBudgets:
@@ -187,9 +187,9 @@ def _affordable(budgets: Iterable[tuple[Pair, float]]) -> PairBudgets:
     ]
 
 
-def mean_budget(spent: PairBudgets, kind: Literal["nfe", "nfe of one sample"] = "nfe") -> Budget:
+def mean_budget(spent: PairBudgets, kind: Literal["nfe", "nfe of one sample"] = "nfe") -> ComparisonBudget:
     """Return the mean over tasks."""
-    return Budget(kind, float(np.mean([nfe for _, nfe in spent])) if spent else float("nan"))
+    return ComparisonBudget(kind, float(np.mean([nfe for _, nfe in spent])) if spent else float("nan"))
 
 
 def _bought(spent: PairBudgets) -> PairValues:

@@ -6,7 +6,7 @@ The common form is a table [questions, ks] of per-question values, NaN where a q
 
 from twotemp.metrics.best import NO_ANSWER, auc, best_by_score, best_by_vote, best_by_weighted_vote
 from twotemp.metrics.bootstrap import Estimate, align, bootstrap, paired_bootstrap
-from twotemp.metrics.diversity import answer_entropy, distinct_answers, order_entropy
+from twotemp.metrics.diversity import answer_entropy
 from twotemp.metrics.passk import at_budget, cost_axis, mean_cost, pass_at_k, tokens_per_forward
 
 __all__ = [
@@ -21,9 +21,7 @@ __all__ = [
     "best_by_weighted_vote",
     "bootstrap",
     "cost_axis",
-    "distinct_answers",
     "mean_cost",
-    "order_entropy",
     "paired_bootstrap",
     "pass_at_k",
     "tokens_per_forward",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from twotemp.analysis import Finding
-from twotemp.analysis.compare import Budget
+from twotemp.analysis.compare import ComparisonBudget
 from twotemp.report.names import family_label, model_name, signed, task_name
 
 
@@ -46,7 +46,7 @@ def _entropy_sentence(finding: Finding, first: str, second: str, suffix: str) ->
     )
 
 
-def _budget(budget: Budget, second: str) -> str:
+def _budget(budget: ComparisonBudget, second: str) -> str:
     if budget.kind == "samples":
         return (
             f"with {budget.amount:.0f} samples per question"
