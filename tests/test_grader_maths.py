@@ -330,7 +330,7 @@ def test_grade_file(tmp_path: Path, suffix: str) -> None:
         ("[]", "needs the text"),
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
-        ('{"generation": ""}', "needs an `id` or an `index`"),
+        ('{"generation": ""}', "needs the `id` or the `index`"),
         ('{"id": "z", "generation": ""}', "no problem has the id 'z'"),
         ('{"index": 3, "generation": ""}', "not one of the 3 problems"),
         ('{"index": -1, "generation": ""}', "not one of the 3 problems"),
