@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from twotemp import graders, tasks
-from twotemp.analysis import Graded, read
+from twotemp.analysis import GradedCell, read
 from twotemp.cli import app
 from twotemp.evaluation.comparison import ROWS
 from twotemp.graders.workers import usable_cpus
@@ -37,7 +37,7 @@ def evaluated(
     subset: str = "test",
     model: str = "tiny",
     seed: int = 0,
-) -> list[Graded]:
+) -> list[GradedCell]:
     """`twotemp eval`, and what was asked for of what `out` then holds."""
     size = ["-n", str(n), "--questions", str(questions), "--subset", subset, "--seed", str(seed)]
     asked = ["--model", model, "--tasks", task, "--policies", ";".join(specs)]
@@ -45,7 +45,7 @@ def evaluated(
     return only((one for one in read([out], current_graders([task])) if one.task == task), specs, questions)
 
 
-def only(cells: Iterable[Graded], specs: Sequence[str], questions: int) -> list[Graded]:
+def only(cells: Iterable[GradedCell], specs: Sequence[str], questions: int) -> list[GradedCell]:
     """Cells of these policies, with the first so many questions: an earlier run in the same folder may have asked for
     others, and for more."""
     asked = {spell(parse(spec)) for spec in specs}

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from experiments.blocks import listed, spelled, table, where
 from experiments.command import evaluated
 from twotemp import metrics
-from twotemp.analysis import Graded, shared, unique
+from twotemp.analysis import GradedCell, shared, unique
 from twotemp.analysis.compare import AT_EQUAL_SAMPLES
 from twotemp.evaluation.comparison import BLOCKS_PER_ANSWER, T_POS, block, policies
 from twotemp.metrics import Estimate
@@ -43,10 +43,10 @@ def draw(
     subset: str = "test",
     tasks: Sequence[str] = TASKS,
     model: str = MODEL,
-) -> list[Graded]:
+) -> list[GradedCell]:
     """Samples of all policies; of TCT, whose samples are cheap, as many as half of AR's function evaluations buy."""
 
-    def evaluate(task: str, n: int, specs: Sequence[str]) -> list[Graded]:
+    def evaluate(task: str, n: int, specs: Sequence[str]) -> list[GradedCell]:
         asked = {"questions": questions, "subset": subset, "model": model}
         return evaluated(out, task, specs, "--block", str(block(task)), n=n, **asked)
 
@@ -62,7 +62,7 @@ def draw(
     return found
 
 
-def summary(drawn: Sequence[Graded], samples: int) -> dict[str, Any]:
+def summary(drawn: Sequence[GradedCell], samples: int) -> dict[str, Any]:
     """pass@k of every cell, and the paper's statements as paired differences, in points."""
     cells = {(one.task, one.policy.name): one for one in drawn}
     tasks = [task for task in unique(task for task, _ in cells) if task not in EASIER]
@@ -97,13 +97,13 @@ def parameters(model: str) -> int:
         return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
 
 
-def pair(first: Graded, second: Graded) -> tuple[Graded, Graded]:
+def pair(first: GradedCell, second: GradedCell) -> tuple[GradedCell, GradedCell]:
     found = shared(first, second)
     assert found is not None, "the two policies have no question in common"
     return found
 
 
-def cell(one: Graded) -> dict[str, Any]:
+def cell(one: GradedCell) -> dict[str, Any]:
     rates = {str(k): points(one.curve, k - 1) for k in SHOWN if k <= one.samples}
     return {**one.summary(), "name": one.policy.name, "nfe": round(one.cost(), 3), "pass": rates}
 

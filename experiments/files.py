@@ -9,8 +9,8 @@ from experiments.blocks import table
 from experiments.command import current_graders, only, twotemp
 from experiments.embedded import SHOWN, cell
 from twotemp.analysis import read, unique
-from twotemp.analysis.names import model_name
 from twotemp.evaluation import experiments
+from twotemp.report.names import model_name
 
 HERE = Path(__file__).parent
 

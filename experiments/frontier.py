@@ -21,9 +21,9 @@ from experiments.blocks import signed, spelled, table
 from experiments.command import evaluated
 from experiments.embedded import SHOWN, points
 from twotemp import metrics
-from twotemp.analysis import Graded, unique
+from twotemp.analysis import GradedCell, unique
 from twotemp.policies import spell
-from twotemp.tuning import Outcome, apart, expand, promises
+from twotemp.tuning import Measurement, expand, expected_scores, policy_distances
 
 # The share of the test questions asked of each task, and its validation questions: a sample of words-3 costs thirty
 # times one of countdown-3.
@@ -80,8 +80,8 @@ BOUGHT = (1, 4, 16)  # samples of AR whose NFE the others may spend
 
 
 def tuned(out: Path, task: str) -> dict[str, str]:
-    """What promises most of each method: all candidates on the same validation problems, each heard with its
-    neighbours. They are kept with the grid of `experiments.tuning`, which has many of them."""
+    """Return the candidate of each method with the highest expected score: all on the same validation problems, each
+    smoothed with its neighbours. They are kept with the grid of `experiments.tuning`, which has many of them."""
     grid, questions = out.parent / "tuning" / f"{task}-grid", TASKS[task][1]
     candidates = {name: expand([spec]) for name, spec in METHODS.items()}
     specs = unique(spell(one) for some in candidates.values() for one in some)
@@ -93,16 +93,18 @@ def tuned(out: Path, task: str) -> dict[str, str]:
         for one in some:
             cell = cells[spell(one)]
             passes = cell.passes
-            outcomes[one] = Outcome(passes[:, GOAL - 1], GOAL * cell.cost(), 0.0, passes[:, GOAL // 2 - 1])
-        hopes = promises(outcomes, apart)
-        found[name] = spell(max(some, key=lambda one: hopes[one]))
+            outcomes[one] = Measurement(
+                passes[:, GOAL - 1], GOAL * cell.cost(), 0.0, passes[:, GOAL // 2 - 1]
+            )
+        scores = expected_scores(outcomes, policy_distances)
+        found[name] = spell(max(some, key=lambda one: scores[one]))
     return found
 
 
 class Measured:
     """One method on the test problems of a task: pass@k per question, the mean of several seeds."""
 
-    def __init__(self, cells: Sequence[Graded]) -> None:
+    def __init__(self, cells: Sequence[GradedCell]) -> None:
         self.questions = list(cells[0].questions)
         rows = [[list(one.questions).index(question) for question in self.questions] for one in cells]
         self.passes = np.mean([one.passes[row] for one, row in zip(cells, rows)], axis=0)
@@ -123,7 +125,7 @@ class Measured:
 def draw(
     out: Path, task: str, specs: Mapping[str, str], questions: int, samples: int, seeds: int, subset: str
 ) -> dict[str, Measured]:
-    cells: list[Graded] = []
+    cells: list[GradedCell] = []
     for seed in range(seeds):
         folder = out / subset.replace(":", "-") / f"{task}-{seed}"
         size = {"n": samples, "questions": questions, "subset": subset, "seed": seed}

@@ -41,7 +41,7 @@ from experiments import (
 )
 from experiments.command import evaluated
 from twotemp import __version__
-from twotemp.analysis import Graded
+from twotemp.analysis import GradedCell
 from twotemp.errors import UserError
 from twotemp.evaluation.comparison import BLOCKS_PER_ANSWER, block, policies
 from twotemp.folders import write_text
@@ -79,7 +79,7 @@ class Part:
     figures: Mapping[str, str] = field(default_factory=dict)  # file under runs -> file in docs/figures
 
 
-def drawn(asked: Asked, part: str = "claims", subset: str = "test") -> list[Graded]:
+def drawn(asked: Asked, part: str = "claims", subset: str = "test") -> list[GradedCell]:
     """The samples of the claims. Who reads them later asks in the same way: what is missing is drawn."""
     size = {"questions": asked.questions, "samples": asked.samples}
     return embedded.draw(asked.runs / part, subset=subset, **size)

@@ -18,9 +18,9 @@ import numpy as np
 from experiments.blocks import listed, spelled, table
 from experiments.embedded import LABELS, TASKS, points
 from twotemp import metrics, rewards
-from twotemp.analysis import Ballot, Choice, Graded, read, selection_findings, unique
+from twotemp.analysis import Ballot, Choice, GradedCell, add_ballots, read, selection_findings, unique
 from twotemp.report import write_selection
-from twotemp.selection import count
+from twotemp.report.sentences import sentence
 
 CHOOSERS = ("ar", "ct", "tct")
 TRAINED = ("majority", "orm", "weighted", "oracle")  # what needs the verifier alone
@@ -38,9 +38,9 @@ FIGURES = (
 NAMES = {"pll": "pseudo-log-likelihood", "majority": "agreement"}
 
 
-def scored(cells: Sequence[Graded], *, traced: bool) -> list[Graded]:
+def scored(cells: Sequence[GradedCell], *, traced: bool) -> list[GradedCell]:
     """The same with rewards; where they were traced, with confidences and likelihoods."""
-    return count(
+    return add_ballots(
         cells,
         reward_model=rewards.load("verifier", batch_size=256),
         confidence=traced,
@@ -48,7 +48,7 @@ def scored(cells: Sequence[Graded], *, traced: bool) -> list[Graded]:
     )
 
 
-def aucs(cells: Sequence[Graded]) -> list[dict[str, Any]]:
+def aucs(cells: Sequence[GradedCell]) -> list[dict[str, Any]]:
     """Within a question, mean over the questions that have right and wrong samples."""
     found = []
     for one in cells:
@@ -62,7 +62,7 @@ def aucs(cells: Sequence[Graded]) -> list[dict[str, Any]]:
     return found
 
 
-def best(cells: Sequence[Graded], selectors: Sequence[str], k: int) -> list[dict[str, Any]]:
+def best(cells: Sequence[GradedCell], selectors: Sequence[str], k: int) -> list[dict[str, Any]]:
     """Best@k of every selector, and what it is above the majority."""
     found = []
     for one in cells:
@@ -74,7 +74,9 @@ def best(cells: Sequence[Graded], selectors: Sequence[str], k: int) -> list[dict
     return found
 
 
-def summary(drawn: Sequence[Graded], selectors: Sequence[str], samples: int, report: Path) -> dict[str, Any]:
+def summary(
+    drawn: Sequence[GradedCell], selectors: Sequence[str], samples: int, report: Path
+) -> dict[str, Any]:
     """Of the policies that are compared here; the pages go to `report`."""
     cells = [one for one in drawn if one.policy.name in CHOOSERS and one.task in TASKS]
     cells = scored(cells, traced="pll" in selectors)
@@ -88,7 +90,7 @@ def summary(drawn: Sequence[Graded], selectors: Sequence[str], samples: int, rep
         "drawn": sum(one.drawn for one in cells),
         "auc": aucs(cells),
         "best": best(cells, selectors, samples),
-        "sentences": list(selection_findings(choices)),
+        "sentences": [sentence(finding) for finding in selection_findings(choices)],
     }
 
 

@@ -14,22 +14,21 @@ from typer.testing import CliRunner
 from tests.helpers.graded_cells import config, graded, store_cell
 from twotemp import tasks
 from twotemp.analysis import (
-    Graded,
+    GradedCell,
     findings,
     k_grid,
-    problems_of,
     read,
-    remember_data,
     representatives,
     survey,
 )
-from twotemp.analysis.names import model_name, signed
 from twotemp.cli import app
 from twotemp.errors import UserError
-from twotemp.folders import claim
+from twotemp.evaluation.data import problems_of, record_data_files
 from twotemp.policies import parse
 from twotemp.records import Grade
 from twotemp.report import figures
+from twotemp.report.names import model_name, signed
+from twotemp.report.sentences import sentence
 from twotemp.store import Store
 
 # --- from the store -------------------------------------------------------------------------------------------
@@ -62,11 +61,11 @@ def test_order_is_tasks_then_policies_then_their_numbers(tmp_path):
 def test_the_same_cell_in_two_runs_is_refused(tmp_path):
     for name in ("one", "two"):
         store_cell(Store.create(tmp_path / name), "tlc", {"a": "p"})
-    with pytest.raises(UserError, match=r"both hold tiny, countdown-3, tlc; report them apart"):
+    with pytest.raises(UserError, match=r"both hold tiny, countdown-3, tlc; report them separately"):
         read([tmp_path / "one", tmp_path / "two"])
 
 
-def test_a_run_without_grades_says_what_to_do(tmp_path):
+def test_a_run_without_grades_names_the_fix(tmp_path):
     Store.create(tmp_path / "run")
     with pytest.raises(UserError, match=r"twotemp eval.*twotemp regrade"):
         read([tmp_path / "run"])
@@ -137,7 +136,7 @@ def test_a_damaged_cell_is_named_and_the_rest_is_read(tmp_path, harm, said):
     assert re.search(f"countdown-3@tlc.*({said})", gap)
 
 
-def test_fewer_questions_fewer_samples_and_what_waits_for_a_grade_are_named(tmp_path):
+def test_missing_questions_samples_and_grades_are_listed(tmp_path):
     store = Store.create(tmp_path / "run")
     store_cell(store, "lc", ALL)
     store_cell(store, "tlc", dict.fromkeys(list(ALL)[:9], "pf"))
@@ -154,13 +153,13 @@ def test_fewer_questions_fewer_samples_and_what_waits_for_a_grade_are_named(tmp_
     assert all(any(part in text for text in texts) for part in said)
 
 
-def test_a_run_in_which_nothing_can_be_read_says_why(tmp_path):
+def test_an_unreadable_run_reports_the_reason(tmp_path):
     _no_samples(a_run(tmp_path / "run", ("lc",)) / "countdown-3@lc")
     with pytest.raises(UserError, match=r"nothing to report.*countdown-3@lc has no samples"):
         survey([tmp_path / "run"])
 
 
-def test_the_report_of_a_damaged_run_names_the_damage_and_the_exit_code_says_it(tmp_path, monkeypatch):
+def test_the_report_of_a_damaged_run_lists_the_damage_and_exits_with_3(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "available", lambda: False)
     run = a_run(tmp_path / "run", ("lc", "tlc", "ct"))
     whole = CliRunner().invoke(app, ["report", str(run)])
@@ -190,7 +189,7 @@ def test_grades_of_two_versions_are_chosen_task_by_task(tmp_path, monkeypatch):
 
 
 def test_two_policies_are_compared_on_the_questions_both_have():
-    """Costs, too: a question that only one side has must not change what a budget buys."""
+    """This holds for costs: a question that only one side has must not change what a budget buys."""
     ar = graded("ar", [2] * 12)
     tct = graded("tct", [2] * 12)
     more = graded("tct", [2] * 12 + [8] * 12)
@@ -202,21 +201,19 @@ def test_two_policies_are_compared_on_the_questions_both_have():
     assert findings([ar, graded("tct", [2] * 12, questions=[f"other/{i}" for i in range(12)])]) == []
 
 
-def test_a_comparison_on_one_task_of_several_says_so():
+def test_a_comparison_on_one_task_of_several_names_the_task():
     lc, tlc, other = graded("lc", [0] * 12), graded("tlc", [8] * 12), graded("lc", [0] * 12, task="words-2")
     one, all_ = findings([lc, tlc, other])
-    assert one.sentence.startswith("On countdown-3, with one sample per question, Low confidence")
-    assert all_.sentence.startswith("On countdown-3, with 8 samples per question, TLC")
+    assert sentence(one).startswith("On countdown-3, with one sample per question, Low confidence")
+    assert sentence(all_).startswith("On countdown-3, with 8 samples per question, TLC")
 
 
-def test_in_a_sweep_the_preset_speaks_for_its_family_in_sentences_and_figures():
+def test_in_a_sweep_the_preset_represents_its_family():
     sweep = [graded(f"tlc:t_pos={t}", [right] * 12) for t, right in ((0.25, 1), (1, 5), (4, 2))]
     cells = [graded("lc", [0] * 12), *sweep]
-    assert [(found.first, found.second) for found in findings(cells)] == [
-        ("Low confidence", "TLC (t_pos=1)"),
-        ("TLC (t_pos=1)", "Low confidence"),
-    ]
-    with figures.look():
+    lc, tlc = (cells[0].policy,), (sweep[1].policy,)
+    assert [(found.first, found.second) for found in findings(cells)] == [(lc, tlc), (tlc, lc)]
+    with figures.styled():
         figure, _ = figures.pass_at_k(cells)
     np.testing.assert_allclose(figure.axes[0].lines[1].get_ydata(), 100 * sweep[1].curve.mean)
 
@@ -231,7 +228,7 @@ def test_a_sweep_is_represented_by_the_same_policy_on_every_task():
     assert representatives([cells[0], cells[2]]) == [cells[0], cells[2]]
 
 
-def test_a_policy_tuned_for_each_task_is_shown_on_all_and_named_without_what_varies():
+def test_a_policy_tuned_per_task_is_shown_on_all_tasks_under_one_name():
     cells = [
         cell
         for t_pos, task in (("0.5", "countdown-3"), ("2", "words-2"))
@@ -239,27 +236,25 @@ def test_a_policy_tuned_for_each_task_is_shown_on_all_and_named_without_what_var
     ]
     assert representatives(cells) == cells
     _, found = findings(cells)
-    assert (found.first, [task for task, _ in found.tasks]) == (
-        "TLC (t_pos varies)",
-        ["countdown-3", "words-2"],
-    )
-    with figures.look():
+    assert [task for task, _ in found.tasks] == ["countdown-3", "words-2"]
+    assert "TLC (t_pos varies) solves" in sentence(found)
+    with figures.styled():
         figure, _ = figures.pass_at_k(cells)
     assert [len(axis.lines) for axis in figure.axes] == [2, 2]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()][1:] == [r"TLC ($T_\mathrm{pos}$ varies)"]
 
 
-def test_ties_on_all_questions_are_no_certainty():
+def test_ties_on_all_questions_leave_uncertainty():
     (found,) = findings([graded("ct", [8] * 20), graded("tct", [8] * 20)])[:1]
-    assert found.low < -5
-    assert found.high > 5
-    assert "cannot be told apart: +0.0 points" in found.sentence
+    assert found.low < -0.05
+    assert found.high > 0.05
+    assert "cannot be told apart: +0.0 points" in sentence(found)
 
 
-def test_too_few_questions_are_said_instead_of_an_interval():
+def test_too_few_questions_are_stated_instead_of_an_interval():
     _, found = findings([graded("lc", [0] * 4), graded("tlc", [8] * 4)])
-    assert "differ by +100.0 points (4 questions: too few for an interval)" in found.sentence
+    assert "differ by +100.0 points (4 questions: too few for an interval)" in sentence(found)
 
 
 def test_nothing_rounds_to_minus_zero(capsys):
@@ -277,24 +272,21 @@ def test_nothing_rounds_to_minus_zero(capsys):
 # --- what a folder is, and its data ---------------------------------------------------------------------------
 
 
-def test_a_folder_of_another_kind_is_said_to_be_what_it_is(tmp_path):
-    for kind, said in {
-        "grpo": "twotemp grpo",
-        "forks": "twotemp forks",
-        "training": "python -m recipes",
-    }.items():
+def test_a_folder_of_another_kind_is_identified(tmp_path):
+    commands = {"grpo": "twotemp grpo", "forks": "twotemp forks", "training": "python -m recipes"}
+    for kind, writer in commands.items():
         claim(tmp_path / kind, kind, {})
         for command in ("select", "report"):
             if (kind, command) != ("grpo", "report"):
                 done = CliRunner().invoke(app, [command, str(tmp_path / kind)])
                 assert isinstance(done.exception, UserError)
-                assert said in str(done.exception)
+                assert writer in str(done.exception)
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UserError, match="is not a run"):
         survey([tmp_path / "nothing"])
 
 
-def test_a_run_remembers_its_data_file_and_nobody_asks_the_hub(tmp_path, monkeypatch):
+def test_a_run_records_its_data_file_and_the_hub_is_not_asked(tmp_path, monkeypatch):
     from twotemp.tasks import data as tasks_data
 
     monkeypatch.setattr(tasks_data, "_download", lambda _: pytest.fail("went to the hub"))
@@ -306,10 +298,10 @@ def test_a_run_remembers_its_data_file_and_nobody_asks_the_hub(tmp_path, monkeyp
     cell = store.cell("gsm8k@ar", config("ar", "gsm8k", data=digest))
     with pytest.raises(UserError, match="--data gsm8k=FILE"):
         problems_of(cell, hub=False)
-    remember_data(store.path, {"gsm8k": (file, True)})
+    record_data_files(store.path, {"gsm8k": (file, True)})
     assert [p.reference["answer"] for p in problems_of(cell).problems] == ["1", "2", "3"]
     file.rename(tmp_path / "moved.jsonl")
-    with pytest.raises(UserError, match=r"mine.jsonl, which is not there any more.*--data gsm8k=FILE"):
+    with pytest.raises(UserError, match=r"mine.jsonl, which no longer exists.*--data gsm8k=FILE"):
         problems_of(cell)
     assert len(problems_of(cell, {"gsm8k": tmp_path / "moved.jsonl"}, True).problems) == 3
 
@@ -330,19 +322,19 @@ def test_an_evaluation_notes_its_data_file_and_regrading_finds_it(tmp_path, monk
 # --- sentences ------------------------------------------------------------------------------------------------
 
 
-def under(one: Graded, other: Graded) -> Graded:
+def under(one: GradedCell, other: GradedCell) -> GradedCell:
     """The one's numbers under the other's name."""
     return replace(one, config=other.config)
 
 
-def test_a_clear_difference_is_said_with_its_sign():
+def test_a_clear_difference_is_stated_with_its_sign():
     better, worse = graded("tlc", [8] * 20), graded("lc", [0] * 10 + [8] * 10)
     one, found = findings([worse, better])
-    assert (one.mean, one.high < 0) == (-50.0, True)
-    assert (found.mean, found.low > 0) == (50.0, True)
-    assert "TLC (t_pos=1) solves 50.0 points more than Low confidence" in found.sentence
+    assert (one.mean, one.high < 0) == (-0.5, True)
+    assert (found.mean, found.low > 0) == (0.5, True)
+    assert "TLC (t_pos=1) solves 50.0 points more than Low confidence" in sentence(found)
     _, found = findings([under(worse, better), under(better, worse)])
-    assert "TLC (t_pos=1) solves 50.0 points fewer than Low confidence" in found.sentence
+    assert "TLC (t_pos=1) solves 50.0 points fewer than Low confidence" in sentence(found)
 
 
 def test_no_difference_is_claimed_that_could_be_chance():
@@ -350,11 +342,10 @@ def test_no_difference_is_claimed_that_could_be_chance():
     noise = [graded(spec, rng.integers(0, 2, 40) * 8) for spec in ("lc", "tlc")]
     for found in findings(noise):
         assert found.low < 0 < found.high
-        assert "cannot be told apart" in found.sentence
+        assert "cannot be told apart" in sentence(found)
     # One sample each: one sentence says it.
-    assert [found.first for found in findings([graded(spec, [1] * 12, n=1) for spec in ("lc", "tlc")])] == [
-        "TLC (t_pos=1)"
-    ]
+    (found,) = findings([graded(spec, [1] * 12, n=1) for spec in ("lc", "tlc")])
+    assert [policy.name for policy in found.first] == ["tlc"]
 
 
 def test_differences_are_paired():
@@ -373,15 +364,15 @@ def test_at_equal_cost_the_cheaper_policy_has_more_samples():
     cheap, found = findings([ar, tct])
     # For one AR sample (30 NFE) there are 30 / 7 = 4.29 TCT samples.
     for_one = tct.passes[0, 3] + (30 / 7 - 4) * (tct.passes[0, 4] - tct.passes[0, 3])
-    assert cheap.mean == pytest.approx(100 * (for_one - ar.passes[0, 0]))
-    assert cheap.where == "for the NFE of one Autoregressive sample (30)"
+    assert cheap.mean == pytest.approx(for_one - ar.passes[0, 0])
+    assert sentence(cheap).startswith("For the NFE of one Autoregressive sample (30), ")
     # 8 TCT samples cost 56 NFE; for them AR buys 56 / 30 = 1.87 samples.
     bought = ar.passes[0, 0] + (56 / 30 - 1) * (ar.passes[0, 1] - ar.passes[0, 0])
-    assert found.mean == pytest.approx(100 * (tct.passes[0, 7] - bought))
-    assert found.where == "for equal NFE (56 per question)"
+    assert found.mean == pytest.approx(tct.passes[0, 7] - bought)
+    assert sentence(found).startswith("For equal NFE (56 per question), ")
 
 
-def test_tasks_are_pooled_by_question_and_listed_apart():
+def test_tasks_are_pooled_by_question_and_listed_separately():
     data = [
         graded("lc", [0] * 10),
         graded("tlc", [8] * 10),
@@ -389,11 +380,11 @@ def test_tasks_are_pooled_by_question_and_listed_apart():
         graded("tlc", [0] * 30, task="words-2"),
     ]
     _, found = findings(data)
-    assert found.mean == 25.0
-    assert found.tasks == (("countdown-3", 100.0), ("words-2", 0.0))
+    assert found.mean == 0.25
+    assert found.tasks == (("countdown-3", 1.0), ("words-2", 0.0))
 
 
-def test_the_budget_said_is_that_of_the_tasks_compared():
+def test_the_stated_budget_is_that_of_the_compared_tasks():
     """On words-2 one sample of AR buys none of TCT: it is left out of the sentence, and so are its NFE."""
     cells = [
         *(graded("tct", [3] * 12, cost=7), graded("ar", [3] * 12, cost=30)),
@@ -402,7 +393,7 @@ def test_the_budget_said_is_that_of_the_tasks_compared():
             graded("ar", [3] * 12, cost=100, task="words-2"),
         ),
     ]
-    sentences = [finding.sentence for finding in findings(cells)]
+    sentences = [sentence(finding) for finding in findings(cells)]
     assert "On countdown-3, for the NFE of one Autoregressive sample (30), TCT" in sentences[0]
     assert "For equal NFE (428 per question), TCT" in sentences[1]
 
@@ -413,10 +404,10 @@ def test_answers_that_cost_nothing_are_not_compared_by_cost():
     empty = replace(empty, table=replace(empty.table, nfe=tuple(0 * nfe for nfe in empty.table.nfe)))
     assert findings([empty, graded("tct", [3] * 12)]) == []
     (said,) = findings([empty, graded("tct", [3] * 12), graded("tlc", [3] * 12)])
-    assert said.where == "with 8 samples per question"
+    assert sentence(said).startswith("With 8 samples per question, ")
 
 
-def test_a_saved_model_is_called_by_its_run():
+def test_a_saved_model_is_named_after_its_run():
     assert model_name("GSAI-ML/LLaDA-8B-Instruct") == "LLaDA-8B-Instruct"
     assert model_name("runs/tct/model/") == "tct"
     assert model_name("model") == "model"

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from twotemp.models.summary import summarize
 from typer.testing import CliRunner
 
 from tests.helpers.graded_cells import store_cell
@@ -22,6 +21,7 @@ from twotemp.cli import app, console, serve, trace, workers
 from twotemp.cli.commands import COMMANDS, load_command
 from twotemp.errors import UserError
 from twotemp.models import load, memory
+from twotemp.models.summary import summarize
 from twotemp.policies import parse
 from twotemp.records import Grade
 from twotemp.store import Key, Store

@@ -55,7 +55,7 @@ def judges(run) -> dict[str, list[str]]:
 
 
 def test_regrade_takes_a_grader_for_one_task(run):
-    with pytest.raises(UserError, match=r"'picky 1' cannot judge answers of toy-b .*--grader"):
+    with pytest.raises(UserError, match=r"'picky 1' cannot grade answers of toy-b .*--grader"):
         call("regrade", run, "--grader", "toy=toy", "--grader", "toy-b=picky")
     assert "graded 2 samples in 1 cell" in call("regrade", run, "--grader", "toy=picky")
     assert judges(run) == {"toy@lc": ["picky 1", "toy 1"], "toy-b@lc": ["toy 1"]}
@@ -78,7 +78,7 @@ def test_import_grades_only_the_imported_cells(run, monkeypatch):
 def test_grade_names_a_grader_that_cannot_judge_the_task(tmp_path):
     (tmp_path / "in.jsonl").write_text(json.dumps({"id": "toy/0", "generation": "1"}) + "\n")
     command = ("grade", tmp_path / "in.jsonl", "--task", "toy", "--out", tmp_path / "out.jsonl")
-    with pytest.raises(UserError, match=r"'countdown 1' cannot judge answers of toy \(KeyError.*--grader"):
+    with pytest.raises(UserError, match=r"'countdown 1' cannot grade answers of toy \(KeyError.*--grader"):
         call(*command, "--grader", "countdown")
     assert not (tmp_path / "out.jsonl").exists()
 

@@ -51,7 +51,7 @@ def never(*args, **kwargs):
 # --- what is drawn --------------------------------------------------------------------------------------------
 
 
-def test_every_sample_is_there_graded_and_what_the_engine_draws(model, whole):
+def test_every_sample_is_stored_graded_and_equal_to_the_engines(model, whole):
     assert len(whole) == 2 * 4 * 3 * len(POLICIES)
     assert {name for name, _ in whole} == {
         f"{task}@{spec}" for task in ("toy", "toy-b") for spec in ("ar", "tlc", "tct:threshold=0.3")
@@ -187,7 +187,7 @@ def stopped_after(count: int, error: BaseException):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
-def test_what_is_finished_is_stored_when_something_stops_the_run(model, tmp_path, whole, error):
+def test_finished_samples_are_stored_when_the_run_is_interrupted(model, tmp_path, whole, error):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalBackend, "sample", stopped_after(5, error))
         with pytest.raises(type(error)):
@@ -298,7 +298,7 @@ def test_a_full_disk_loses_nothing(model, tmp_path, monkeypatch, whole):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        with pytest.raises(UserError, match=r"No space left on device.*make room"):
+        with pytest.raises(UserError, match=r"No space left on device.*free some space"):
             evaluate(model, PLAN, tmp_path / "run")
     part = rows(tmp_path / "run")
     assert part
@@ -328,7 +328,7 @@ def test_an_interruption_just_after_a_write_is_an_interruption(model, tmp_path, 
 # --- grading again --------------------------------------------------------------------------------------------
 
 
-def test_regrade_judges_only_what_its_grader_has_not(model, tmp_path, monkeypatch):
+def test_regrade_grades_only_samples_without_a_grade(model, tmp_path, monkeypatch):
     evaluate(model, PLAN, tmp_path / "run")
     assert sum(regrade(tmp_path / "run").values()) == 0
     assert sum(regrade(tmp_path / "run", again=True).values()) == 72
@@ -351,7 +351,7 @@ def test_a_grader_of_another_kind_of_task_is_named(tmp_path):
     choice = TaskChoice("countdown-3", questions=1)
     with Evaluation(Plan((choice,), (parse("lc"),), n=1), tmp_path / "run") as evaluation:
         evaluation.run(load("tiny"))
-    with pytest.raises(UserError, match=r"'d1 1' cannot judge answers of countdown-3 \(KeyError: 'answer'\)"):
+    with pytest.raises(UserError, match=r"'d1 1' cannot grade answers of countdown-3 \(KeyError: 'answer'\)"):
         regrade(tmp_path / "run", grader="d1")
 
 
@@ -382,7 +382,7 @@ def test_another_configuration_or_model_never_mixes_in(model, tmp_path, whole):
     assert rows(tmp_path / "run") == whole
 
 
-def test_a_damaged_store_says_where_and_how_to_mend_it(model, tmp_path):
+def test_a_damaged_store_names_the_place_and_the_fix(model, tmp_path):
     evaluate(model, PLAN, tmp_path / "run")
     file = next((tmp_path / "run" / "toy@ar").glob("samples-*"))
     before = shutil.copy(file, tmp_path / "copy")

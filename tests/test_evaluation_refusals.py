@@ -44,7 +44,7 @@ def test_a_plan_is_checked_when_it_is_made(change, message):
         (TaskChoice("countdown-3", subset="tests"), "unknown subset of countdown-3 'tests'"),
     ],
 )
-def test_what_is_wrong_is_found_before_a_folder_is_made(tmp_path, choice, message):
+def test_errors_are_found_before_a_folder_is_created(tmp_path, choice, message):
     with pytest.raises(UserError, match=message):
         Evaluation(replace(PLAN, tasks=(choice,)), tmp_path / "run")
     assert not (tmp_path / "run").exists()

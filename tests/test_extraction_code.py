@@ -88,7 +88,7 @@ def test_a_body_without_its_indent(text: str, code: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["    return x", "def f(x):\n    return x", "def g(x): pass", "import math"])
-def test_what_is_no_body_stays(text: str) -> None:
+def test_code_that_is_not_a_body_is_unchanged(text: str) -> None:
     assert find_code(text, ("f",), body=True) == (text, "raw")
 
 

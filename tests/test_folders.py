@@ -37,7 +37,7 @@ from twotemp.serialization import from_json, json_text, record, to_json
 
 
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt(), ValueError("mine")])
-def test_what_fails_while_it_is_written_leaves_the_old_one_and_nothing_else(tmp_path: Path, failure):
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, failure):
     path = tmp_path / "a.txt"
     folders.write_text(path, "old")
 
@@ -62,7 +62,7 @@ def test_a_folder_appears_with_all_it_holds(tmp_path: Path):
     assert [p.name for p in tmp_path.iterdir()] == ["made"]
 
 
-def test_only_what_the_dead_left_is_swept(tmp_path: Path):
+def test_only_leftovers_of_dead_processes_are_removed(tmp_path: Path):
     code = """
 import os, sys
 from pathlib import Path
@@ -87,7 +87,7 @@ with replacing(Path(sys.argv[1]) / "a.json") as partial:
         assert sorted(tmp_path.rglob(".tmp-*")) == sorted([partial, *elsewhere])
 
 
-def test_a_folder_has_one_writer_until_that_one_ends_or_is_killed(tmp_path: Path):
+def test_a_folder_has_one_writer_until_it_ends_or_is_killed(tmp_path: Path):
     code = """
 import sys
 from pathlib import Path
@@ -104,7 +104,7 @@ with only_writer(Path(sys.argv[1])):
         assert other.stdout is not None
         assert other.stdout.readline() == "writing\n"
         with (
-            pytest.raises(UserError, match=r"another process is writing .*run; wait until it has ended"),
+            pytest.raises(UserError, match=r"another process is writing .*run; wait until it has finished"),
             only_writer(folder),
         ):
             pass
@@ -120,7 +120,7 @@ with only_writer(Path(sys.argv[1])):
         pass
 
 
-def test_a_file_system_without_locks_refuses_nobody(tmp_path: Path, monkeypatch):
+def test_a_file_system_without_locks_refuses_no_process(tmp_path: Path, monkeypatch):
     asked = []
 
     def none(*_: object) -> None:
@@ -135,34 +135,34 @@ def test_a_file_system_without_locks_refuses_nobody(tmp_path: Path, monkeypatch)
 @pytest.mark.parametrize(
     ("code", "fix"),
     [
-        (errno.ENOSPC, "make room and run the same command again"),
-        (errno.EFBIG, "make room"),
-        (errno.EROFS, "choose a folder that you may use"),
+        (errno.ENOSPC, "free some space and run the same command again"),
+        (errno.EFBIG, "free some space"),
+        (errno.EROFS, "choose a folder that you may write to"),
         (errno.EACCES, "change its permissions"),
-        (errno.ENOENT, "below is not there"),
-        (errno.ENOTDIR, "a file stands where a folder is needed"),
-        (errno.EIO, "mend the disk"),
+        (errno.ENOENT, "below does not exist"),
+        (errno.ENOTDIR, "a file is where a folder is needed"),
+        (errno.EIO, "check the disk"),
     ],
 )
-def test_what_a_disk_says_names_its_own_fix(tmp_path: Path, code: int, fix: str):
+def test_each_disk_error_names_its_fix(tmp_path: Path, code: int, fix: str):
     path = tmp_path / "below" / "a.json"
     with pytest.raises(UserError, match=f"cannot write {path}: .*{fix}") as caught, disk_errors(path):
         raise OSError(code, "?")
-    assert ("make room" in str(caught.value)) == (code in (errno.ENOSPC, errno.EFBIG))
+    assert ("free some space" in str(caught.value)) == (code in (errno.ENOSPC, errno.EFBIG))
 
 
 def test_a_disk_that_is_full_for_safetensors_is_full(tmp_path: Path):
     class SafetensorError(Exception):
         pass
 
-    with pytest.raises(UserError, match="make room"), disk_errors(tmp_path / "a"):
+    with pytest.raises(UserError, match="free some space"), disk_errors(tmp_path / "a"):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
     with pytest.raises(SafetensorError), disk_errors(tmp_path / "a"):
         raise SafetensorError("header too large")
 
 
 def test_a_missing_folder_is_named(tmp_path: Path):
-    with pytest.raises(UserError, match=f"{tmp_path / 'no'} is not there"):
+    with pytest.raises(UserError, match=f"{tmp_path / 'no'} does not exist"):
         folders.write_text(tmp_path / "no" / "such" / "a.txt", "")
 
 
@@ -211,7 +211,7 @@ class Made:
     b: int = 2
 
 
-def test_a_record_from_a_file_names_what_is_wrong():
+def test_a_wrong_record_in_a_file_is_named():
     assert record(Made, {"a": 1}, "x.yaml") == Made(1)
     with pytest.raises(UserError, match=r"unknown key in x\.yaml 'c'"):
         record(Made, {"a": 1, "c": 3}, "x.yaml")
@@ -233,7 +233,7 @@ def go_on(folder: Path, identity: dict[str, object], step: int = 0) -> None:
     write_run(folder, continued(folder, "grpo", identity, step=step, **rules))
 
 
-def test_only_the_same_run_goes_on_and_what_may_differ_is_said(tmp_path: Path):
+def test_only_the_same_run_continues_and_changes_are_recorded(tmp_path: Path):
     claim(tmp_path, "grpo", RUN)
     before = (tmp_path / "run.json").stat().st_mtime_ns
     claim(tmp_path, "grpo", RUN, step=4)
@@ -280,7 +280,7 @@ def test_of_two_processes_that_make_a_run_neither_is_refused(tmp_path: Path, mon
     claim(tmp_path, "evaluation", {})
 
 
-def test_what_a_folder_is(tmp_path: Path):
+def test_the_kind_of_a_folder(tmp_path: Path):
     for kind in folders.KINDS:
         claim(tmp_path / kind, kind, {})
         assert kind_of(tmp_path / kind) == kind
@@ -328,7 +328,7 @@ def test_a_run_of_another_format_is_refused_with_the_version_that_wrote_it(
 
 
 @pytest.mark.parametrize("command", ["select", "regrade", "export", "report"])
-def test_commands_say_what_they_were_given(command: str, tmp_path: Path):
+def test_commands_name_the_kind_of_folder_they_were_given(command: str, tmp_path: Path):
     from twotemp.cli import app
 
     claim(tmp_path / "run", "training", {})
@@ -370,7 +370,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        with pytest.raises(UserError, match="make room"):
+        with pytest.raises(UserError, match="free some space"):
             log.add({"step": 2})
     log.add({"step": 3})
     assert read_log(log.path) == log.rows == [{"step": 1}, {"step": 3}]
@@ -386,7 +386,7 @@ def test_damage_inside_a_log_is_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize("torn", [False, True])
-def test_a_training_log_goes_on_where_the_run_does(tmp_path: Path, monkeypatch, torn: bool):
+def test_a_training_log_continues_with_its_run(tmp_path: Path, monkeypatch, torn: bool):
     """Checkpoints fall between two lines of the log; tokens and losses are those of an uninterrupted run."""
     from recipes import checkpoints, loop
     from tests.helpers.micro_recipe import MICRO
@@ -413,7 +413,7 @@ def test_a_training_log_goes_on_where_the_run_does(tmp_path: Path, monkeypatch, 
     assert kind_of(tmp_path / "parts") == "training"
 
 
-def test_sweeping_does_not_look_into_what_a_living_process_writes(tmp_path, monkeypatch):
+def test_sweeping_does_not_open_files_of_running_processes(tmp_path, monkeypatch):
     """Between a listing and a look inside, another process may rename it to its place."""
     with folders.replacing(tmp_path / "cell") as draft:
         draft.mkdir()

@@ -17,7 +17,7 @@ from twotemp.errors import UserError
 from twotemp.evaluation import TaskChoice
 from twotemp.folders import only_writer
 from twotemp.forks import probe
-from twotemp.forks.probe import Fork, Line, Settings, Study, find, fit, measure, study
+from twotemp.forks.probe import Fork, LineFit, Settings, Study, find, fit, measure, study
 from twotemp.policies import policy
 from twotemp.records import Grade, Problem, Request, Sample, Trace
 from twotemp.report import forks as report
@@ -117,10 +117,10 @@ def test_fit_is_least_squares():
     slope, _ = np.polyfit(x, y, 1)
     assert line.slope == pytest.approx(slope)
     assert line.r2 == pytest.approx(np.corrcoef(x, y)[0, 1] ** 2)
-    assert fit([0, 1, 2], [3.0, 2.0, 1.0]) == pytest.approx(Line(-1.0, 1.0))
+    assert fit([0, 1, 2], [3.0, 2.0, 1.0]) == pytest.approx(LineFit(-1.0, 1.0))
 
 
-def test_r2_is_left_out_where_it_says_nothing():
+def test_r2_is_nan_if_it_is_undefined():
     assert np.isnan(fit([0, 1], [1.0, 0.5]).r2)  # two points are always on a line
     assert fit([0, 1], [1.0, 0.5]).slope == -0.5
     assert np.isnan(fit([0, 1, 2], [1.0, 1.0, 1.0]).r2)
@@ -172,7 +172,7 @@ def test_the_path_ends_with_the_entropy_the_engine_saw(model, completions):
 
 def test_a_fork_at_the_last_position_needs_no_completion(model):
     left = (planted.START, *planted.encode(("statistics", "stdev", "x", "return")))
-    place = probe.Place("q", 0, 1, 6, left, 0.5)
+    place = probe.ForkCandidate("q", 0, 1, 6, left, 0.5)
     (fork,) = measure(model, [place], {"q": PROBLEM}, RunsPrograms(), settings())
     assert fork.revealed == (0,)
     assert fork.answers == (SAMPLE, SAMPLE)
@@ -273,7 +273,7 @@ def fork(name: str, path: tuple[float, ...], distinct: int, ungraded: int = 0) -
     return Fork(name, path[0], tuple(range(len(path))), path, (1, 2), ("a", None), distinct, ungraded)
 
 
-def test_the_report_states_the_medians_beside_the_papers(tmp_path):
+def test_the_report_lists_the_medians_next_to_the_papers(tmp_path):
     forks = (
         fork("a", (2.0, 1.0, 0.0), 2),  # slope -1, R² 1
         fork("b", (1.0, 2.0, 1.0), 1),  # slope 0, R² 0

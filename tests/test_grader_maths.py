@@ -348,13 +348,13 @@ def test_grade_file(tmp_path: Path, suffix: str) -> None:
         ("[]", "needs the text"),
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
-        ('{"generation": ""}', "needs an `id` or an `index`"),
+        ('{"generation": ""}', "needs the `id` or the `index`"),
         ('{"id": "z", "generation": ""}', "no problem has the id 'z'"),
         ('{"index": 3, "generation": ""}', "not one of the 3 problems"),
         ('{"index": -1, "generation": ""}', "not one of the 3 problems"),
     ],
 )
-def test_grade_file_says_which_line_is_bad(tmp_path: Path, line: str, message: str) -> None:
+def test_grade_file_names_the_bad_line(tmp_path: Path, line: str, message: str) -> None:
     source = write(tmp_path / "in.jsonl", '{"id": "a", "generation": ""}', line)
     with pytest.raises(UserError, match=message) as caught:
         grade_file(PROBLEMS, source, tmp_path / "out.jsonl", MathsGrader(workers=1))

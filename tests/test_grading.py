@@ -77,7 +77,7 @@ def ratio(out: Path, samples: int, drawing: float, judging: float, monkeypatch) 
     return seconds / max(backend.total, busy.total)
 
 
-def test_grading_goes_on_beside_drawing(tmp_path, monkeypatch):
+def test_grading_runs_while_samples_are_drawn(tmp_path, monkeypatch):
     """One after the other would take twice as long."""
     assert ratio(tmp_path / "run", 80, 0.02, 0.02, monkeypatch) < 1.6
 
@@ -172,7 +172,7 @@ def test_a_graders_error_or_ctrl_c_stops_the_run_and_loses_nothing(
             run_with(backend, tmp_path / "run")
     judged = seen[0]
     time.sleep(0.05)
-    assert seen[0] == judged, "nobody grades on when the run has ended"
+    assert seen[0] == judged, "no grading continues after the end of the run"
     part = rows(tmp_path / "run")
     assert (len(part) < len(whole)) == (drawing == SLOW), "drawing stops when grading does"
     assert sum(grade is not None for _, grade in part.values()) < len(whole) - 30
@@ -183,7 +183,7 @@ def test_a_graders_error_or_ctrl_c_stops_the_run_and_loses_nothing(
     }
 
 
-def test_what_an_earlier_run_could_not_grade_is_graded_once(tmp_path, monkeypatch):
+def test_samples_an_earlier_run_could_not_grade_are_graded_once(tmp_path, monkeypatch):
     """While it is graded new samples are stored in the same cells."""
     judged = []
 

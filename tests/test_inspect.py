@@ -22,7 +22,7 @@ from inspect_ai.scorer import Score, accuracy, includes, scorer
 from inspect_ai.solver import generate, solver
 from inspect_ai.tool import ToolInfo
 
-from twotemp.graders.puzzles import judge
+from twotemp.graders.puzzles import grade_chain
 from twotemp.integrations import inspect_ai as plug
 
 PUZZLES = {"a": ([3, 7, 12], 33), "b": ([4, 9, 2], 34), "c": ([5, 6, 10], 20)}
@@ -33,7 +33,7 @@ EPOCHS, LENGTH, POLICY = 8, 12, "tlc:t_pos=1;t_token=1"
 @scorer(metrics=[accuracy()])
 def chain():
     async def score(state, target):
-        grade = judge(state.metadata["numbers"], state.metadata["target"], state.output.completion)
+        grade = grade_chain(state.metadata["numbers"], state.metadata["target"], state.output.completion)
         return Score(value="C" if grade.passed else "I", answer=grade.answer)
 
     return score

@@ -1,4 +1,4 @@
-"""A 95 % interval covers the truth 92 to 98 times in a hundred, near 0 and 100 % and with few questions, too."""
+"""A 95 % interval covers the truth 92 to 98 times in a hundred, also near 0 and 100 % and with few questions."""
 
 from __future__ import annotations
 
@@ -63,10 +63,100 @@ def test_an_interval_covers_the_truth(family, truth, questions):
     assert 0.92 <= covered(FAMILIES[family], truth, questions) <= 0.98
 
 
-def test_near_the_bounds_it_covers_where_the_percentile_method_does_not():
+def test_near_the_bounds_it_covers_unlike_the_percentile_method():
     """The quick version: 20 questions, of which three in four studies solve all."""
     assert 0.92 <= covered(solved_or_not, 0.985, 20) <= 0.98
     assert covered(solved_or_not, 0.985, 20, "percentile") < 0.4
+
+
+# --- curves: pass@k for rising k ------------------------------------------------------------------------------
+
+KS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def beta_rates(mean: float, concentration: float):
+    return lambda rng, shape: rng.beta(mean * concentration, (1 - mean) * concentration, shape)
+
+
+def some_impossible(share: float, rate: float):
+    """Questions with this rate, of which a share can never be solved."""
+    return lambda rng, shape: np.where(rng.random(shape) < share, 0.0, rate)
+
+
+CURVES = {
+    "mostly 0 or 1": beta_rates(0.6, 0.5),
+    "spread out": beta_rates(0.3, 2),
+    "alike": beta_rates(0.3, 10),
+    "30 % impossible": some_impossible(0.3, 0.3),
+}
+# Of 20 or 50 questions, every tenth study draws none that is impossible. Then nothing in the data tells of them while
+# all values are alike and far from the bounds: no prior covers this and the curves above. Near 100 % one can.
+RARE = {
+    "5 % impossible": (some_impossible(0.05, 0.3), 50),
+    "10 % impossible": (some_impossible(0.1, 0.7), 20),
+}
+
+
+def covered_curve(draw, questions: int, studies: int) -> dict[int, float]:
+    """Return the coverage at each k whose truth is not nearly 0 or 1; the ends of every study must rise with k."""
+    rng = np.random.default_rng(questions)
+    chances = draw(rng, 200_000)
+    truth = np.array([np.mean(1 - (1 - chances) ** k) for k in KS])
+    hits = np.zeros(len(KS))
+    for _ in range(studies):
+        right = rng.binomial(KS[-1], draw(rng, questions))
+        found = metrics.bootstrap(metrics.pass_at_k(KS[-1], right, KS), resamples=1000)
+        assert (np.diff(found.low) >= 0).all()
+        assert (np.diff(found.high) >= 0).all()
+        hits += (found.low <= truth) & (truth <= found.high)
+    return {k: float(hit / studies) for k, hit, rate in zip(KS, hits, truth) if 0.05 < rate < 0.985}
+
+
+def test_along_a_curve_it_covers_although_no_impossible_question_was_drawn():
+    """The quick version: a small variance does not show that all questions can be solved."""
+    coverage = covered_curve(*RARE["10 % impossible"], 300)
+    assert all(0.92 <= coverage[k] <= 0.98 for k in (4, 8, 16, 32, 64))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("curve", RARE)
+def test_near_100_percent_it_covers_although_no_impossible_question_was_drawn(curve):
+    coverage = covered_curve(*RARE[curve], 2000)
+    assert all(0.92 <= coverage[k] <= 0.98 for k in (16, 32, 64)), coverage
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("questions", QUESTIONS)
+@pytest.mark.parametrize("curve", CURVES)
+def test_the_interval_covers_along_a_curve(curve, questions):
+    coverage = covered_curve(CURVES[curve], questions, 2000)
+    assert len(coverage) >= 3
+    assert all(0.92 <= value <= 0.98 for value in coverage.values()), coverage
+
+
+@pytest.mark.parametrize("questions", [10, 30])
+@pytest.mark.parametrize("n", [8, 64])
+def test_both_ends_rise_with_k(questions, n):
+    """The lower end used to fall once all questions were solved: 80.5 at k = 4 and 74.0 at k = 8."""
+    rng = np.random.default_rng(n)
+    for _ in range(20):
+        right = rng.integers(n // 4, n + 1, questions)
+        curve = metrics.bootstrap(metrics.pass_at_k(n, right, range(1, n + 1)), resamples=2000)
+        assert curve.mean[-1] == 1
+        assert (np.diff(curve.low) >= 0).all()
+        assert (np.diff(curve.high) >= 0).all()
+        assert (curve.low <= curve.mean).all()
+
+
+def test_columns_that_are_not_a_curve_do_not_influence_each_other():
+    values = np.random.default_rng(0).random((20, 3))
+    together = metrics.bootstrap(values, resamples=500)
+    alone = [metrics.bootstrap(values[:, [i]], resamples=500) for i in range(3)]
+    assert together.low == pytest.approx([one.low[0] for one in alone], abs=0.02)
+    assert together.mean.argsort().tolist() != [0, 1, 2], "else this would be no test"
+
+
+# --- differences ----------------------------------------------------------------------------------------------
 
 
 def gain_or_loss(gain: float, loss: float):
@@ -121,7 +211,7 @@ def test_solved_or_not_is_a_beta_posterior():
         assert [found.low[0], found.high[0]] == pytest.approx([low, high], abs=0.008)
 
 
-def test_where_all_questions_agree_nothing_is_certain():
+def test_unanimous_questions_leave_uncertainty():
     found = metrics.bootstrap(np.ones(20))
     assert (found.mean[0], found.high[0]) == (1, 1)
     assert 0.8 < found.low[0] < 0.92
@@ -138,8 +228,8 @@ def test_below_the_least_number_of_questions_there_is_no_interval():
     assert np.isfinite(enough.low[0])
 
 
-def test_the_papers_method_is_there_by_name():
-    """Its numbers, to the last digit."""
+def test_the_percentile_method_is_reproducible():
+    """Published numbers depend on its random stream."""
     values = np.random.default_rng(0).random((30, 2)) ** 3
     found = metrics.bootstrap(values, method="percentile", resamples=700, seed=1)
     assert found.low == pytest.approx([0.18565718086857433, 0.13742705893428322], rel=1e-12)
@@ -147,7 +237,7 @@ def test_the_papers_method_is_there_by_name():
     assert one.low[0] == one.high[0] == 0.5
 
 
-def test_bounds_may_be_others_than_0_and_1():
+def test_bounds_other_than_0_and_1():
     unit = np.random.default_rng(1).random(40)
     found, stretched = metrics.bootstrap(unit), metrics.bootstrap(3 * unit - 1, bounds=(-1.0, 2.0))
     assert stretched.low == pytest.approx(3 * found.low - 1)

@@ -167,7 +167,7 @@ def test_questions_without_a_value_are_left_out_and_counted():
     assert np.isnan(many.low[2])
 
 
-def test_paired_bootstrap_cancels_what_makes_questions_hard():
+def test_paired_bootstrap_cancels_the_difficulty_of_questions():
     rng = np.random.default_rng(0)
     hardness = rng.random(300)
     first, second = hardness + 0.02, hardness + rng.normal(0, 0.01, 300)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,9 +14,9 @@ import pytest
 import twotemp
 from tests.helpers.toy_task import micro_model
 from twotemp import graders, plugins, tasks
-from twotemp.analysis import problems_of
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, Plan, TaskChoice
+from twotemp.evaluation.data import problems_of
 from twotemp.policies import PRESETS, parse, policy, spell
 from twotemp.records import Policy
 from twotemp.store import Store
@@ -93,7 +94,7 @@ def test_a_task_a_grader_and_a_policy_from_a_file_work_in_an_evaluation(file, tm
         assert [p.id for p in problems_of(cell, hub=False).problems] == ["sums/0", "sums/1"]
 
 
-def test_a_module_and_an_entry_point_are_plugins_too(file, tmp_path, monkeypatch):
+def test_modules_and_entry_points_are_plugins(file, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     point = EntryPoint("sums", "mine", plugins.GROUP)
     monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == plugins.GROUP else [])
@@ -115,19 +116,57 @@ def test_a_module_and_an_entry_point_are_plugins_too(file, tmp_path, monkeypatch
         ),
     ],
 )
-def test_a_plugin_that_fails_says_which_and_why(tmp_path, text, message):
+def test_a_failing_plugin_is_named_with_the_reason(tmp_path, text, message):
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(UserError, match=message):
         plugins.load_plugin(str(tmp_path / "mine.py"))
 
 
+REGISTRIES = (tasks.TASKS, graders.GRADERS, PRESETS)
+
+
+@pytest.mark.parametrize("ending", ["1 / 0", "raise SystemExit(1)", "plugins.add_grader('equal', Equal)"])
+def test_a_plugin_that_fails_leaves_nothing_behind(tmp_path, monkeypatch, ending):
+    """Neither what it registered before it failed, nor its name for the workers: once fixed, it loads."""
+    monkeypatch.setattr(plugins, "NAMED", named := [])
+    before = [dict(registry) for registry in REGISTRIES]
+    path = tmp_path / "broken.py"
+    path.write_text(f"{PLUGIN}\n{ending}\n")
+    for _ in range(2):
+        with pytest.raises(UserError, match="plug-in"):
+            plugins.load_plugin(str(path))
+        assert [dict(registry) for registry in REGISTRIES] == before
+        assert named == []
+        assert "twotemp_plugin_broken" not in sys.modules
+    path.write_text(PLUGIN)
+    plugins.load_plugin(str(path))
+    assert "sums" in tasks.TASKS
+    assert named == [str(path.resolve())]
+
+
+def test_a_package_that_fails_is_loaded_again_whole(tmp_path, monkeypatch):
+    """Its first module registers a task and is imported without error, the package fails, and is fixed."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = tmp_path / "fixed_package"
+    package.mkdir()
+    (package / "first.py").write_text(PLUGIN)
+    (package / "__init__.py").write_text("from fixed_package import first\n1 / 0\n")
+    with pytest.raises(UserError, match="ZeroDivisionError"):
+        plugins.load_plugin("fixed_package")
+    assert "sums" not in tasks.TASKS
+    (package / "__init__.py").write_text("from fixed_package import first  # and nothing else\n")
+    importlib.invalidate_caches()
+    plugins.load_plugin("fixed_package")
+    assert "sums" in tasks.TASKS
+
+
 @pytest.mark.parametrize("get", [tasks.get, graders.get, parse], ids=["task", "grader", "policy"])
-def test_what_a_plugin_would_add_is_unknown_and_the_message_says_how_to_name_it(get):
+def test_unknown_names_suggest_a_plugin(get):
     with pytest.raises(UserError, match=r"unknown \w+ 'sums'.*--plugin FILE.py"):
         get("sums")
 
 
-def test_workers_are_told_of_a_plugin_once(file, monkeypatch):
+def test_a_plugin_is_listed_for_workers_once(file, monkeypatch):
     monkeypatch.setattr(plugins, "NAMED", named := [])
     monkeypatch.chdir(file.parent)
     for name in ("mine.py", "./mine.py", str(file)):
@@ -135,7 +174,7 @@ def test_workers_are_told_of_a_plugin_once(file, monkeypatch):
     assert named == [str(file.resolve())]
 
 
-def test_a_plugin_that_is_not_there(tmp_path, file):
+def test_a_missing_plugin(tmp_path, file):
     with pytest.raises(UserError, match="no plug-in"):
         plugins.load_plugin(str(tmp_path / "nope.py"))
     with pytest.raises(UserError, match="nope_nope cannot be loaded"):

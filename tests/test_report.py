@@ -18,7 +18,7 @@ import pytest
 from tests.helpers.graded_cells import graded, spread, store_cell
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse
-from twotemp.report import figures, style, tables, write
+from twotemp.report import figures, names, style, tables, write
 from twotemp.store import Store
 
 SIX = ("ar", "lc", "random", "tlc", "ct", "tct")
@@ -56,7 +56,7 @@ def test_only_means_over_the_same_questions_compete_for_the_best():
     assert tables.markdown([whole, graded("lc", [8] * 12)], [1]).count("**100.0") == 1
 
 
-def test_fewer_samples_are_a_dash_and_fewer_questions_are_said():
+def test_fewer_samples_are_a_dash_and_fewer_questions_are_noted():
     short = graded("lc", [1, 2, 3, 4], n=4)
     holes = graded("ar", [4, 4, 4, 4], n=[8, 8, 8, 7], ungraded=1)
     text = tables.markdown([holes, short], [4, 8])
@@ -118,7 +118,7 @@ def test_csv_has_every_number_in_full():
     ],
     ids=lambda value: "+".join(sorted(value)) or "none" if isinstance(value, set) else "",
 )
-def test_a_figure_is_drawn_where_there_is_data_for_it(tmp_path, monkeypatch, data, names):
+def test_a_figure_is_drawn_if_there_is_data_for_it(tmp_path, monkeypatch, data, names):
     monkeypatch.setattr(figures, "FORMATS", ("png",))  # the other one is slow
     drawn = figures.draw(data, tmp_path)
     assert {one.name for one in drawn} == names
@@ -128,7 +128,7 @@ def test_a_figure_is_drawn_where_there_is_data_for_it(tmp_path, monkeypatch, dat
 
 def test_the_curves_are_the_tables_numbers():
     data = spread(("ar", "tct"))
-    with figures.look():
+    with figures.styled():
         figure, _ = figures.pass_at_nfe(data)
     top, bottom = figure.axes
     for one, above, below in zip(data, top.lines, bottom.lines):
@@ -147,25 +147,25 @@ def test_the_callers_matplotlib_settings_are_left_alone(tmp_path):
     assert drawn.path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_every_policy_has_a_look_and_the_papers_six_differ():
+def test_every_policy_has_a_style_and_the_papers_six_differ():
     looks = {name: style.line(preset.policy) for name, preset in PRESETS.items()}
     assert len({looks[name]["color"] for name in SIX}) == 6
     assert len({(v["color"], v["marker"], v["linestyle"]) for v in looks.values()}) == len(PRESETS)
 
 
-def test_labels_say_what_tells_policies_apart():
-    assert style.label(parse("tct:threshold=0.7"), plain=True) == "TCT (threshold=0.7, t_pos=0.1)"
-    assert style.label(parse("tlc:t_pos=inf")) == r"TLC ($T_\mathrm{pos}=\infty$)"
-    assert style.label(parse("ar:t_token=0.5"), hide=("t_token",)) == "Autoregressive"
+def test_labels_distinguish_policies():
+    assert names.label(parse("tct:threshold=0.7"), plain=True) == "TCT (threshold=0.7, t_pos=0.1)"
+    assert names.label(parse("tlc:t_pos=inf")) == r"TLC ($T_\mathrm{pos}=\infty$)"
+    assert names.label(parse("ar:t_token=0.5"), hide=("t_token",)) == "Autoregressive"
     specs = ("tlc", "tlc:t_pos=2", "tlc:k=2", "lc", "lc:t_token=1", "lc:eos=last", "random")
     for plain in (True, False):
-        assert len({style.label(parse(spec), plain=plain) for spec in specs}) == len(specs)
+        assert len({names.label(parse(spec), plain=plain) for spec in specs}) == len(specs)
 
 
 # --- the whole ------------------------------------------------------------------------------------------------
 
 
-def test_the_page_embeds_what_was_drawn_and_says_how_it_was_measured(tmp_path, monkeypatch):
+def test_the_page_embeds_the_figures_and_describes_the_measurement(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "FORMATS", ("png",))
     data = spread(SIX, ("countdown-3", "gsm8k"))
     data = [replace(one, table=replace(one.table, ungraded=2)) for one in data]
@@ -189,13 +189,13 @@ def test_a_k_beyond_every_series_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("ks", [[0, 1], [-1]])
-def test_what_is_no_k_is_refused(tmp_path, ks):
+def test_a_wrong_k_is_refused(tmp_path, ks):
     """Not: the last column of the curve, under another name."""
     with pytest.raises(UserError, match="k must be integers >= 1"):
         write([graded("tlc", [4, 4])], tmp_path, ks)
 
 
-def test_numbers_of_questions_are_said_from_the_fewest_to_the_most(tmp_path, monkeypatch):
+def test_numbers_of_questions_are_given_as_a_range(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "available", lambda: False)
     page = write([graded("lc", [4] * 3), graded("tlc", [4] * 4), graded("ar", [4] * 5)], tmp_path)
     assert "countdown-3: 3–5 questions" in page.path.read_text("utf-8")
@@ -209,7 +209,7 @@ def test_gaps_stand_at_the_top_of_the_page(tmp_path, monkeypatch):
     )
 
 
-def test_without_matplotlib_there_are_tables_and_a_word_on_figures(tmp_path):
+def test_without_matplotlib_there_are_tables_and_a_note(tmp_path):
     """As a user without it sees it: in an interpreter that cannot import it."""
     store = Store.create(tmp_path / "run")
     for spec in ("lc", "tlc"):
@@ -246,9 +246,9 @@ def test_a_full_disk_is_an_error_with_the_folders_name(tmp_path, monkeypatch):
 
 
 def test_ticks_of_a_cost_axis_stand_side_by_side():
-    """Costs within one decade, where matplotlib would label the minor ticks, too."""
+    """Costs within one decade, where matplotlib would also label the minor ticks."""
     cells = [graded(spec, [2] * 12, n=2, cost=cost) for spec, cost in (("ar", 30), ("ct", 20), ("tct", 17))]
-    with figures.look():
+    with figures.styled():
         figure, _ = figures.wall_clock(cells)
         figure.canvas.draw()
         for axis in figure.axes:
@@ -263,7 +263,7 @@ def test_ticks_of_a_cost_axis_stand_side_by_side():
 @pytest.mark.parametrize(
     ("samples", "labels"), [(16, "1 2 4 8 16"), (19, "1 2 4 8 19"), (30, "1 2 4 8 16 30")]
 )
-def test_numbers_of_samples_stand_apart_on_their_axis(samples, labels):
+def test_tick_labels_of_k_do_not_overlap(samples, labels):
     from matplotlib.figure import Figure
 
     axis = Figure().subplots()

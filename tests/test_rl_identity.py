@@ -60,7 +60,7 @@ def test_the_description_is_written_only_when_it_changes_and_atomically(tmp_path
 
 def test_a_file_where_the_folder_should_be_is_an_error(tmp_path):
     (tmp_path / "afile").write_text("")
-    with pytest.raises(UserError, match=r"a file stands where a folder is needed"):
+    with pytest.raises(UserError, match=r"a file is where a folder is needed"):
         go(tmp_path / "afile", "1step")
 
 

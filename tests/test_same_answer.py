@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from twotemp import graders
+from twotemp.analysis import group_answers
 from twotemp.metrics import NO_ANSWER
 from twotemp.records import Problem
-from twotemp.selection import group
 
 
 def test_answers_are_grouped_by_the_graders_equivalence():
@@ -15,7 +15,7 @@ def test_answers_are_grouped_by_the_graders_equivalence():
     problem = Problem("q", "math500", "?", {"answer": "1", "kind": "latex"})
     try:
         given_ = ["0.5", None, r"\frac{1}{2}", "2", "1/2", "2.0", None]
-        numbers = group(given_, lambda a, b: grader.same(problem, a, b))
+        numbers = group_answers(given_, lambda a, b: grader.same(problem, a, b))
     finally:
         grader.close()
     assert list(numbers) == [0, NO_ANSWER, 0, 1, 0, 1, NO_ANSWER]
@@ -25,7 +25,9 @@ def test_units_and_thousands_are_the_same_number():
     grader = graders.get("maths", workers=1)
     problem = Problem("q", "gsm8k", "?", {"answer": "1"})
     try:
-        numbers = group(["$1,200", "1200", "1200 dollars", "12"], lambda a, b: grader.same(problem, a, b))
+        numbers = group_answers(
+            ["$1,200", "1200", "1200 dollars", "12"], lambda a, b: grader.same(problem, a, b)
+        )
     finally:
         grader.close()
     assert list(numbers) == [0, 0, 0, 1]
@@ -35,9 +37,9 @@ def test_an_equivalence_that_is_not_transitive_depends_on_the_order_alone():
     def near(a: str, b: str) -> bool:
         return abs(int(a) - int(b)) <= 1
 
-    assert list(group(["1", "2", "3"], near)) == [0, 0, 1]
-    assert list(group(["2", "1", "3"], near)) == [0, 0, 0]
-    assert list(group(["1", "2", "3", "2", "1"], near)) == [0, 0, 1, 0, 0]
+    assert list(group_answers(["1", "2", "3"], near)) == [0, 0, 1]
+    assert list(group_answers(["2", "1", "3"], near)) == [0, 0, 0]
+    assert list(group_answers(["1", "2", "3", "2", "1"], near)) == [0, 0, 1, 0, 0]
 
 
 def test_each_distinct_answer_is_compared_once_a_group():
@@ -47,7 +49,7 @@ def test_each_distinct_answer_is_compared_once_a_group():
         asked.append((a, b))
         return a.lower() == b.lower()
 
-    group(["a", "A", "a", "b", "A", "b"], same)
+    group_answers(["a", "A", "a", "b", "A", "b"], same)
     assert asked == [("a", "A"), ("a", "b")]
 
 
@@ -60,8 +62,8 @@ def test_answers_that_break_parsers_are_answers_like_any_other(name):
     problem = Problem("q", "t", "?", reference)
     grader = graders.get(name)
     try:
-        numbers = group([*HOSTILE, *HOSTILE], lambda a, b: grader.same(problem, a, b))
+        numbers = group_answers([*HOSTILE, *HOSTILE], lambda a, b: grader.same(problem, a, b))
     finally:
         grader.close()
-    assert list(numbers[: len(HOSTILE)]) == list(numbers[len(HOSTILE) :])  # and nobody crashed
+    assert list(numbers[: len(HOSTILE)]) == list(numbers[len(HOSTILE) :])  # and no worker crashed
     assert (numbers >= 0).all()

@@ -15,8 +15,10 @@ import pytest
 from tests.helpers.graded_cells import ballot, elected
 from twotemp import graders, tasks
 from twotemp.analysis import (
-    Graded,
+    GradedCell,
+    add_ballots,
     best_at,
+    common_reward_model,
     every_choice,
     selection_findings,
 )
@@ -27,8 +29,8 @@ from twotemp.metrics import NO_ANSWER
 from twotemp.policies import parse
 from twotemp.records import Grade, Sample, Trace
 from twotemp.report import best_figures, figures, write_selection
+from twotemp.report.sentences import sentence
 from twotemp.rewards.denoiser import VERSION
-from twotemp.selection import count, scored_by
 from twotemp.store import Config, Key, Store
 
 # --- from a store ---------------------------------------------------------------------------------------------
@@ -50,8 +52,8 @@ class ByText:
 PROBLEMS = tasks.get("countdown-3").problems()
 
 
-def read(run, **options) -> list[Graded]:
-    return count(read_cells([run]), **options)
+def read(run, **options) -> list[GradedCell]:
+    return add_ballots(read_cells([run]), **options)
 
 
 def fill(
@@ -154,7 +156,7 @@ def test_confidence_is_the_mean_of_the_trace(tmp_path):
     assert np.isfinite(best_at(one, "confidence", [1, 2, 8])).all()
 
 
-def test_confidence_without_traces_says_how_to_get_them(tmp_path):
+def test_confidence_without_traces_names_the_fix(tmp_path):
     with pytest.raises(UserError, match=r"drawn without traces.*twotemp eval --trace"):
         read(a_run(tmp_path / "run"), confidence=True)
 
@@ -186,7 +188,7 @@ def test_a_plug_ins_grader_may_sign_with_another_name_than_it_is_asked_for_by(tm
     grades = cell.grades("countdown 1")
     with cell.writer() as writer:
         writer.grades("last number 1", grades.items())
-    (one,) = count(read_cells([tmp_path / "run"], grader="last number 1"))
+    (one,) = add_ballots(read_cells([tmp_path / "run"], grader="last number 1"))
     assert list(one.ballots[0].answers) == [0, 0]
 
 
@@ -213,13 +215,16 @@ def curves(run, selectors=("majority", "orm", "weighted", "oracle")):
     return every_choice(read(run, reward_model=ByText()), selectors)
 
 
-def test_entropy_of_the_answers_is_the_metric_with_its_sign_in_the_sentence():
+def sentences_of(cells, selectors) -> list[str]:
+    return [sentence(finding) for finding in selection_findings(every_choice(cells, selectors))]
+
+
+def test_the_entropy_sentence_has_the_sign_of_the_difference():
     wide = elected(*(ballot([0] * 4, [0, 1, 2, 3], question=f"q{i}") for i in range(12)), spec="tct")
     narrow = elected(*(ballot([0] * 4, [0] * 4, question=f"q{i}") for i in range(12)), spec="ar")
 
-    def said(*cells: Graded) -> str:
-        sentences = selection_findings(every_choice(cells, ["majority"]))
-        return next(s for s in sentences if "entropy" in s)
+    def said(*cells: GradedCell) -> str:
+        return next(s for s in sentences_of(cells, ["majority"]) if "entropy" in s)
 
     assert "is higher than that of Autoregressive: +1.39 nats" in said(narrow, wide)  # log 4
     assert "is lower than that of Autoregressive: -1.39 nats" in said(_as(narrow, "tct"), _as(wide, "ar"))
@@ -227,31 +232,29 @@ def test_entropy_of_the_answers_is_the_metric_with_its_sign_in_the_sentence():
     assert "+1.39 nats (2 questions: too few for an interval" in few
 
 
-def test_what_is_compared_is_said_and_what_cannot_be_is_left_out():
+def test_comparisons_without_common_data_are_left_out():
     some = [ballot([1, 0, 1, 0], [0, 1, 0, NO_ANSWER], question=f"q{i}") for i in range(12)]
     tct, ar = elected(*some, spec="tct"), elected(*some, spec="ar")
     models = [
         replace(one, config=replace(one.config, model=model)) for model in ("a", "b") for one in (tct, ar)
     ]
-    sentences = list(selection_findings(every_choice(models, ["majority"])))
+    sentences = sentences_of(models, ["majority"])
     assert ["(a)" in s for s in sentences] == [True, True, False, False]
     assert ["(b)" in s for s in sentences] == [False, False, True, True]
     assert "cannot be told from that of Autoregressive" in sentences[1]
     empty = replace(ar, table=replace(ar.table, nfe=tuple(0 * nfe for nfe in ar.table.nfe)))
-    (alone,) = selection_findings(every_choice([tct, empty], ["majority"]))  # no budget is spent on nothing
+    (alone,) = sentences_of([tct, empty], ["majority"])  # no budget is spent on nothing
     assert alone.startswith("The entropy")
     other = elected(ballot([1], [0], question="q0"), *some[1:2], spec="ar")
     torn = elected(*some[:1], ballot([1], [0], question="q1"), spec="tct")
-    assert (
-        list(selection_findings(every_choice([other, torn], ["majority"]))) == []
-    )  # no question has 4 on both
+    assert sentences_of([other, torn], ["majority"]) == []  # no question has 4 samples on both sides
 
 
-def _as(one: Graded, spec: str) -> Graded:
+def _as(one: GradedCell, spec: str) -> GradedCell:
     return elected(*one.ballots, spec=spec)
 
 
-def test_equal_cost_compares_what_a_budget_buys():
+def test_equal_cost_compares_as_many_samples_as_a_budget_buys():
     """TCT costs a quarter: for the price of AR's two samples it may choose from eight of its ten."""
     right_once = [False] * 9 + [True]
     names = [f"q{i}" for i in range(12)]
@@ -261,12 +264,12 @@ def test_equal_cost_compares_what_a_budget_buys():
     ar = elected(
         *(ballot([True, False], [1, 0], [0.0, 1.0], question=name) for name in names), spec="ar", nfe=20
     )
-    sentences = list(selection_findings(every_choice([ar, tct], ["orm"])))
+    sentences = sentences_of([ar, tct], ["orm"])
     assert "Choosing by orm for equal NFE (40 per question)" in sentences[0]
     assert "TCT (t_pos=0.1) solves 80.0 points more than Autoregressive" in sentences[0]
 
 
-def test_files_of_the_report_say_what_the_curves_say(tmp_path):
+def test_the_files_of_the_report_agree_with_the_curves(tmp_path):
     found = curves(a_run(tmp_path / "run"))
     made = write_selection(found, tmp_path / "out")
     assert {one.name for one in made.figures} == {"best-countdown-3", "entropy", "answers-countdown-3"}
@@ -323,13 +326,13 @@ def test_a_report_has_the_selection_page_too_with_the_scores_the_run_holds(tmp_p
 
     monkeypatch.setattr(figures, "available", lambda: False)
     run = a_run(tmp_path / "run")
-    assert scored_by(read_cells([run])) is None
+    assert common_reward_model(read_cells([run])) is None
     assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
     page = run / "report" / "selection.md"
     assert "Self-consistency" in page.read_text()
     assert "ORM" not in page.read_text()
     read(run, reward_model=ByText())
-    assert scored_by(read_cells([run])) == "by text 1"
+    assert common_reward_model(read_cells([run])) == "by text 1"
     assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
     assert "ORM-weighted vote" in page.read_text()
     once = fill(Store.create(tmp_path / "once"), "ar", {i: [("1", "x", True)] for i in range(3)})
@@ -377,7 +380,7 @@ def test_choosing_by_likelihood_asks_the_model_that_drew_as_it_was_asked_and_is_
                 logits[list(model.forbidden_ids)] = -torch.inf
                 expected += logits.log_softmax(-1)[row[k]].item()
             assert cell.scores(name)[sample.key] == pytest.approx(expected, abs=1e-3)
-    assert scored_by(read_cells([run])) is None
+    assert common_reward_model(read_cells([run])) is None
 
 
 def test_weights_that_did_not_draw_the_samples_do_not_judge_them_by_likelihood(tmp_path):
@@ -402,7 +405,7 @@ def test_voting_alone_needs_no_reward_model(tmp_path, monkeypatch):
 
 
 def test_selection_loads_neither_torch_nor_matplotlib():
-    names = "twotemp.analysis, twotemp.selection, twotemp.rewards"
+    names = "twotemp.analysis, twotemp.rewards"
     code = f"import sys, {names}; print({{'torch', 'matplotlib'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.graded_cells import ballot, elected
 from twotemp import metrics
-from twotemp.analysis import SELECTORS, Ballot, best_at, best_for, choices, elect, named
+from twotemp.analysis import SELECTORS, Ballot, best_at, best_for, check_selectors, choices, elect
 from twotemp.analysis.selectors import probability
 from twotemp.errors import UserError
 from twotemp.metrics import NO_ANSWER
@@ -129,9 +129,9 @@ def test_choices_name_the_sample():
 
 def test_unknown_selectors_and_missing_rewards_are_errors():
     with pytest.raises(UserError, match=r"did you mean 'majority'"):
-        named(["majorty"])
+        check_selectors(["majorty"])
     with pytest.raises(UserError, match="no selector given; name some of majority"):
-        named([])
+        check_selectors([])
     one = elected(ballot([1], [0]), scored=False)
     with pytest.raises(UserError, match="needs rewards"):
         best_at(one, "orm", [1])

@@ -57,7 +57,7 @@ def test_infinite_temperature_survives(tmp_path: Path):
     assert "Infinity" not in (again.path / "cell.json").read_text()
 
 
-def test_missing_lists_only_what_is_not_there(cell: Cell):
+def test_missing_lists_only_samples_that_are_not_stored(cell: Cell):
     assert cell.missing(["a", "b"], 2) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
     with cell.writer() as writer:
         writer.samples([draw("a", 1), draw("b", 0)])
@@ -99,7 +99,7 @@ def test_one_writer_does_not_write_a_sample_twice(cell: Cell):
             writer.samples([draw("a", 0)])
 
 
-def test_graders_and_reward_models_keep_apart(cell: Cell):
+def test_grades_and_scores_are_kept_separately(cell: Cell):
     key = Key("a", 0, CONFIG.seed)
     with cell.writer() as writer:
         writer.samples([draw("a", 0)])
@@ -116,7 +116,7 @@ def test_graders_and_reward_models_keep_apart(cell: Cell):
     assert cell.scores("other") == {}
 
 
-def test_pending_is_what_was_never_judged_or_failed_by_our_fault(cell: Cell):
+def test_pending_samples_are_ungraded_or_were_never_graded(cell: Cell):
     samples = [draw("a", i) for i in range(4)]
     outcomes = ["passed", "ungraded", "timeout"]
     with cell.writer() as writer:
@@ -126,7 +126,7 @@ def test_pending_is_what_was_never_judged_or_failed_by_our_fault(cell: Cell):
     assert len(list(cell.pending("another"))) == 4
 
 
-def test_table_gives_metrics_what_they_need(cell: Cell):
+def test_the_table_fits_the_metrics(cell: Cell):
     evaluate(cell, 4)
     with cell.writer() as writer:
         writer.grades(GRADER, [(Key(QUESTIONS[0], 2, CONFIG.seed), Grade("ungraded"))])
@@ -148,7 +148,7 @@ def test_table_gives_metrics_what_they_need(cell: Cell):
     assert values[1:, 0] == pytest.approx([p.mean() for p in table.passed[1:]])
 
 
-def test_a_table_without_grades_says_how_to_get_them(cell: Cell):
+def test_a_table_without_grades_names_the_fix(cell: Cell):
     evaluate(cell, 1)
     with pytest.raises(
         UserError, match=r"no grades by 'd1' \(there are: toy-grader 1.0\); run `twotemp regrade"
@@ -180,7 +180,7 @@ def test_a_file_cut_at_any_byte_gives_its_whole_batches(tmp_path: Path):
 
 
 def test_batches_larger_than_the_read_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("twotemp.folders.frames._CHUNK", 7)
+    monkeypatch.setattr("twotemp.folders.frames._PIECE", 7)
     file = FrameFile(tmp_path / "a.jsonl.zst")
     batches = [[{"text": os.urandom(50).hex()}] for _ in range(5)]
     for batch in batches:
@@ -256,7 +256,7 @@ def test_unknown_cells_name_the_nearest(cell: Cell):
 # --- full disks, kills, several processes ---------------------------------------------------------------------
 
 
-def test_a_full_disk_loses_nothing_and_the_run_goes_on(cell: Cell, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_loses_nothing_and_the_run_continues(cell: Cell, monkeypatch: pytest.MonkeyPatch):
     """Half of a batch fits, then the disk is full; later there is room again, for the same writer."""
     real = os.write
 
@@ -269,7 +269,7 @@ def test_a_full_disk_loses_nothing_and_the_run_goes_on(cell: Cell, monkeypatch: 
         writer.samples([draw("a", 0)])
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full)
-            with pytest.raises(UserError, match=r"No space left on device.*make room"):
+            with pytest.raises(UserError, match=r"No space left on device.*free some space"):
                 writer.samples([draw("a", 1), draw("a", 2)])
         assert [s.index for s in cell.samples()] == [0]
         writer.samples([draw("a", 2)])

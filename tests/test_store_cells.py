@@ -80,7 +80,7 @@ def test_config_round_trip_and_unknown_fields():
         replace(CONFIG, options={"dtype": [1]})
 
 
-def test_another_version_goes_on_with_a_cell(cell: Cell):
+def test_another_version_continues_a_cell(cell: Cell):
     """The version that began a cell is recorded; it is not part of what the cell is."""
     evaluate(cell, 1)
     later = Store.open(cell.path.parent).cell("toy.tct", replace(CONFIG, version="9.9"))
@@ -101,7 +101,7 @@ def test_rows_of_two_versions_can_be_merged(tmp_path: Path):
     assert list(other.samples()) == list(one.samples())
 
 
-def test_compiled_samples_are_kept_apart_and_an_option_that_is_off_is_none(cell: Cell):
+def test_compiled_samples_are_separate_and_unset_options_do_not_count(cell: Cell):
     """CONFIG has no options, as a cell of a version that did not know an option."""
     store = Store.open(cell.path.parent)
     for options in ({"compile": False}, {"cache": None, "trace": False}):
@@ -144,7 +144,7 @@ def test_a_new_writer_comes_after_every_number_that_is_there(cell: Cell):
     assert cell.grades(GRADER)[KEY].passed
 
 
-def test_writers_that_were_opened_together_do_not_meet(cell: Cell):
+def test_concurrent_writers_use_different_files(cell: Cell):
     run = cell.path.parent
     writers = [Store.open(run)["toy.tct"].writer() for _ in range(3)]
     for index, writer in enumerate(writers):
@@ -156,7 +156,7 @@ def test_writers_that_were_opened_together_do_not_meet(cell: Cell):
 # Damage.
 
 
-def test_cells_that_cannot_be_reported_have_a_name(tmp_path: Path):
+def test_damaged_cells_are_named(tmp_path: Path):
     store = Store.create(tmp_path)
     for name in ("whole", "bare", "unread", "empty", "emptied"):
         evaluate(store.cell(name, CONFIG), 1)
@@ -176,7 +176,7 @@ def test_cells_that_cannot_be_reported_have_a_name(tmp_path: Path):
     assert "has no samples" in found["empty"]
 
 
-def test_a_cell_without_its_configuration_is_not_taken_for_an_unknown_one(cell: Cell):
+def test_a_cell_without_its_configuration_is_damaged_not_unknown(cell: Cell):
     evaluate(cell, 1)
     (cell.path / "cell.json").unlink()
     store = Store.open(cell.path.parent)
@@ -185,7 +185,7 @@ def test_a_cell_without_its_configuration_is_not_taken_for_an_unknown_one(cell: 
             ask()
 
 
-def test_what_a_kill_left_is_gone_with_the_next_start(tmp_path: Path):
+def test_leftovers_of_a_kill_are_removed_at_the_next_start(tmp_path: Path):
     """The process dies between writing the cell's folder and giving it its name."""
     code = """
 import os, sys
@@ -205,7 +205,7 @@ store.cell("toy.tct", CONFIG)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "toy.tct"]
 
 
-def test_a_folder_that_may_not_be_written_is_said(cell: Cell, monkeypatch: pytest.MonkeyPatch):
+def test_a_read_only_folder_is_reported(cell: Cell, monkeypatch: pytest.MonkeyPatch):
     def read_only(path, flags, *rest):
         if flags & os.O_CREAT:
             raise OSError(30, "Read-only file system")
@@ -215,12 +215,12 @@ def test_a_folder_that_may_not_be_written_is_said(cell: Cell, monkeypatch: pytes
     monkeypatch.setattr(os, "open", read_only)
     with (
         cell.writer() as writer,
-        pytest.raises(UserError, match=r"Read-only file system; choose a folder that you may use"),
+        pytest.raises(UserError, match=r"Read-only file system; choose a folder that you may write to"),
     ):
         writer.samples([draw("a", 0)])
 
 
-def test_a_file_that_may_not_be_read_is_said(cell: Cell, monkeypatch: pytest.MonkeyPatch):
+def test_an_unreadable_file_is_reported(cell: Cell, monkeypatch: pytest.MonkeyPatch):
     evaluate(cell, 1)
 
     def forbidden(self, *_, **__):

@@ -11,10 +11,10 @@ from recipes import tokenizer
 from recipes.corpus import encode
 from twotemp import graders, tasks
 from twotemp.errors import UserError
-from twotemp.graders.puzzles import judge
+from twotemp.graders.puzzles import grade_chain
 from twotemp.records import Problem
 from twotemp.tasks import SOURCES, countdown, programs, words
-from twotemp.tasks.generated import PROBLEMS, made, split_of
+from twotemp.tasks.generated import PROBLEMS, held_out_problems, split_of
 
 NAMES = sorted(SOURCES)
 
@@ -40,10 +40,10 @@ def test_the_same_numbers_in_another_order_are_the_same_problem() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_problem_sets_are_fixed_distinct_and_say_what_they_are(name: str) -> None:
+def test_problem_sets_are_fixed_distinct_and_named(name: str) -> None:
     task = tasks.get(name)
     first = task.problems()
-    assert made.__wrapped__(SOURCES[name], "test") == first
+    assert held_out_problems.__wrapped__(SOURCES[name], "test") == first
     assert len({p.prompt for p in first.problems}) == len({p.id for p in first.problems}) == PROBLEMS
     other = task.problems(subset="validation")
     assert other.digest != first.digest
@@ -99,7 +99,7 @@ def test_a_words_problem_is_the_same_with_other_multipliers_names_and_things() -
     assert all(len(key.split("]")[1].split()) == 2 for key in bills)
 
 
-def test_unknown_names_are_told_apart() -> None:
+def test_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(UserError, match="did you mean 'countdown-3'"):
         tasks.get("countdown3")
     for subset in ("train", "train:7", "test:", "test:x", "test:-1"):
@@ -149,27 +149,27 @@ def test_references_pass_and_answers_to_other_problems_fail(name: str) -> None:
         ("4 * 9 = 36", "failed", "left over"),
         ("4 * 9 = 35 , 35 - 2 = 33", "failed", "wrong step"),
         ("4 * 9 = 36 , 36 + 2 = 38", "failed", "ends at 38"),
-        ("4 * 9 = 36 , 36 - 9 = 27", "failed", "9 is not there"),
-        ("9 + 9 = 18 , 18 + 4 = 22", "failed", "9 is not there"),
-        ("36 - 2 = 34", "failed", "36 is not there"),
+        ("4 * 9 = 36 , 36 - 9 = 27", "failed", "9 is not available"),
+        ("9 + 9 = 18 , 18 + 4 = 22", "failed", "9 is not available"),
+        ("36 - 2 = 34", "failed", "36 is not available"),
         ("2 - 4 = -2", "failed", "not a step"),
         ("9 / 2 = 4 , 4 * 4 = 16", "failed", "wrong step"),
-        ("4 * 9 = 36 , 36 - 2 = 34 , 34 - 34 = 0", "failed", "34 is not there"),
+        ("4 * 9 = 36 , 36 - 2 = 34 , 34 - 34 = 0", "failed", "34 is not available"),
     ],
 )
 def test_countdown_rules(text: str, outcome: str, detail: str) -> None:
-    grade = judge([4, 9, 2], 34, text)
+    grade = grade_chain([4, 9, 2], 34, text)
     assert grade.outcome == outcome
     assert detail in grade.detail
 
 
 def test_countdown_answers_are_expressions() -> None:
-    a = judge([4, 9, 2], 34, "4 * 9 = 36 , 36 - 2 = 34").answer
-    b = judge([4, 9, 2], 34, "9 * 4 = 36 , 36 - 2 = 34").answer
+    a = grade_chain([4, 9, 2], 34, "4 * 9 = 36 , 36 - 2 = 34").answer
+    b = grade_chain([4, 9, 2], 34, "9 * 4 = 36 , 36 - 2 = 34").answer
     assert a == b == "((4 * 9) - 2)"
     assert (
-        judge([4, 9, 2], 15, "9 + 2 = 11 , 4 + 11 = 15").answer
-        != judge([4, 9, 2], 15, "4 + 9 = 13 , 13 + 2 = 15").answer
+        grade_chain([4, 9, 2], 15, "9 + 2 = 11 , 4 + 11 = 15").answer
+        != grade_chain([4, 9, 2], 15, "4 + 9 = 13 , 13 + 2 = 15").answer
     )
 
 
@@ -187,7 +187,7 @@ def test_countdown_grader_agrees_with_brute_force() -> None:
                 rest.remove(x)
                 rest.remove(y)
                 legal = sorted((u, v)) == sorted((z, *rest)) and countdown.apply(u, op2, v) == target
-            assert judge(numbers, target, text).passed == legal, text
+            assert grade_chain(numbers, target, text).passed == legal, text
             right, wrong = right + legal, wrong + (not legal)
     assert right == 4  # 6 - 2 = 4 , 4 * 3 and 3 * 4; 2 * 3 and 3 * 2 = 6 , 6 + 6
     assert wrong > 100
@@ -291,7 +291,7 @@ def test_examples_of_programs_leave_real_ambiguity() -> None:
         ),
     ],
 )
-def test_a_check_covers_what_follows_from_the_rest(name: str, prompt: str, answer: str, seen: list) -> None:
+def test_a_check_masks_what_the_rest_determines(name: str, prompt: str, answer: str, seen: list) -> None:
     """_ is covered, ? is covered and expected to come out again."""
     problem = ["<start>", *prompt.split(), "<end>"]
     words = [*problem, *answer.split()]

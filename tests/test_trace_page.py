@@ -89,7 +89,7 @@ def test_data_survive_hostile_tokens():
     for one in data["samples"]:
         written = [cell["text"] for cell in one["cells"] if "step" in cell]
         assert written == list(HOSTILE[1:])
-    # The template has two script elements of its own, and no token added or closed one.
+    # The template has two script elements, and no token added or closed one.
     assert html.count("<script") == html.count("</script>") == 2
     assert "/*DATA*/" not in html
     assert data["prompt"] == "plain" + HOSTILE[1]
@@ -110,7 +110,7 @@ def test_cells_carry_the_trace():
     assert ["T", "pos", "∞"] in one["settings"]
 
 
-def test_special_tokens_of_the_prompt_are_left_out_and_verdicts_told():
+def test_special_tokens_of_the_prompt_are_left_out_and_verdicts_shown():
     samples = [replace(one, prompt=(0, 12, 12, 0)) for one in two_samples()]
     samples = [replace(one, positions=tuple(p + 2 for p in one.positions)) for one in samples]
     data = data_of(page([*samples, samples[0]], Words(), grades=[Grade("passed"), Grade("failed")]))
@@ -139,7 +139,7 @@ def test_characters_of_several_tokens_belong_to_the_last():
     assert found[1:3] == ["\ufffd", "ü"]
 
 
-def test_errors_say_what_to_do():
+def test_errors_name_the_fix():
     with pytest.raises(UserError, match="no sample"):
         page([])
     bare = sample(ToyModel(), [5, 6], policy("lc"), length=3)
@@ -240,7 +240,7 @@ def test_page_shows_both_samples_complete(opened):
 
 
 def test_done_does_not_read_as_right(opened):
-    """No tick where nobody has graded anything."""
+    """No tick if nothing was graded."""
     assert opened.locator(".clock").first.inner_text().startswith("done in ")
     assert "✓" not in opened.content()
 
@@ -317,7 +317,7 @@ def test_hover_tells_confidence_and_entropy(opened):
     assert "img" not in tip.inner_text()
 
 
-def test_what_is_said_of_a_token_covers_neither_it_nor_its_plot(opened):
+def test_a_tooltip_covers_neither_its_token_nor_the_plot(opened):
     tip = opened.locator("#tip")
     for what in (".tok", "circle"):
         for place in (0, LENGTH - 1):
@@ -363,7 +363,7 @@ def test_a_row_a_policy_with_a_map_of_all_its_samples(browser, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["llada2.1", "t2m"])
-def test_a_position_that_is_rewritten_shows_what_stood_there(browser, tmp_path, name):
+def test_a_rewritten_position_shows_its_earlier_tokens(browser, tmp_path, name):
     model = ToyModel()
     samples = sample(
         model, [5, 6, 7], policy(name, t_token=1.0, edit_threshold=0.5), n=8, length=9, trace=True

@@ -20,26 +20,30 @@ from twotemp.evaluation import Plan, TaskChoice
 from twotemp.graders.puzzles import CountdownGrader
 from twotemp.models.load import load
 from twotemp.policies import policy, spell
+from twotemp.report.tuning import markdown, recommendation, tuned_yaml
 from twotemp.store import Store
 from twotemp.tuning import (
     Goal,
-    Outcome,
+    Measurement,
     expand,
-    promises,
+    expected_scores,
+    policy_distances,
     race,
-    recommendation,
     standings,
-    table,
     tune,
-    tuned_yaml,
 )
-from twotemp.tuning.neighbours import apart, estimates, strangers
 from twotemp.tuning.race import LEAST, PROBE, Round, beaten_by, frontier, survivors
+from twotemp.tuning.smoothing import smoothed_means
 from twotemp.tuning.tuner import Tuned, validation
 
 
+def unrelated(candidates) -> np.ndarray:
+    """Distances under which no candidate says anything about another."""
+    return np.where(np.eye(len(candidates), dtype=bool), 0.0, np.inf)
+
+
 class Simulated:
-    """Candidates with true rates and prices; a question is passed where its own level lies below the rate."""
+    """Candidates with true rates and prices; a question is passed if its level is below the rate."""
 
     def __init__(self, rates, prices=None, questions=1000, seed=0, common=True):
         self.rates, self.questions = list(rates), questions
@@ -49,12 +53,16 @@ class Simulated:
         self.passed = (levels < np.array(self.rates)).astype(float)
         self.calls: list[tuple[int, int]] = []
 
-    def measure(self, some, questions):
-        self.calls.append((len(some), questions))
-        return [Outcome(self.passed[:questions, i], self.prices[i], self.prices[i] * questions) for i in some]
+    def measure(self, candidates, questions):
+        self.calls.append((len(candidates), questions))
+        return [
+            Measurement(self.passed[:questions, i], self.prices[i], self.prices[i] * questions)
+            for i in candidates
+        ]
 
-    def race(self, budget, **more):
-        return race(range(len(self.rates)), self.measure, budget, self.questions, **more)
+    def race(self, budget):
+        candidates = range(len(self.rates))
+        return race(candidates, self.measure, unrelated, budget=budget, questions=self.questions)
 
     @property
     def full(self) -> float:
@@ -62,21 +70,21 @@ class Simulated:
 
 
 def spent(rounds, prices) -> float:
-    seen = {one: round_.questions for round_ in rounds for one in round_.outcomes}
-    return sum(prices[one] * questions for one, questions in seen.items())
+    measured = {candidate: round_.questions for round_ in rounds for candidate in round_.measurements}
+    return sum(prices[candidate] * questions for candidate, questions in measured.items())
 
 
-# --- who wins
+# --- the winner
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_with_common_noise_the_best_always_wins(seed):
-    """Passing is monotone in the rate then: nobody is ever ahead of a better one, on any questions."""
+    """Passing is monotone in the rate then: no candidate is ever ahead of a better one, on any questions."""
     rates = np.random.default_rng(seed).permutation(np.linspace(0.2, 0.7, 48))
-    found = Simulated(rates, seed=seed, questions=500)
-    rounds = found.race(0.1 * found.full)
-    assert standings(rounds)[0].candidate == int(np.argmax(rates))
-    assert spent(rounds, found.prices) <= 0.1 * found.full
+    simulated = Simulated(rates, seed=seed, questions=500)
+    rounds = simulated.race(0.1 * simulated.full)
+    assert standings(rounds, unrelated)[0].candidate == int(np.argmax(rates))
+    assert spent(rounds, simulated.prices) <= 0.1 * simulated.full
 
 
 def test_with_independent_noise_little_is_lost_on_average_for_a_tenth_of_the_grid():
@@ -84,78 +92,85 @@ def test_with_independent_noise_little_is_lost_on_average_for_a_tenth_of_the_gri
     regret = []
     for seed in range(8):
         rates = np.random.default_rng(100 + seed).permutation(np.linspace(0.35, 0.6, 48))
-        found = Simulated(rates, seed=seed, common=False, questions=600)
-        winner = standings(found.race(0.1 * found.full))[0].candidate
+        simulated = Simulated(rates, seed=seed, common=False, questions=600)
+        winner = standings(simulated.race(0.1 * simulated.full), unrelated)[0].candidate
         regret.append(max(rates) - rates[winner])
     assert np.mean(regret) < 0.03
 
 
 def test_rounds_halve_the_candidates_add_questions_and_keep_within_the_budget():
-    found = Simulated(np.linspace(0.3, 0.31, 32), common=False)  # nobody is beaten beyond doubt
-    rounds = found.race(0.2 * found.full)
-    assert [len(r.outcomes) for r in rounds] == [32, 16, 8, 4]
+    simulated = Simulated(np.linspace(0.3, 0.31, 32), common=False)  # no candidate is beaten significantly
+    rounds = simulated.race(0.2 * simulated.full)
+    assert [len(r.measurements) for r in rounds] == [32, 16, 8, 4]
     assert all(a.questions < b.questions for a, b in pairwise(rounds))
-    assert 0.19 * found.full < spent(rounds, found.prices) <= 0.2 * found.full
+    assert 0.19 * simulated.full < spent(rounds, simulated.prices) <= 0.2 * simulated.full
     # A round costs about the same as any other.
-    new = [len(r.outcomes) * (r.questions - q) for r, q in zip(rounds, [0, *(r.questions for r in rounds)])]
+    new = [
+        len(r.measurements) * (r.questions - q) for r, q in zip(rounds, [0, *(r.questions for r in rounds)])
+    ]
     assert max(new) < 1.3 * min(new)
 
 
-def test_who_is_beaten_beyond_doubt_leaves_at_once():
+def test_a_candidate_that_is_significantly_worse_is_eliminated_at_once():
     rates = [0.9] + [0.1] * 31
     rounds = Simulated(rates, common=False).race(60_000)
     assert rounds[0].kept == (0,)
     assert len(rounds) == 1
 
 
-def test_a_cheap_one_is_only_beaten_by_one_that_costs_no_more():
-    """The best for less stays in the race: the frontier is an answer, too."""
-    found = Simulated([0.8, 0.5, 0.2], prices=[40.0, 10.0, 20.0], common=False)
-    outcomes = dict(enumerate(found.measure(range(3), 400)))
-    assert beaten_by(outcomes) == {2: 1}
-    assert frontier(outcomes) == [1, 0]
-    last = standings(found.race(20_000))
-    assert [one.candidate for one in last if one.on_frontier] == [0, 1]
+def test_a_candidate_is_only_beaten_by_one_that_costs_no_more():
+    """The best for less stays in the race: the frontier is part of the result."""
+    simulated = Simulated([0.8, 0.5, 0.2], prices=[40.0, 10.0, 20.0], common=False)
+    measurements = dict(enumerate(simulated.measure(range(3), 400)))
+    assert beaten_by(measurements) == {2: 1}
+    assert frontier(measurements) == [1, 0]
+    last = standings(simulated.race(20_000), unrelated)
+    assert [standing.candidate for standing in last if standing.on_frontier] == [0, 1]
 
 
-def test_equal_ones_are_ranked_by_what_they_cost():
-    found = Simulated([0.5, 0.5], prices=[20.0, 10.0])
-    first, second = standings(found.race(20_000))
+def test_ties_are_ranked_by_cost():
+    simulated = Simulated([0.5, 0.5], prices=[20.0, 10.0])
+    first, second = standings(simulated.race(20_000), unrelated)
     assert first.candidate == 1
     assert first.behind == (0.0, 0.0, 0.0)
     assert first.chance == second.chance == 0.5
     assert not second.on_frontier
 
 
-def test_of_equal_ones_those_stay_that_reach_the_goal_sooner():
-    """On few questions nearly all are equal; to keep the cheap ones would lose the best before it is known."""
-    at = {i: Outcome(np.ones(4), cost=float(i), spent=1.0, sooner=np.full(4, 0.1 * i)) for i in range(10)}
-    assert survivors(at, finalists=4) == (0, 6, 7, 8, 9)  # the cheapest is the frontier
+def test_of_tied_candidates_those_stay_that_are_better_at_half_the_budget():
+    """On few questions nearly all tie; keeping the cheap ones would lose the best before it is known."""
+    tied = {
+        i: Measurement(np.ones(4), cost=float(i), spent=1.0, half_budget=np.full(4, 0.1 * i))
+        for i in range(10)
+    }
+    assert survivors(tied, unrelated, finalists=4) == (0, 6, 7, 8, 9)  # the cheapest is the frontier
 
 
-def test_neighbours_speak_up_where_questions_are_few():
-    """Ten candidates in a row, whose rates rise slowly: their order is known from few questions only together."""
+def test_smoothing_helps_if_questions_are_few():
+    """Ten candidates in a row whose rates rise slowly: with few questions only their neighbours reveal the order."""
     rates = np.linspace(0.4, 0.6, 10)
     line = abs(np.arange(10.0)[:, None] - np.arange(10.0))
     noise = np.random.default_rng(0)
 
     def error(questions: int, steps: np.ndarray) -> float:
         passed = [(noise.random((questions, 10)) < rates).astype(float) for _ in range(200)]
-        return float(np.mean([(estimates(values, steps) - rates) ** 2 for values in passed]))
+        return float(np.mean([(smoothed_means(values, steps) - rates) ** 2 for values in passed]))
 
-    assert error(8, line) < 0.8 * error(8, strangers(rates))
-    assert error(4000, line) == pytest.approx(error(4000, strangers(rates)), rel=0.5)
+    assert error(8, line) < 0.8 * error(8, unrelated(rates))
+    assert error(4000, line) == pytest.approx(error(4000, unrelated(rates)), rel=0.5)
     values = noise.random((5, 10))
-    alone = estimates(values, strangers(rates))
+    alone = smoothed_means(values, unrelated(rates))
     assert alone.argsort().tolist() == values.mean(0).argsort().tolist()
-    assert np.allclose(estimates(np.ones((3, 10)), line), 1.0)  # nothing to tell apart
+    assert np.allclose(smoothed_means(np.ones((3, 10)), line), 1.0)  # nothing to tell apart
 
 
-def test_how_far_policies_are_apart():
-    some = [policy("tct", t_token=t, t_pos=p) for t in (0.6, 0.8, 1.2) for p in (0.0, 0.1)]
-    steps = apart([*some, policy("fork", t_token=0.6, t_pos=0.0, threshold=some[0].threshold)])
+def test_distances_between_policies():
+    policies = [policy("tct", t_token=t, t_pos=p) for t in (0.6, 0.8, 1.2) for p in (0.0, 0.1)]
+    steps = policy_distances(
+        [*policies, policy("fork", t_token=0.6, t_pos=0.0, threshold=policies[0].threshold)]
+    )
     assert steps[0, :6].tolist() == [0, 1, 1, 2, 2, 3]  # the next value, however far it is
-    assert steps[0, 6] == 1  # another kind of policy, the same numbers
+    assert steps[0, 6] == 1  # another structure, the same parameters
     assert (steps == steps.T).all()
 
 
@@ -167,17 +182,17 @@ def test_half_a_goal():
 
 
 def test_half_a_goal_is_one_sample_at_least():
-    """Where the budget buys one sample, half of it would buy none, and the dear policy would promise nothing."""
+    """If the budget buys one sample, half of it buys none, and an expensive policy would have no expected score."""
     goal, passed = Goal.parse("pass@NFE=20"), [np.array([True, True])]
-    dear = Outcome(goal.values(passed, 15.0), 15.0, 30.0, goal.half(15.0).values(passed, 15.0))
-    assert promises({"dear": dear}) == {"dear": 1.0}
+    expensive = Measurement(goal.values(passed, 15.0), 15.0, 30.0, goal.half(15.0).values(passed, 15.0))
+    assert expected_scores({"expensive": expensive}, unrelated) == {"expensive": 1.0}
 
 
 def test_frontier_by_brute_force():
     noise = np.random.default_rng(3)
     for _ in range(50):
         points = {
-            i: Outcome(np.array([noise.integers(5) / 4]), float(noise.integers(5)), 1.0) for i in range(8)
+            i: Measurement(np.array([noise.integers(5) / 4]), float(noise.integers(5)), 1.0) for i in range(8)
         }
         got = frontier(points)
         for i, one in points.items():
@@ -193,36 +208,38 @@ def test_frontier_by_brute_force():
 # --- budgets
 
 
-def test_a_budget_that_cannot_decide_is_refused_with_one_that_can():
-    found = Simulated([0.5] * 64)
+def test_a_budget_that_is_too_small_is_refused_with_one_that_is_enough():
+    simulated = Simulated([0.5] * 64)
     with pytest.raises(UserError, match="raise --budget") as error:
-        found.race(2_000)
+        simulated.race(2_000)
     enough = float(str(error.value).split("take about ")[1].split(";")[0].replace(",", ""))
-    assert found.race(enough)[0].questions >= LEAST
+    assert simulated.race(enough)[0].questions >= LEAST
 
 
 def test_no_more_questions_than_there_are():
-    found = Simulated([0.4, 0.5], questions=5)
-    (only,) = found.race(1e9)
+    simulated = Simulated([0.4, 0.5], questions=5)
+    (only,) = simulated.race(1e9)
     assert only.questions == 5
 
 
-def test_what_cannot_be_measured_leaves():
-    found = Simulated([0.5] * 8)
-    found.passed[:, 3] = math.nan  # one sample costs more than the goal allows
-    assert 3 not in {one.candidate for one in standings(found.race(40_000)) if one.finalist}
-    found.passed[:] = math.nan
-    found.calls.clear()
+def test_a_candidate_that_cannot_be_measured_is_eliminated():
+    simulated = Simulated([0.5] * 8)
+    simulated.passed[:, 3] = math.nan  # one sample costs more than the goal allows
+    assert 3 not in {
+        standing.candidate for standing in standings(simulated.race(40_000), unrelated) if standing.finalist
+    }
+    simulated.passed[:] = math.nan
+    simulated.calls.clear()
     with pytest.raises(UserError, match="no candidate could be measured"):
-        found.race(40_000)
-    assert found.calls == [(8, PROBE)]  # the budget is not spent on it
+        simulated.race(40_000)
+    assert simulated.calls == [(8, PROBE)]  # the budget is not spent on it
 
 
-def test_one_that_cannot_be_measured_does_not_bring_others_to_the_frontier():
-    def outcome(rate: float) -> Outcome:
-        return Outcome(np.full(4, rate), cost=200.0, spent=800.0)
+def test_an_unmeasured_candidate_does_not_bring_others_to_the_frontier():
+    def measured(rate: float) -> Measurement:
+        return Measurement(np.full(4, rate), cost=200.0, spent=800.0)
 
-    assert frontier({"low": outcome(0.2), "dear": outcome(math.nan), "high": outcome(0.9)}) == ["high"]
+    assert frontier({"low": measured(0.2), "unknown": measured(math.nan), "high": measured(0.9)}) == ["high"]
 
 
 # --- goals and candidates
@@ -244,7 +261,7 @@ def test_goals():
     with pytest.raises(
         UserError, match=r"buys 5,000 samples of 4\.0 NFE per question, more than 4,096; lower it"
     ):
-        Goal.parse("pass@NFE=20000").samples(4.0)  # not: so many that none can be measured
+        Goal.parse("pass@NFE=20000").samples(4.0)  # rather than a race in which nothing can be measured
 
 
 @pytest.mark.parametrize(
@@ -255,7 +272,7 @@ def test_bad_goals_are_refused(text):
         Goal.parse(text)
 
 
-def test_candidates_are_all_combinations_of_what_a_policy_has():
+def test_candidates_are_all_combinations_of_a_policys_parameters():
     found = expand(["tct:threshold=0.6|0.8"])
     assert {p.threshold for p in found} == {0.6, 0.8}
     assert {p.t_pos for p in found} == {0.0, 0.1, 0.3}
@@ -264,14 +281,14 @@ def test_candidates_are_all_combinations_of_what_a_policy_has():
     assert not {p.k for p in expand(["ct"])} - {1}
 
 
-def test_what_decodes_alike_is_tried_once():
+def test_policies_that_decode_alike_are_tried_once():
     both = expand(["lc", "tlc"])
     assert len(both) == len(expand(["tlc"]))
     assert {p.name for p in both if p.t_pos == 0} == {"lc"}
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("tcl", "did you mean 'tlc'"),
         ("tct:thresold=0.5", "did you mean 'threshold'"),
@@ -280,12 +297,12 @@ def test_what_decodes_alike_is_tried_once():
         ("tct:t_pos=warm|0.1", "not a number"),
     ],
 )
-def test_bad_candidates_are_refused(spec, said):
-    with pytest.raises(UserError, match=said):
+def test_bad_candidates_are_refused(spec, message):
+    with pytest.raises(UserError, match=message):
         expand([spec])
 
 
-def test_tuning_is_on_validation_problems_unless_told_otherwise():
+def test_tuning_uses_validation_problems_unless_a_subset_is_named():
     def subset(task: str, **more: str) -> str | None:
         return validation(Plan((TaskChoice(task, **more),), (policy("lc"),))).tasks[0].subset
 
@@ -298,7 +315,7 @@ def test_tuning_is_on_validation_problems_unless_told_otherwise():
 
 
 @pytest.mark.parametrize("goal", ["pass@2", "pass@NFE=24"])
-def test_a_small_race_is_an_ordinary_run_that_goes_on_where_it_was(tmp_path, goal):
+def test_a_small_race_is_an_ordinary_run_that_can_be_continued(tmp_path, goal):
     candidates = expand(["lc:t_token=0.8,k=2|6", "ct:t_token=0.8,threshold=0.5"])
     plan = Plan((TaskChoice("countdown-3"),), candidates, questions=10, seed=1)
     backend = LocalBackend(load("tiny"), batch_size=32)
@@ -313,7 +330,7 @@ def test_a_small_race_is_an_ordinary_run_that_goes_on_where_it_was(tmp_path, goa
     assert 0 < first.spent <= 5000
     best = first.standings[0]
     assert best.questions == 10
-    assert best.mean == max(one.mean for one in first.standings)
+    assert best.mean == max(standing.mean for standing in first.standings)
     # The numbers are those of the stored samples.
     cell = next(cell for cell in cells if cell.config.policy == best.candidate)
     stored = cell.table(cell.graders()[0])
@@ -327,10 +344,12 @@ def test_a_small_race_is_an_ordinary_run_that_goes_on_where_it_was(tmp_path, goa
     (tmp_path / "tuned.yaml").write_text(text)
     assert split_policies(f"ar,@{tmp_path / 'tuned.yaml'}") == (policy("ar"), best.candidate)
     assert spell(best.candidate) in recommendation(first)
-    assert len([line for line in table(first).splitlines() if line.startswith("| ")]) == 2 + len(candidates)
+    assert len([line for line in markdown(first).splitlines() if line.startswith("| ")]) == 2 + len(
+        candidates
+    )
 
 
-def test_a_race_goes_on_with_a_newer_grader(tmp_path, monkeypatch):
+def test_a_race_continues_with_a_newer_grader(tmp_path, monkeypatch):
     plan = Plan((TaskChoice("countdown-3"),), expand(["lc:t_token=0.8,k=2|6"]), questions=10, seed=1)
     backend = LocalBackend(load("tiny"), batch_size=32)
     first = tune(plan, Goal.parse("pass@1"), backend, tmp_path / "run", budget=5000)
@@ -341,37 +360,43 @@ def test_a_race_goes_on_with_a_newer_grader(tmp_path, monkeypatch):
         assert cell.graders() == ["countdown 1", "countdown 2"]
 
 
-def test_too_few_questions_for_an_interval_are_said_without_one():
-    """Nobody can be told from the winner then, and no cell says nan."""
+def test_with_too_few_questions_no_interval_is_stated():
+    """Then no candidate can be told from the winner, and no text contains nan."""
     policies = expand(["tct:t_token=0.8,t_pos=0.1,threshold=0.5|0.7|0.9"])
-    outcomes = {
-        one: Outcome(np.array([1.0, place / 2]), 3.0 - place, 6.0) for place, one in enumerate(policies)
+    measurements = {
+        candidate: Measurement(np.array([1.0, i / 2]), 3.0 - i, 6.0) for i, candidate in enumerate(policies)
     }
-    rounds = [Round(2, outcomes, policies)]
-    found = Tuned(Goal.parse("pass@4"), TaskChoice("countdown-3"), "m", 18.0, rounds, standings(rounds))
-    said = recommendation(found)
-    assert "2 of the other 2 cannot be told" in said
-    assert "nan" not in said + table(found) + tuned_yaml(found)
+    rounds = [Round(2, measurements, policies)]
+    goal, ranked = Goal.parse("pass@4"), standings(rounds, unrelated)
+    tuned = Tuned(goal, TaskChoice("countdown-3"), "m", 18.0, rounds, ranked)
+    text = recommendation(tuned)
+    assert "2 of the other 2 cannot be told" in text
+    assert "nan" not in text + markdown(tuned) + tuned_yaml(tuned)
 
 
-def told(task: TaskChoice, *rates: float) -> str:
+def recommended(task: TaskChoice, *rates: float) -> str:
     policies = expand(["tct:t_token=0.8,t_pos=0.1,threshold=0.5|0.7|0.9"])[: len(rates)]
-    outcomes = {one: Outcome(np.full(4, rate), 3.0, 12.0) for one, rate in zip(policies, rates)}
-    rounds = [Round(4, outcomes, policies)]
-    return recommendation(Tuned(Goal.parse("pass@4"), task, "m", 18.0, rounds, standings(rounds)))
+    measurements = {
+        candidate: Measurement(np.full(4, rate), 3.0, 12.0) for candidate, rate in zip(policies, rates)
+    }
+    rounds = [Round(4, measurements, policies)]
+    goal, ranked = Goal.parse("pass@4"), standings(rounds, unrelated)
+    return recommendation(Tuned(goal, task, "m", 18.0, rounds, ranked))
 
 
-def test_nobody_is_said_to_be_beaten_who_was_not():
+def test_a_recommendation_without_rivals_does_not_claim_a_victory():
     choice = TaskChoice("countdown-3", subset="validation")
-    assert "There was no other candidate." in told(choice, 0.5)
-    assert "No other candidate reached the last round." in told(choice, 0.5, math.nan)
+    assert "There was no other candidate." in recommended(choice, 0.5)
+    assert "No other candidate reached the last round." in recommended(choice, 0.5, math.nan)
 
 
-def test_a_task_without_validation_problems_is_not_promised_fresh_test_problems():
-    assert told(TaskChoice("countdown-3", subset="validation"), 0.5).endswith("measure it on test problems.")
+def test_without_validation_problems_no_fresh_test_problems_are_suggested():
+    assert recommended(TaskChoice("countdown-3", subset="validation"), 0.5).endswith(
+        "measure it on test problems."
+    )
     for choice in (TaskChoice("gsm8k"), TaskChoice("gsm8k", subset="full")):
-        assert told(choice, 0.5).endswith("to measure it, tune on others (--subset, --data).")
-    assert "measure it on test problems" in told(TaskChoice("gsm8k", subset="train"), 0.5)
+        assert recommended(choice, 0.5).endswith("to measure it, tune on others (--subset, --data).")
+    assert "measure it on test problems" in recommended(TaskChoice("gsm8k", subset="train"), 0.5)
 
 
 def test_several_tasks_are_refused_and_a_file_without_policies(tmp_path):
@@ -389,14 +414,20 @@ def test_the_frontier_is_drawn(tmp_path):
     pytest.importorskip("matplotlib", reason="needs the extra: pip install 'twotemp[plots]'")
     from twotemp.report.frontier import draw_frontier
 
-    found = Simulated([0.8, 0.5, 0.2], prices=[40.0, 10.0, 20.0], common=False, questions=60)
+    simulated = Simulated([0.8, 0.5, 0.2], prices=[40.0, 10.0, 20.0], common=False, questions=60)
     named = [policy("lc"), policy("fork"), policy("tpp")]
-    rounds = race(named, lambda some, q: found.measure([named.index(p) for p in some], q), 9000, 60)
-    draw_frontier(standings(rounds), "pass@4", "a model, a task", tmp_path / "frontier")
+    rounds = race(
+        named,
+        lambda policies, q: simulated.measure([named.index(p) for p in policies], q),
+        unrelated,
+        budget=9000,
+        questions=60,
+    )
+    draw_frontier(standings(rounds, unrelated), "pass@4", "a model, a task", tmp_path / "frontier")
     assert {path.name for path in tmp_path.iterdir()} == {"frontier.png", "frontier.pdf"}
 
 
-def test_a_race_ends_well_without_matplotlib(tmp_path, monkeypatch):
+def test_a_race_does_not_need_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setattr("twotemp.report.figures.available", lambda: False)
     options = [
         "--task",

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 import twotemp
 from theory.planted import LIBRARY, exact
 from twotemp import tasks
-from twotemp.graders.puzzles import judge
+from twotemp.graders.puzzles import grade_chain
 from twotemp.metrics import pass_at_k
 from twotemp.policies import parse
 from twotemp.records import Problem, Sample
@@ -78,7 +78,7 @@ def forks(model: twotemp.LanguageModel) -> Figure:
 def right(problem: Problem, samples: Sequence[Sample]) -> set[str]:
     """The texts among them that solve a countdown problem."""
     numbers, target = problem.reference["numbers"], problem.reference["target"]
-    return {s.text for s in samples if judge(numbers, target, s.text).passed}
+    return {s.text for s in samples if grade_chain(numbers, target, s.text).passed}
 
 
 def missed(model: twotemp.LanguageModel) -> Problem:

@@ -1,4 +1,4 @@
-"""Own tasks, graders and policies from outside the source tree.
+"""Add tasks, graders and policies from outside the source tree.
 
 A plug-in is a Python file or module that calls `add_task`, `add_grader` or `add_policy` when it is imported:
 
@@ -13,7 +13,7 @@ A plug-in is a Python file or module that calls `add_task`, `add_grader` or `add
     plugins.add_task(Task("sum", "one sum", grader="maths", length=16, load=load))
     plugins.add_policy(Policy("careful", "confidence", "threshold", threshold=0.95), parameters=("threshold",))
 
-The command line takes it as `--plugin mine.py`; a package that is installed with an entry point in the group
+The command line loads it with `--plugin mine.py`; an installed package with an entry point in the group
 `twotemp.plugins` needs no option. In Python, import it.
 
 A distribution that draws samples elsewhere offers itself in the group `twotemp.backends` (`twotemp-sglang` does).
@@ -38,79 +38,103 @@ from twotemp.tasks import Task
 
 GROUP = "twotemp.plugins"
 BACKENDS = "twotemp.backends"
-NAMED: list[str] = []  # those that were loaded by name: worker processes load them, too
+NAMED: list[str] = []  # plug-ins that were loaded by name: worker processes load them as well
 T = TypeVar("T")
 
 
 def load_plugins(names: Iterable[str] = ()) -> None:
-    """Those that are installed, then those named: what the command line calls first of all."""
+    """Load the installed plug-ins, then those named. The command line calls this first."""
     for point in entry_points(group=GROUP):
-        _guarded(f"{point.name} ({point.value})", point.load)
+        _guarded(f"{point.name} ({point.value})", point.module, point.load)
     for name in names:
         load_plugin(name)
 
 
 def load_plugin(name: str) -> None:
-    """A file (`mine.py`) or a module (`mine`), once."""
-    path = Path(name).resolve()
-    known_as = str(path) if name.endswith(".py") else name  # a worker may have another working folder
-    if known_as not in NAMED:
-        NAMED.append(known_as)
-    if not name.endswith(".py"):
-        _guarded(name, lambda: import_module(name))
-        return
-    if not path.is_file():
-        raise UserError(f"there is no plug-in {name}; give a Python file, or the name of a module")
-    own = f"twotemp_plugin_{path.stem}"
-    loaded = sys.modules.get(own)
-    if loaded is None:
-        _guarded(name, lambda: _import_file(own, path))
-    elif loaded.__file__ != str(path):
-        raise UserError(f"two plug-ins are called {path.name} ({loaded.__file__} and {path}); rename one")
+    """Load a plug-in, a file (`mine.py`) or a module (`mine`), unless it is loaded already.
+
+    If loading fails, nothing that the plug-in registered remains.
+    """
+    if name.endswith(".py"):
+        path = Path(name).resolve()
+        if not path.is_file():
+            raise UserError(f"there is no plug-in {name}; give a Python file, or the name of a module")
+        module = f"twotemp_plugin_{path.stem}"
+        loaded = sys.modules.get(module)
+        if loaded is None:
+            _guarded(name, module, lambda: _import_file(module, path))
+        elif loaded.__file__ != str(path):
+            raise UserError(f"two plug-ins are called {path.name} ({loaded.__file__} and {path}); rename one")
+        name = str(path)  # a worker may have another working directory
+    else:
+        _guarded(name, name, lambda: import_module(name))
+    if name not in NAMED:
+        NAMED.append(name)
 
 
-def _import_file(own: str, path: Path) -> None:
-    spec = spec_from_file_location(own, path)
+def _import_file(name: str, path: Path) -> None:
+    spec = spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[own] = module  # its dataclasses and pickles look there
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[own]
-        raise
+    sys.modules[name] = module  # its dataclasses and pickles look there
+    spec.loader.exec_module(module)
 
 
 def backend(name: str) -> Any:
     """Return the backend that an installed distribution offers by this name (entry points `twotemp.backends`)."""
     for point in entry_points(group=BACKENDS, name=name):
-        return _guarded(f"{name} ({point.value})", point.load)
+        return _guarded(f"{name} ({point.value})", point.module, point.load)
     raise UserError(f"the backend {name!r} is not installed; install it with: pip install twotemp-{name}")
 
 
-def _guarded(name: str, load: Callable[[], T]) -> T:
+def _guarded(name: str, module: str, load: Callable[[], T]) -> T:
+    """Load a plug-in; if that fails, undo what it registered and forget the modules of its package.
+
+    A module that stays imported would not register anything when the plug-in is loaded again.
+    """
+    package = module.partition(".")[0]
+    registries: tuple[dict[str, Any], ...] = (tasks.TASKS, graders.GRADERS, PRESETS)
+    before = [dict(registry) for registry in registries]
+    modules, named = {*sys.modules}, list(NAMED)
     try:
         return load()
-    except UserError as error:
-        raise UserError(f"plug-in {name}: {error}") from error
-    except Exception as error:
+    except BaseException as error:
+        for registry, entries in zip(registries, before):
+            registry.clear()
+            registry.update(entries)
+        NAMED[:] = named
+        for loaded in {*sys.modules} - modules:
+            if loaded.partition(".")[0] == package:
+                del sys.modules[loaded]
+        if isinstance(error, UserError):
+            raise UserError(f"plug-in {name}: {error}") from error
+        if not isinstance(error, Exception | SystemExit):  # Ctrl-C
+            raise
         raise UserError(
-            f"plug-in {name} cannot be loaded ({type(error).__name__}: {error}); mend it or leave it out"
+            f"plug-in {name} cannot be loaded ({type(error).__name__}: {error}); fix it or leave it out"
         ) from error
 
 
 def add_task(task: Task) -> None:
+    """Register a task under its name; a name that is taken raises a UserError."""
     _add("task", tasks.TASKS, task.name, task)
 
 
 def add_grader(name: str, make: Callable[[], Grader]) -> None:
-    """make: called for a new grader; a class will do."""
+    """Register a grader; `make` is called without arguments for a new one, so a class will do."""
     _add("grader", graders.GRADERS, name, make)
 
 
 def add_policy(policy: Policy, parameters: Sequence[str] = (), formula: str = "", source: str = "") -> None:
-    """parameters: the numbers a user may set beside those of every policy, as in `name:threshold=0.9`."""
+    """Register a policy under its name.
+
+    Args:
+        policy: The policy with its default parameters.
+        parameters: Which further parameters a user may set, as in `name:threshold=0.9`.
+        formula: What the playground and traces show for it.
+        source: Where it was published.
+    """
     _add("policy", PRESETS, policy.name, Preset(policy, tuple(parameters), formula, source))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twotemp.analysis import Ballot, Graded
+from twotemp.analysis import Ballot, GradedCell
 from twotemp.policies import parse
 from twotemp.records import Grade, Sample
 from twotemp.store import Config, Key, Store, Table
@@ -28,7 +28,7 @@ def graded(
     questions=None,
     ungraded: int = 0,
     pending: int = 0,
-) -> Graded:
+) -> GradedCell:
     """Questions with these numbers of right samples out of n (or of their own n)."""
     sizes = np.broadcast_to(n, len(correct))
     cost = cost or COSTS.get(parse(spec).name, 16)
@@ -45,10 +45,10 @@ def graded(
         ungraded=ungraded,
         pending=pending,
     )
-    return Graded(Path("run") / f"{task}@{spec}", config(spec, task, model), "countdown 1", table)
+    return GradedCell(Path("run") / f"{task}@{spec}", config(spec, task, model), "countdown 1", table)
 
 
-def spread(specs, tasks=("countdown-3",), models=("tiny",), questions: int = 12) -> list[Graded]:
+def spread(specs, tasks=("countdown-3",), models=("tiny",), questions: int = 12) -> list[GradedCell]:
     """A little of everything: numbers that differ from one cell to the next."""
     rng = np.random.default_rng(0)
     return [
@@ -72,7 +72,7 @@ def ballot(passed, answers, reward=(), confidence=(), likelihood=(), question: s
     )
 
 
-def elected(*some: Ballot, spec: str = "tct", nfe: int = 4, scored: bool = True) -> Graded:
+def elected(*some: Ballot, spec: str = "tct", nfe: int = 4, scored: bool = True) -> GradedCell:
     """A cell with these ballots."""
     one = graded(
         spec,
@@ -81,7 +81,7 @@ def elected(*some: Ballot, spec: str = "tct", nfe: int = 4, scored: bool = True)
         cost=nfe,
         questions=[b.question for b in some],
     )
-    return Graded(one.path, one.config, one.grader, one.table, some, "rm 1" if scored else None)
+    return GradedCell(one.path, one.config, one.grader, one.table, some, "rm 1" if scored else None)
 
 
 def store_cell(store: Store, spec: str, verdicts: dict[str, str], task: str = "countdown-3"):

@@ -1,39 +1,40 @@
-"""What a run says, as numbers and sentences, from the store alone: no figure, no page, no model.
+"""Turn stored runs into numbers: graded cells, comparisons of policies and Best@k. No sentence, figure or model.
 
-`survey` reads runs into `Graded` cells and says what is missing; `findings` compares policies on the same questions;
-`Choice` is Best@k under one selector, on cells whose answers `selection.count` has compared.
+`survey` reads runs into `GradedCell`s and lists what is missing; `findings` compares policies on the same questions;
+`Choice` is Best@k under one selector, on cells that `add_ballots` has given the answers of their samples.
 """
 
-from twotemp.analysis.cells import Ballot, Graded, check_grid, k_grid, shared, unique
+from twotemp.analysis.ballots import add_ballots, common_reward_model, group_answers
+from twotemp.analysis.cells import Ballot, GradedCell, check_grid, k_grid, shared, unique
 from twotemp.analysis.choice import Choice, every_choice, selection_findings
 from twotemp.analysis.compare import Finding, findings, representatives
-from twotemp.analysis.runs import Survey, grader_of, problems_of, read, remember_data, survey, task_of
-from twotemp.analysis.selectors import SELECTORS, best_at, best_for, choices, elect, named
+from twotemp.analysis.runs import RunSurvey, grader_of, read, survey
+from twotemp.analysis.selectors import SELECTORS, best_at, best_for, check_selectors, choices, elect
 
 __all__ = [
     "SELECTORS",
     "Ballot",
     "Choice",
     "Finding",
-    "Graded",
-    "Survey",
+    "GradedCell",
+    "RunSurvey",
+    "add_ballots",
     "best_at",
     "best_for",
     "check_grid",
+    "check_selectors",
     "choices",
+    "common_reward_model",
     "elect",
     "every_choice",
     "findings",
     "grader_of",
+    "group_answers",
     "k_grid",
-    "named",
-    "problems_of",
     "read",
-    "remember_data",
     "representatives",
     "selection_findings",
     "shared",
     "survey",
-    "task_of",
     "unique",
 ]

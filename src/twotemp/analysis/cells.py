@@ -1,4 +1,4 @@
-"""One view of a graded cell: the judged samples of one policy, on one task, by one model."""
+"""A graded cell: the graded samples of one policy, on one task, by one model."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ Cost = Literal["nfe", "forwards", "seconds"]
 
 @dataclass(frozen=True, eq=False)
 class Ballot:
-    """The samples of one question, in the order of their indices, with what selectors look at."""
+    """The samples of one question, ordered by index, with everything that selectors look at."""
 
     question: str
     index: NDArray[np.int64]
     passed: NDArray[np.bool_]
-    answers: NDArray[np.int64]  # equal answers share a number; NO_ANSWER where none could be read
-    spelled: tuple[str, ...]  # the answer behind each number, as it was first written
-    reward: Floats  # empty where no reward model was asked
-    confidence: Floats  # mean over the tokens written; empty where it was not asked for
-    likelihood: Floats  # pseudo-log-likelihood; empty where it was not asked for
+    answers: NDArray[np.int64]  # equal answers share a number; NO_ANSWER where none could be extracted
+    spelled: tuple[str, ...]  # the text behind each number, as it first appeared
+    reward: Floats  # empty without a reward model
+    confidence: Floats  # mean over the generated tokens; empty unless requested
+    likelihood: Floats  # pseudo-log-likelihood; empty unless requested
 
 
 @dataclass(frozen=True, eq=False)
-class Graded:
-    """Verdicts, costs and answers, question by question. Ungraded samples are left out and counted.
+class GradedCell:
+    """Grades, costs and answers of a cell, question by question. Ungraded samples are left out and counted.
 
-    `ballots` are there when answers were compared (`selection.count`), one for each question.
+    `ballots` is empty until `add_ballots` has compared the answers; then it has one entry per question.
     """
 
     path: Path
@@ -69,38 +69,38 @@ class Graded:
 
     @property
     def samples(self) -> int:
-        """Samples per question: the most any has."""
+        """The largest number of graded samples that any question has."""
         return int(self.table.n.max())
 
     @property
     def drawn(self) -> int:
-        """Samples that were judged, of all questions."""
+        """The number of graded samples over all questions."""
         return int(self.table.n.sum())
 
     @cached_property
     def passes(self) -> Floats:
-        """[questions, samples]: pass@k of each question for every k from 1 on; NaN where it has fewer."""
+        """pass@k per question for k = 1, 2, ...: [questions, samples]; NaN where a question has fewer than k."""
         return metrics.pass_at_k(self.table.n, self.table.correct, range(1, self.samples + 1))
 
     @cached_property
     def curve(self) -> Estimate:
-        """pass@k with its 95 % interval for every k from 1 on; entry k - 1 is pass@k."""
+        """pass@k with its 95 % interval for k = 1, 2, ...; entry k - 1 is pass@k."""
         return metrics.bootstrap(self.passes)
 
     def questions_at(self, k: int) -> frozenset[str]:
-        """The questions that pass@k rests on: those with k samples or more."""
+        """Return the questions that pass@k averages over: those with at least k samples."""
         return frozenset(q for q, n in zip(self.questions, self.table.n) if n >= k)
 
     def cost(self, kind: Cost = "nfe") -> float:
-        """The mean cost of a sample."""
+        """Return the mean cost of a sample."""
         return metrics.mean_cost(getattr(self.table, kind))
 
     def costs(self, kind: Cost, ks: Sequence[int]) -> Floats:
-        """What k samples cost: the x axis of pass@NFE."""
+        """Return the cost of k samples for each k: the x axis of pass@NFE."""
         return metrics.cost_axis(getattr(self.table, kind), ks)
 
     def summary(self) -> dict[str, Any]:
-        """Which cell it is, and how large, as JSON data."""
+        """Return the identity and the size of the cell as JSON data."""
         return {
             "model": self.model,
             "task": self.task,
@@ -118,15 +118,15 @@ class Graded:
 
     @property
     def unread(self) -> int:
-        """Samples in which no answer was found: they count among the k, and have no vote."""
+        """The number of samples without an answer: they count among the k and have no vote."""
         return sum(int((ballot.answers == NO_ANSWER).sum()) for ballot in self.ballots)
 
     def entropy(self, ks: Sequence[int]) -> Floats:
-        """Expected entropy (nats) of the answers among k samples, [questions, ks]."""
+        """Return the expected entropy (nats) of the answers among k samples, [questions, ks]."""
         return np.stack([metrics.answer_entropy(ballot.answers, ks) for ballot in self.ballots])
 
-    def only(self, rows: Sequence[int] | NDArray[np.int64]) -> Graded:
-        """The same with these questions alone, in this order."""
+    def only(self, rows: Sequence[int] | NDArray[np.int64]) -> GradedCell:
+        """Return the cell restricted to these rows (questions), in this order."""
         columns = {f.name: getattr(self.table, f.name) for f in fields(self.table)}
         picked: dict[str, Any] = {
             name: tuple(column[row] for row in rows)
@@ -137,8 +137,8 @@ class Graded:
         return replace(self, table=replace(self.table, **picked), ballots=ballots)
 
 
-def shared(first: Graded, second: Graded) -> tuple[Graded, Graded] | None:
-    """Both with the questions that both have, in the same order; None where there is none."""
+def shared(first: GradedCell, second: GradedCell) -> tuple[GradedCell, GradedCell] | None:
+    """Return both cells restricted to their common questions, in the same order; None if there are none."""
     if first.questions == second.questions:
         return first, second
     if not {*first.questions} & {*second.questions}:
@@ -147,16 +147,16 @@ def shared(first: Graded, second: Graded) -> tuple[Graded, Graded] | None:
     return first.only(a), second.only(b)
 
 
-def k_grid(cells: Iterable[Graded]) -> list[int]:
-    """1, 2, 4, ... and the largest k that some cell reaches."""
-    most = max(one.samples for one in cells)
+def k_grid(cells: Iterable[GradedCell]) -> list[int]:
+    """Return 1, 2, 4, ... and the largest k that any cell reaches."""
+    most = max(cell.samples for cell in cells)
     powers = [1 << power for power in range(most.bit_length()) if 1 << power <= most]
     return powers if powers[-1] == most else [*powers, most]
 
 
-def check_grid(ks: Sequence[int], cells: Iterable[Graded]) -> None:
-    """Refuse what is no k, and a k beyond every cell: it would be an empty column."""
-    most = max(one.samples for one in cells)
+def check_grid(ks: Sequence[int], cells: Iterable[GradedCell]) -> None:
+    """Raise a UserError for anything but integers >= 1, and for a k that no cell reaches (an empty column)."""
+    most = max(cell.samples for cell in cells)
     if grid(ks).max() > most:
         raise UserError(
             f"pass@{max(ks)} needs {max(ks)} graded samples per question and the run has {most}; "
@@ -165,5 +165,5 @@ def check_grid(ks: Sequence[int], cells: Iterable[Graded]) -> None:
 
 
 def unique(values: Iterable[T]) -> list[T]:
-    """Without repetitions, in the order of first appearance."""
+    """Return the values without repetitions, in the order of their first appearance."""
     return list(dict.fromkeys(values))

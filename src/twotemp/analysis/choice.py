@@ -1,4 +1,4 @@
-"""Choosing one answer from many: Best@k and Best@NFE, what was chosen, and how spread the answers are."""
+"""Choose one answer from many: Best@k and Best@NFE, what was chosen, and how diverse the answers are."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from typing import Any
 import numpy as np
 
 from twotemp import metrics
-from twotemp.analysis.cells import Graded, k_grid, unique
+from twotemp.analysis.cells import GradedCell, k_grid, unique
 from twotemp.analysis.compare import (
+    ComparisonBudget,
+    Finding,
     Pair,
     by_model,
     conclude,
     largest_budgets,
-    mean_nfe,
-    measured,
+    mean_budget,
     pairs_of,
-    pooled,
-    sides,
 )
-from twotemp.analysis.names import signed, task_name
 from twotemp.analysis.selectors import SELECTORS, best_at, best_for, choices
 from twotemp.metrics import NO_ANSWER, Estimate
 from twotemp.metrics.passk import Floats
@@ -35,9 +33,9 @@ FIRST, SECONDS = "tct", ("ar", "ct")
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """One policy on one task under one selector."""
+    """Best@k of one policy on one task under one selector."""
 
-    cell: Graded
+    cell: GradedCell
     selector: str
     ks: tuple[int, ...]
 
@@ -54,7 +52,7 @@ class Choice:
         return self.cell.costs("nfe", self.ks)
 
     def summary(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the curve as JSON data."""
         rewarded = SELECTORS[self.selector].needs == "rewards"
         return {
             **self.cell.summary(),
@@ -62,76 +60,64 @@ class Choice:
             "reward_model": self.cell.reward_model if rewarded else None,
             "without_answer": self.cell.unread,
             "best": {
-                str(k): {"nfe": float(nfe), **interval(self.estimate, at)}
-                for at, (k, nfe) in enumerate(zip(self.ks, self.nfe))
+                str(k): {"nfe": float(nfe), **interval(self.estimate, column)}
+                for column, (k, nfe) in enumerate(zip(self.ks, self.nfe))
             },
         }
 
     def chosen(self) -> Iterator[dict[str, Any]]:
-        """The answer chosen from all samples of each question; null where no sample has one."""
-        for ballot, at in zip(self.cell.ballots, choices(self.cell, self.selector)):
-            number = NO_ANSWER if at is None else int(ballot.answers[at])
+        """Yield the answer chosen from all samples of each question; null if no sample has an answer."""
+        for ballot, position in zip(self.cell.ballots, choices(self.cell, self.selector)):
+            number = NO_ANSWER if position is None else int(ballot.answers[position])
             yield {
                 "task": self.cell.task,
                 "policy": spell(self.cell.policy),
                 "selector": self.selector,
                 "question": ballot.question,
-                "sample": None if at is None else int(ballot.index[at]),
+                "sample": None if position is None else int(ballot.index[position]),
                 "answer": None if number == NO_ANSWER else ballot.spelled[number],
                 "votes": None if number == NO_ANSWER else int((ballot.answers == number).sum()),
                 "samples": len(ballot.passed),
-                "passed": at is not None and bool(ballot.passed[at]),
+                "passed": position is not None and bool(ballot.passed[position]),
             }
 
 
-def interval(estimate: Estimate, at: int) -> dict[str, float | None]:
-    """One column as JSON data; an interval that there is none of is null."""
-    numbers = {name: float(getattr(estimate, name)[at]) for name in ("mean", "low", "high")}
+def interval(estimate: Estimate, column: int) -> dict[str, float | None]:
+    """Return one column as JSON data; the ends are null if there are too few questions for an interval."""
+    numbers = {name: float(getattr(estimate, name)[column]) for name in ("mean", "low", "high")}
     return {name: None if np.isnan(number) else number for name, number in numbers.items()}
 
 
-def every_choice(cells: Sequence[Graded], selectors: Sequence[str]) -> list[Choice]:
-    return [Choice(one, name, tuple(k_grid([one]))) for one in cells for name in selectors]
+def every_choice(cells: Sequence[GradedCell], selectors: Sequence[str]) -> list[Choice]:
+    """Return Best@k of every cell under every selector."""
+    return [Choice(cell, name, tuple(k_grid([cell]))) for cell in cells for name in selectors]
 
 
-def entropy(cell: Graded, ks: Sequence[int]) -> Estimate:
-    """Mean entropy of the answers among k samples, in nats: at most log k."""
+def entropy(cell: GradedCell, ks: Sequence[int]) -> Estimate:
+    """Return the mean entropy of the answers among k samples, in nats: at most log k."""
     return metrics.bootstrap(cell.entropy(ks), bounds=(0.0, np.log(ks)))
 
 
-def selection_findings(found: Sequence[Choice]) -> Iterator[str]:
-    """TCT against AR and CT: at equal NFE under every selector, and the entropy of the answers."""
-    selectors = unique(choice.selector for choice in found)
-    for here, suffix in by_model(unique(choice.cell for choice in found)):
+def selection_findings(curves: Sequence[Choice]) -> list[Finding]:
+    """Compare TCT with AR and CT: at equal NFE under every selector, and in the entropy of the answers."""
+    selectors = unique(curve.selector for curve in curves)
+    result: list[Finding] = []
+    for model, cells in by_model(unique(curve.cell for curve in curves)):
         for second in SECONDS:
-            if not (pairs := pairs_of(here, FIRST, second)):
-                continue
+            pairs = pairs_of(cells, FIRST, second)
             spent = largest_budgets(pairs)
             for selector in selectors:
-                where = f"choosing by {selector} for equal NFE ({mean_nfe(spent)} per question){suffix}"
                 values = [
                     ((a, b), (best_for(a, selector, nfe), best_for(b, selector, nfe)))
                     for (a, b), nfe in spent
                 ]
-                yield from (finding.sentence for finding in conclude(values, where, here))
-            yield from _entropies(pairs, suffix)
+                result += conclude(values, mean_budget(spent), cells, model, selector=selector)
+            result += _entropy_findings(pairs, cells, model)
+    return result
 
 
-def _entropies(pairs: Sequence[Pair], suffix: str) -> Iterator[str]:
-    k = min(one.samples for pair in pairs for one in pair)
-    kept = measured([((a, b), (a.entropy([k])[:, 0], b.entropy([k])[:, 0])) for a, b in pairs])
-    if not kept:
-        return
-    estimate = pooled([values for _, values in kept], largest=log(k) if k > 1 else 1.0)
-    mean, low, high = (float(x[0]) for x in (estimate.mean, estimate.low, estimate.high))
-    first, second = sides([pair for pair, _ in kept])
-    apart = ", ".join(f"{task_name(a.task)} {signed(float(np.nanmean(x - y)), 2)}" for (a, _), (x, y) in kept)
-    verdict = "is higher than" if low > 0 else "is lower than" if high < 0 else "cannot be told from"
-    span = f"95 % interval {signed(low, 2)} to {signed(high, 2)}"
-    if np.isnan(low):
-        verdict = "compared with"
-        span = f"{int(estimate.questions[0])} questions: too few for an interval"
-    yield (
-        f"The entropy of {first}'s answers to a question ({k} samples){suffix} {verdict} that of {second}: "
-        f"{signed(mean, 2)} nats ({span}; {apart})."
-    )
+def _entropy_findings(pairs: Sequence[Pair], cells: Sequence[GradedCell], model: str | None) -> list[Finding]:
+    k = min((cell.samples for pair in pairs for cell in pair), default=1)
+    values = [((a, b), (a.entropy([k])[:, 0], b.entropy([k])[:, 0])) for a, b in pairs]
+    largest = log(k) if k > 1 else 1.0
+    return conclude(values, ComparisonBudget("samples", k), cells, model, metric="entropy", largest=largest)

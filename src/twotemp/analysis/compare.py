@@ -1,206 +1,201 @@
-"""Two policies on the same questions: what a run shows, in plain sentences, each of them computed."""
+"""Compare two policies on the same questions: what a run shows, as numbers with intervals."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
+from typing import Literal
 
 import numpy as np
 
 from twotemp import metrics
-from twotemp.analysis.cells import Graded, shared, unique
-from twotemp.analysis.names import family_label, model_name, signed, task_name
-from twotemp.metrics import Estimate
+from twotemp.analysis.cells import GradedCell, shared, unique
 from twotemp.metrics.passk import Floats
 from twotemp.policies import PRESETS
 from twotemp.records import Policy
 
-# The paper's questions, as pairs of policies: what is confidence good for, and does tempering the position bring back
-# what it takes away? With so many samples per question; None: all that both have.
+# The paper's questions, as pairs of policies and a number of samples per question (None: all that both have). What is
+# confidence good for, and does tempering the position bring back the diversity that confidence takes away?
 AT_EQUAL_SAMPLES = (("lc", "tlc", 1), ("tlc", "lc", None), ("tlc", "ar", None), ("tct", "ct", None))
 AT_EQUAL_COST = (("tct", "ar"),)
 
-Pair = tuple[Graded, Graded]
-Values = tuple[Floats, Floats]  # of both sides, on the same questions
-Compared = list[tuple[Pair, Values]]  # one entry for each task
-Spent = list[tuple[Pair, float]]  # the NFE per question of each task
+Pair = tuple[GradedCell, GradedCell]
+Values = tuple[Floats, Floats]  # one value per question for each side, on the same questions
+PairValues = list[tuple[Pair, Values]]  # one entry per task
+PairBudgets = list[tuple[Pair, float]]  # NFE per question, one entry per task
+
+
+@dataclass(frozen=True)
+class ComparisonBudget:
+    """What both sides of a comparison may spend on a question."""
+
+    kind: Literal["samples", "nfe", "nfe of one sample"]  # the last: of one sample of the second policy
+    amount: float  # NFE is the mean over tasks; NaN if no task has a common budget
 
 
 @dataclass(frozen=True)
 class Finding:
-    """first - second in points of the pass rate, over all tasks the two share, with its 95 % interval."""
+    """The difference first - second, over all tasks that the two policies share, with its 95 % interval."""
 
-    first: str
-    second: str
-    where: str  # "with 64 samples per question", "for 800 NFE per question"
+    metric: Literal["pass", "entropy"]  # the pass rate, or the entropy of the answers in nats
+    first: tuple[Policy, ...]  # one per task: each task may have its own parameters
+    second: tuple[Policy, ...]
+    budget: ComparisonBudget
     mean: float
     low: float  # NaN: too few questions for an interval
     high: float
     questions: int
-    tasks: tuple[tuple[str, float], ...]  # the difference on each task
-
-    @property
-    def sentence(self) -> str:
-        apart = "".join(f", {task_name(task)} {signed(mean)}" for task, mean in self.tasks)
-        span = f"95 % interval {signed(self.low)} to {signed(self.high)}" + apart * (len(self.tasks) > 1)
-        where = self.where[0].upper() + self.where[1:]
-        if np.isnan(self.low):
-            verdict = f"{self.first} and {self.second} differ by {signed(self.mean)} points"
-            span = f"{self.questions} questions: too few for an interval"
-        elif self.low <= 0 <= self.high:
-            verdict = f"{self.first} and {self.second} cannot be told apart: {signed(self.mean)} points"
-        else:
-            more = "more" if self.mean > 0 else "fewer"
-            verdict = f"{self.first} solves {abs(self.mean):.1f} points {more} than {self.second}"
-        return f"{where}, {verdict} ({span})."
+    tasks: tuple[tuple[str, float], ...]  # the mean difference on each task
+    model: str | None = None  # set if the run has several models
+    task: str | None = None  # set if only one of several tasks could be compared
+    selector: str | None = None  # set if one answer was chosen from the samples
 
 
-def findings(cells: Sequence[Graded]) -> list[Finding]:
-    """The paper's comparisons that the run has data for, model by model."""
-    found: list[Finding] = []
-    for here, suffix in by_model(cells):
+def findings(cells: Sequence[GradedCell]) -> list[Finding]:
+    """Return the paper's comparisons that the cells have data for, model by model."""
+    result: list[Finding] = []
+    for model, chosen in by_model(cells):
         for first, second, k in AT_EQUAL_SAMPLES:
-            found += _finding(here, first, second, suffix, partial(_equal_samples, k))
+            result += conclude(*_equal_samples(pairs_of(chosen, first, second), k), chosen, model)
         for first, second in AT_EQUAL_COST:
-            found += _finding(here, first, second, suffix, _one_sample)
-            found += _finding(here, first, second, suffix, _equal_cost)
-    return found
+            pairs = pairs_of(chosen, first, second)
+            one_sample = _affordable((pair, pair[1].cost()) for pair in pairs)
+            result += conclude(
+                _bought(one_sample), mean_budget(one_sample, "nfe of one sample"), chosen, model
+            )
+            most = largest_budgets(pairs)
+            result += conclude(_bought(most), mean_budget(most), chosen, model)
+    return result
 
 
-def by_model(cells: Sequence[Graded]) -> Iterator[tuple[list[Graded], str]]:
-    """The representatives of each model, and how a sentence says which model it is about."""
-    models = unique(one.model for one in cells)
+def by_model(cells: Sequence[GradedCell]) -> Iterator[tuple[str | None, list[GradedCell]]]:
+    """Yield (model, its representatives); the model is None if there is only one."""
+    models = unique(cell.model for cell in cells)
     for model in models:
-        here = representatives([one for one in cells if one.model == model])
-        yield here, f" ({model_name(model)})" if len(models) > 1 else ""
+        chosen = representatives([cell for cell in cells if cell.model == model])
+        yield model if len(models) > 1 else None, chosen
 
 
-def representatives(cells: Sequence[Graded]) -> list[Graded]:
-    """Cells of one policy for each name and model: in a sweep the one nearest the preset, the same on all tasks.
+def representatives(cells: Sequence[GradedCell]) -> list[GradedCell]:
+    """Return the cells of one policy per policy name and model: in a sweep, those nearest the preset on all tasks.
 
-    Where no task has two of a name there is no sweep: each task may have its own, chosen for it.
+    If no task has two policies of a name there is no sweep: each task may have its own parameters.
     """
-    count = Counter((one.model, one.policy.name, one.task) for one in cells)
+    count = Counter((cell.model, cell.policy.name, cell.task) for cell in cells)
     swept = {(model, name) for (model, name, _), times in count.items() if times > 1}
-    chosen: dict[tuple[str, str], Policy] = {}
-    for one in cells:
-        best = chosen.setdefault((one.model, one.policy.name), one.policy)
-        if _changes(one.policy) < _changes(best):
-            chosen[one.model, one.policy.name] = one.policy
+    nearest: dict[tuple[str, str], Policy] = {}
+    for cell in cells:
+        best = nearest.setdefault((cell.model, cell.policy.name), cell.policy)
+        if _changes(cell.policy) < _changes(best):
+            nearest[cell.model, cell.policy.name] = cell.policy
     return [
-        one
-        for one in cells
-        if (key := (one.model, one.policy.name)) not in swept or one.policy == chosen[key]
+        cell
+        for cell in cells
+        if (key := (cell.model, cell.policy.name)) not in swept or cell.policy == nearest[key]
     ]
 
 
 def _changes(policy: Policy) -> int:
-    """In how many parameters a policy differs from the preset of its name."""
+    """Return the number of parameters in which a policy differs from the preset of its name."""
     preset = PRESETS[policy.name].policy if policy.name in PRESETS else policy
     return sum(getattr(policy, f.name) != getattr(preset, f.name) for f in fields(policy))
 
 
-def pairs_of(cells: Sequence[Graded], first: str, second: str) -> list[Pair]:
-    """Two policies on every task that has both, with the questions that both have."""
-    named = {(one.policy.name, one.task): one for one in cells}
+def pairs_of(cells: Sequence[GradedCell], first: str, second: str) -> list[Pair]:
+    """Return the two policies on every task that has both, restricted to their common questions."""
+    named = {(cell.policy.name, cell.task): cell for cell in cells}
     both = [
-        (named.get((first, task)), named.get((second, task))) for task in unique(one.task for one in cells)
+        (named.get((first, task)), named.get((second, task))) for task in unique(cell.task for cell in cells)
     ]
-    found = [shared(a, b) for a, b in both if a is not None and b is not None]
-    return [pair for pair in found if pair is not None]
+    pairs = [shared(a, b) for a, b in both if a is not None and b is not None]
+    return [pair for pair in pairs if pair is not None]
 
 
-def pooled(values: Sequence[Values], largest: float = 1.0) -> Estimate:
-    """Questions of all tasks are one sample: each counts the same, and their differences are independent."""
-    first, second = (np.concatenate(side) for side in zip(*values))
-    return metrics.paired_bootstrap(first, second, largest=largest)
+def conclude(
+    compared: PairValues,
+    budget: ComparisonBudget,
+    cells: Sequence[GradedCell],
+    model: str | None,
+    *,
+    selector: str | None = None,
+    metric: Literal["pass", "entropy"] = "pass",
+    largest: float = 1.0,
+) -> list[Finding]:
+    """Pool the questions of all tasks, each counting the same, into one finding.
 
+    Args:
+        compared: The values of both sides, task by task.
+        budget: What both sides spend on a question.
+        cells: All cells that were to be compared; if only one of several tasks is left, the finding names it.
+        model: The model, if the run has several.
+        selector: How one answer was chosen, if one was.
+        metric: What the values are.
+        largest: The largest possible difference.
 
-def conclude(compared: Compared, where: str, cells: Sequence[Graded]) -> list[Finding]:
-    """cells: all that were to be compared; where one task among several is left, the sentence names it."""
-    kept = measured(compared)
+    Returns:
+        One finding; none if no question has a value on both sides.
+    """
+    kept = [(pair, (a, b)) for pair, (a, b) in compared if not np.isnan(a - b).all()]
     if not kept:
         return []
-    estimate = pooled([values for _, values in kept])
-    (one, _), _ = kept[0]
-    if len(kept) == 1 and len({cell.task for cell in cells}) > 1:
-        where = f"on {task_name(one.task)}, {where}"
-    names = sides([pair for pair, _ in kept])
-    mean, low, high = (100 * float(x[0]) for x in (estimate.mean, estimate.low, estimate.high))
-    apart = tuple((a.task, float(100 * np.nanmean(x - y))) for (a, _), (x, y) in kept)
-    return [Finding(names[0], names[1], where, mean, low, high, int(estimate.questions[0]), apart)]
-
-
-def sides(pairs: Sequence[Pair]) -> tuple[str, str]:
-    """What a sentence about all these tasks calls the two policies."""
-    first, second = (family_label([one.policy for one in side], plain=True) for side in zip(*pairs))
-    return first, second
-
-
-def measured(compared: Compared) -> Compared:
-    """Without tasks on which no question has a value on both sides: they say nothing."""
-    return [(pair, (a, b)) for pair, (a, b) in compared if not np.isnan(a - b).all()]
-
-
-def _finding(
-    cells: Sequence[Graded],
-    first: str,
-    second: str,
-    suffix: str,
-    compared: Callable[[Sequence[Pair]], tuple[str, Compared]],
-) -> list[Finding]:
-    pairs = pairs_of(cells, first, second)
-    if not pairs:
-        return []
-    where, values = compared(pairs)
-    return conclude(values, where + suffix, cells)
-
-
-def _equal_samples(asked: int | None, pairs: Sequence[Pair]) -> tuple[str, Compared]:
-    most = min(one.samples for pair in pairs for one in pair)
-    k = asked or most
-    # A number asked for is said where there are more: with all of them another sentence compares the two.
-    compared = pairs if asked is None or asked < most else ()
-    values = [((a, b), (a.passes[:, k - 1], b.passes[:, k - 1])) for a, b in compared]
-    return f"with {k} samples per question" if k > 1 else "with one sample per question", values
-
-
-def _one_sample(pairs: Sequence[Pair]) -> tuple[str, Compared]:
-    """For the price of a single sample of the second: what do several of the first get?"""
-    spent = _affordable((pair, pair[1].cost()) for pair in pairs)
-    _, name = sides(pairs)
-    return f"for the NFE of one {name} sample ({mean_nfe(spent)})", _bought(spent)
-
-
-def _equal_cost(pairs: Sequence[Pair]) -> tuple[str, Compared]:
-    spent = largest_budgets(pairs)
-    return f"for equal NFE ({mean_nfe(spent)} per question)", _bought(spent)
-
-
-def largest_budgets(pairs: Sequence[Pair]) -> Spent:
-    """The most NFE that both sides can spend, on each task where there is such a budget."""
-    return _affordable((pair, min(one.cost() * one.samples for one in pair)) for pair in pairs)
-
-
-def _affordable(asked: Iterable[tuple[Pair, float]]) -> Spent:
-    """Tasks on which both sides can spend just that. Empty answers of AR cost nothing: no budget is ever spent."""
+    first, second = (np.concatenate(side) for side in zip(*(values for _, values in kept)))
+    estimate = metrics.paired_bootstrap(first, second, largest=largest)
+    mean, low, high = (float(column[0]) for column in (estimate.mean, estimate.low, estimate.high))
+    alone = len(kept) == 1 and len({cell.task for cell in cells}) > 1
     return [
-        (pair, nfe)
-        for pair, nfe in asked
-        if all(0 < one.cost() <= nfe <= one.cost() * one.samples for one in pair)
+        Finding(
+            metric,
+            tuple(a.policy for (a, _), _ in kept),
+            tuple(b.policy for (_, b), _ in kept),
+            budget,
+            mean,
+            low,
+            high,
+            int(estimate.questions[0]),
+            tuple((a.task, float(np.nanmean(x - y))) for (a, _), (x, y) in kept),
+            model,
+            kept[0][0][0].task if alone else None,
+            selector,
+        )
     ]
 
 
-def mean_nfe(spent: Spent) -> str:
-    return f"{np.mean([nfe for _, nfe in spent]):.0f}" if spent else "none"
+def _equal_samples(pairs: Sequence[Pair], samples: int | None) -> tuple[PairValues, ComparisonBudget]:
+    most = min((cell.samples for pair in pairs for cell in pair), default=1)
+    k = samples or most
+    # A comparison at a fixed k is left out if k is all there is: the comparison at the largest k has it.
+    compared = pairs if samples is None or samples < most else ()
+    values = [((a, b), (a.passes[:, k - 1], b.passes[:, k - 1])) for a, b in compared]
+    return values, ComparisonBudget("samples", k)
 
 
-def _bought(spent: Spent) -> Compared:
-    """Each side has as many samples as the budget buys."""
+def largest_budgets(pairs: Sequence[Pair]) -> PairBudgets:
+    """Return the largest NFE that both sides can spend, for each task that has such a budget."""
+    return _affordable((pair, min(cell.cost() * cell.samples for cell in pair)) for pair in pairs)
 
-    def at(one: Graded, nfe: float) -> Floats:
-        return metrics.at_budget(one.passes, one.cost(), [nfe])[:, 0]
+
+def _affordable(budgets: Iterable[tuple[Pair, float]]) -> PairBudgets:
+    """Keep the tasks on which both sides can spend exactly the budget.
+
+    An empty answer of AR costs nothing, so that no budget would ever be spent.
+    """
+    return [
+        (pair, nfe)
+        for pair, nfe in budgets
+        if all(0 < cell.cost() <= nfe <= cell.cost() * cell.samples for cell in pair)
+    ]
+
+
+def mean_budget(spent: PairBudgets, kind: Literal["nfe", "nfe of one sample"] = "nfe") -> ComparisonBudget:
+    """Return the mean over tasks."""
+    return ComparisonBudget(kind, float(np.mean([nfe for _, nfe in spent])) if spent else float("nan"))
+
+
+def _bought(spent: PairBudgets) -> PairValues:
+    """Return the pass rates of both sides with as many samples as the budget buys."""
+
+    def at(cell: GradedCell, nfe: float) -> Floats:
+        return metrics.at_budget(cell.passes, cell.cost(), [nfe])[:, 0]
 
     return [((a, b), (at(a, nfe), at(b, nfe))) for (a, b), nfe in spent]

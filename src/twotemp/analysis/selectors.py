@@ -1,4 +1,4 @@
-"""The ways to choose, as data: each is an election in which answers, or single samples, collect weights."""
+"""The selectors, as data: each is an election in which answers, or single samples, collect weights."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twotemp import metrics
-from twotemp.analysis.cells import Ballot, Graded
+from twotemp.analysis.cells import Ballot, GradedCell
 from twotemp.errors import UserError, unknown
 from twotemp.metrics import NO_ANSWER
 from twotemp.metrics.passk import Floats
 
-Election = tuple[NDArray[Any], NDArray[Any]]  # who is voted for by each sample, and with which weight
-DRAWS = 1000  # subsets per question where there is no closed form: an error of at most 0.016, averaged over questions
+Election = tuple[
+    NDArray[Any], NDArray[Any]
+]  # per sample: the candidate it votes for, and the weight of its vote
+DRAWS = 1000  # subsets per question without a closed form: an error of at most 0.016, averaged over questions
 TIE = 1e-12  # relative: equal sums added in another order may differ in the last digits
 
 
 @dataclass(frozen=True)
 class Selector:
-    """`election` decides among all samples of a question; `best` is its success over subsets of size k."""
+    """`election` decides among all samples of a question; `best` is its success rate over subsets of size k."""
 
     title: str
     needs: Literal["nothing", "rewards", "traces", "likelihoods"]
@@ -31,7 +33,7 @@ class Selector:
 
 
 def weighted(title: str, needs: Literal["rewards", "traces"], weight: Callable[[Ballot], Floats]) -> Selector:
-    """Equal answers add their weights."""
+    """Return a selector under which equal answers add up their weights."""
 
     def best(ballot: Ballot, ks: Sequence[int]) -> Floats:
         values, _ = metrics.best_by_weighted_vote(
@@ -43,8 +45,8 @@ def weighted(title: str, needs: Literal["rewards", "traces"], weight: Callable[[
 
 
 def probability(reward: Floats) -> Floats:
-    """sigma(reward). A reward is a log-odds (of being right, or in Bradley-Terry of being preferred), often below 0:
-    summed as it is, a bad answer would lose by being given twice."""
+    """Return sigma(reward). A reward is a log-odds (of being right, or in Bradley-Terry of being preferred) and often
+    negative: summed as it is, a bad answer would lose by being given twice."""
     return 0.5 * (1 + np.tanh(reward / 2))
 
 
@@ -79,9 +81,9 @@ SELECTORS: dict[str, Selector] = {
 
 
 def elect(answers: ArrayLike, weights: ArrayLike) -> int | None:
-    """The sample that speaks for the answer with the largest sum of weights; None where no sample has an answer.
+    """Return the position of the sample that represents the answer with the largest total weight.
 
-    Of answers that tie, the one given first wins, and its first sample speaks for it.
+    If answers tie, the one given first wins; its first sample represents it. None if no sample has an answer.
     """
     groups, weight = np.asarray(answers), np.asarray(weights, dtype=np.float64)
     if groups.shape != weight.shape or groups.ndim != 1:
@@ -90,23 +92,23 @@ def elect(answers: ArrayLike, weights: ArrayLike) -> int | None:
         )
     if not np.isfinite(weight).all():
         raise UserError("a weight is not finite; check the scores that the vote is weighted by")
-    at = np.flatnonzero(groups != NO_ANSWER)
-    if not len(at):
+    answered = np.flatnonzero(groups != NO_ANSWER)
+    if not len(answered):
         return None
-    _, first, place = np.unique(groups[at], return_index=True, return_inverse=True)
-    total = np.bincount(place, weights=weight[at])
+    _, first, inverse = np.unique(groups[answered], return_index=True, return_inverse=True)
+    total = np.bincount(inverse, weights=weight[answered])
     tied = total >= total.max() - TIE * max(1.0, abs(total.max()))
-    return int(at[first[tied].min()])
+    return int(answered[first[tied].min()])
 
 
-def best_at(cell: Graded, selector: str, ks: Sequence[int]) -> Floats:
-    """Best@k of every question, [questions, ks]; NaN where a question has fewer than k samples."""
+def best_at(cell: GradedCell, selector: str, ks: Sequence[int]) -> Floats:
+    """Return Best@k of every question, [questions, ks]; NaN where a question has fewer than k samples."""
     best = _usable(cell, selector).best
     return np.stack([best(ballot, ks) for ballot in cell.ballots])
 
 
-def best_for(cell: Graded, selector: str, nfe: float) -> Floats:
-    """Best@NFE of every question: chosen from as many samples as so many function evaluations buy on average.
+def best_for(cell: GradedCell, selector: str, nfe: float) -> Floats:
+    """Return Best@NFE of every question: chosen from as many samples as `nfe` function evaluations buy on average.
 
     A fraction of a sample is a mixture of its two neighbours, as in `metrics.at_budget`.
     """
@@ -114,21 +116,21 @@ def best_for(cell: Graded, selector: str, nfe: float) -> Floats:
     few = int(bought + 1e-9)
     if few < 1:
         raise UserError(f"{nfe:g} NFE do not buy one sample, which costs {cell.cost():g}")
-    part = max(0.0, bought - few)
-    many = few + 1 if part > 1e-9 else few
+    fraction = max(0.0, bought - few)
+    many = few + 1 if fraction > 1e-9 else few
     values = best_at(cell, selector, [few, many])
-    mixed: Floats = values[:, 0] + part * (values[:, 1] - values[:, 0])
+    mixed: Floats = values[:, 0] + fraction * (values[:, 1] - values[:, 0])
     return mixed
 
 
-def choices(cell: Graded, selector: str) -> Iterator[int | None]:
-    """For every question the position of the sample chosen from all of them; None where none has an answer."""
+def choices(cell: GradedCell, selector: str) -> Iterator[int | None]:
+    """Yield for every question the position of the sample chosen from all; None if no sample has an answer."""
     election = _usable(cell, selector).election
     return (elect(*election(ballot)) for ballot in cell.ballots)
 
 
-def named(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of selectors, checked; each once."""
+def check_selectors(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names without repetitions; raise a UserError for an unknown one, or if there are none."""
     if not names:
         raise UserError(f"no selector given; name some of {', '.join(SELECTORS)}")
     for name in names:
@@ -137,18 +139,17 @@ def named(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _usable(cell: Graded, name: str) -> Selector:
-    (name,) = named([name])
+def _usable(cell: GradedCell, name: str) -> Selector:
+    """Return the selector; raise a UserError if the cell's ballots lack what it needs."""
+    check_selectors([name])
     selector = SELECTORS[name]
-    there = {
+    available = {
         "nothing": bool(cell.ballots),
         "rewards": cell.reward_model is not None,
         "traces": bool(cell.ballots) and len(cell.ballots[0].confidence) > 0,
         "likelihoods": bool(cell.ballots) and len(cell.ballots[0].likelihood) > 0,
     }
-    if not there[selector.needs]:
+    if not available[selector.needs]:
         needs = "answers" if selector.needs == "nothing" else selector.needs
-        raise UserError(
-            f"choosing by {name} needs {needs}, and these samples were read without; see selection.count"
-        )
+        raise UserError(f"choosing by {name} needs {needs}; request them from analysis.add_ballots")
     return selector

@@ -30,7 +30,7 @@ from twotemp.cli.running import run_plan
 from twotemp.cli.workers import DrawingOptions
 from twotemp.errors import UserError
 from twotemp.evaluation import experiments
-from twotemp.report.style import model_name
+from twotemp.report.names import model_name
 from twotemp.serialization import json_text
 
 

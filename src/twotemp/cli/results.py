@@ -9,13 +9,13 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from twotemp.analysis import Graded, every_choice, k_grid, survey
+from twotemp.analysis import GradedCell, add_ballots, common_reward_model, every_choice, k_grid, survey
 from twotemp.analysis.choice import interval
 from twotemp.cli.console import next_command, output, say, status
 from twotemp.errors import UserError
-from twotemp.report import NO_FIGURES, Page, figures, style, tables, write, write_selection
-from twotemp.report.tables import Block
-from twotemp.selection import count, scored_by
+from twotemp.report import NO_FIGURES, Page, figures, tables, write, write_selection
+from twotemp.report.names import label as policy_label
+from twotemp.report.tables import TableBlock
 from twotemp.tasks import SOURCES
 
 INCOMPLETE = 3  # exit code: the report is written, but its run is incomplete
@@ -45,10 +45,10 @@ def write_report(
     show_page(page)
     several = [cell for cell in surveyed.cells if cell.samples > 1]
     if several:
-        model = scored_by(several)
+        model = common_reward_model(several)
         selectors = ("majority", "orm", "weighted", "oracle") if model else ("majority", "oracle")
         try:
-            counted = count(several, hub=False, reward_model=model)
+            counted = add_ballots(several, hub=False, reward_model=model)
             selection = write_selection(every_choice(counted, selectors), folder, surveyed.gaps)
         except UserError as error:
             say(f"the report has no page about choosing one answer: {error}")
@@ -82,7 +82,7 @@ def show_page(page: Page) -> None:
         say(NO_FIGURES)
 
 
-def show_table(cells: Sequence[Graded], ks: Sequence[int] | None = None) -> None:
+def show_table(cells: Sequence[GradedCell], ks: Sequence[int] | None = None) -> None:
     """Print pass@k with 95 % intervals and both costs, NFE and forward passes."""
     costs = {"NFE": lambda cell: cell.cost("nfe"), "fwd": lambda cell: cell.cost("forwards")}
     grid = list(ks) if ks else k_grid(cells)
@@ -95,8 +95,8 @@ def show_table(cells: Sequence[Graded], ks: Sequence[int] | None = None) -> None
 
 def show_blocks(
     title: str,
-    costs: Mapping[str, Callable[[Graded], float]],
-    blocks: Callable[[Sequence[int]], Iterable[Block]],
+    costs: Mapping[str, Callable[[GradedCell], float]],
+    blocks: Callable[[Sequence[int]], Iterable[TableBlock]],
     grid: Sequence[int],
 ) -> None:
     """Print a table of policies against k, with as many columns as the terminal has room for.
@@ -108,7 +108,7 @@ def show_blocks(
         grid: the values of k to choose columns from.
     """
     names = [", ".join(block.names) for block in blocks(grid[:1])]
-    names += [style.label(row.cell.policy, plain=True) for block in blocks(grid[:1]) for row in block.rows]
+    names += [policy_label(row.cell.policy, plain=True) for block in blocks(grid[:1]) for row in block.rows]
     room = max(2, (output.width - max(map(len, names)) - 2 - 6 * len(costs)) // len("100.0 (95–100)  "))
     if len(grid) > room:  # evenly spaced, the first and the last always
         grid = [grid[round(column * (len(grid) - 1) / (room - 1))] for column in range(room)]
@@ -123,12 +123,12 @@ def show_blocks(
             bold = [e is not None and e.best for e in row.entries]
             entries = [f"[bold]{text}[/bold]" if best else text for text, best in zip(texts, bold)]
             numbers = [f"{cost(row.cell):.1f}" for cost in costs.values()]
-            label = style.label(row.cell.policy, plain=True)
+            label = policy_label(row.cell.policy, plain=True)
             table.add_row(label, *numbers, *entries, end_section=row is block.rows[-1])
     output.print(table)
 
 
-def summary(cell: Graded) -> dict[str, object]:
+def summary(cell: GradedCell) -> dict[str, object]:
     """Return a cell's configuration, costs and pass@k as `--json` prints them."""
     costs = {"forwards": cell.cost("forwards"), "seconds": cell.cost("seconds")}
     return {**cell.summary(), **costs, "pass": {str(k): interval(cell.curve, k - 1) for k in k_grid([cell])}}

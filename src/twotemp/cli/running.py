@@ -48,7 +48,7 @@ def run_plan(
             evaluation.run_with(backend, watch=watch)
     if ledger is not None:
         say(ledger.report())
-    return evaluation.judges
+    return evaluation.grader_names
 
 
 def _note(state: Progress) -> str:

@@ -9,13 +9,12 @@ from typing import Annotated
 import typer
 
 from twotemp import rewards
-from twotemp.analysis import SELECTORS, every_choice, k_grid, named, survey
+from twotemp.analysis import SELECTORS, add_ballots, check_selectors, every_choice, k_grid, survey
 from twotemp.cli.console import progress, say
 from twotemp.cli.options import Altered, DataFiles, Graders, graders_by_task, task_files
 from twotemp.cli.results import INCOMPLETE, show_blocks, show_gaps, show_page
 from twotemp.errors import UserError
 from twotemp.report import best_tables, write_selection
-from twotemp.selection import count
 from twotemp.serialization import json_text
 
 
@@ -60,7 +59,7 @@ def select(
 
       twotemp select runs/llada --by majority,orm --rm nvidia/AceMath-7B-RM --device cuda
     """
-    selectors = named([name.strip() for name in by.split(",") if name.strip()])
+    selectors = check_selectors([name.strip() for name in by.split(",") if name.strip()])
     needs = {SELECTORS[name].needs for name in selectors}
     if "rewards" not in needs and (rm or rm_system):
         raise UserError(
@@ -74,7 +73,7 @@ def select(
     if "likelihoods" in needs:  # under the model that drew the samples
         sampler = rewards.sampling_model(device=device, batch_size=batch_size)
     with progress("rewards") as bar:
-        cells = count(
+        cells = add_ballots(
             surveyed.cells,
             data=files,
             allow_altered=altered,

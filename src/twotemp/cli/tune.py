@@ -28,11 +28,12 @@ from twotemp.evaluation import Progress
 from twotemp.folders import write_text
 from twotemp.report import NO_FIGURES, figures
 from twotemp.report.frontier import draw_frontier
+from twotemp.report.tuning import COLUMNS, markdown, recommendation, table_row, tuned_yaml
+from twotemp.report.tuning import as_json as standings_json
 from twotemp.serialization import json_text
-from twotemp.tuning import Goal, Tuned, expand, recommendation, table, tuned_yaml
+from twotemp.tuning import Goal, Tuned, expand
 from twotemp.tuning import tune as race
 from twotemp.tuning.tuner import validation
-from twotemp.tuning.words import COLUMNS, cells, rows
 
 # Options of the race itself. All others describe the setting that was tuned, and the recommended `twotemp eval`
 # repeats them (`next_command` adds the plug-ins).
@@ -105,9 +106,9 @@ def tune(
 
         tuned = race(plan, goal, backend, out, budget=budget, watch=watch)
     write_text(out / "tuned.yaml", tuned_yaml(tuned))
-    write_text(out / "frontier.md", f"{recommendation(tuned)}\n\n{table(tuned)}")
+    write_text(out / "frontier.md", f"{recommendation(tuned)}\n\n{markdown(tuned)}")
     if as_json:
-        for row in rows(tuned.standings):
+        for row in standings_json(tuned.standings):
             typer.echo(json_text(row))
     else:
         _show(tuned)
@@ -153,7 +154,7 @@ def _show(tuned: Tuned) -> None:
         shown.add_column(heading, justify="left" if column == "policy" else "right", overflow="fold")
     finalists = [standing for standing in tuned.standings if standing.finalist]
     for standing in finalists:
-        shown.add_row(*cells(standing))
+        shown.add_row(*table_row(standing))
     output.print(shown)
     dropped = len(tuned.standings) - len(finalists)
     output.print(f"{dropped} candidates dropped out in {len(tuned.rounds)} rounds", highlight=False)

@@ -1,6 +1,6 @@
-"""The paper's comparison on the embedded model, as data: `twotemp demo` draws a part of it, `make paper` all.
+"""The paper's comparison on the embedded model, as data: `twotemp demo` draws a part of it, `make paper` all of it.
 
-How the numbers were chosen, on validation problems, is in docs/LOG.md.
+docs/LOG.md describes how the numbers were chosen, on validation problems.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from twotemp.tasks import SOURCES
 
 # Semi-autoregressive, as in the paper, whose long answers have eight blocks.
 BLOCKS_PER_ANSWER = 2
-# Rows in the same state are computed once, and policies that are asked the same question share most of their states:
-# one batch of all their rows takes half the time of batches of 64.
+# Rows in the same state are computed once, and policies that answer the same question share most of their states:
+# one batch with the rows of all policies takes half the time of batches of 64.
 ROWS = 512
-THRESHOLD = 0.9  # chosen for TCT, and CT has the same
-T_POS = {"countdown-4": (0.5, 0.15), "words-3": (1, 0.3), "programs-2": (5, 0.15)}  # of TLC and of TCT
+THRESHOLD = 0.9  # chosen for TCT and used for CT as well
+T_POS = {"countdown-4": (0.5, 0.15), "words-3": (1, 0.3), "programs-2": (5, 0.15)}  # TLC, TCT
 
 
 def policies(task: str) -> dict[str, str]:
-    """By name, each as the command line spells it."""
-    of_tlc, of_tct = T_POS[task]
+    """Return the policies of a task by name, as the command line spells them."""
+    t_pos_tlc, t_pos_tct = T_POS[task]
     return {
         "ar": "ar",
         "lc": "lc",
-        "tlc": f"tlc:t_pos={of_tlc}",
+        "tlc": f"tlc:t_pos={t_pos_tlc}",
         "ct": f"ct:threshold={THRESHOLD}",
-        "tct": f"tct:t_pos={of_tct},threshold={THRESHOLD}",
+        "tct": f"tct:t_pos={t_pos_tct},threshold={THRESHOLD}",
     }
 
 
 def block(task: str) -> int:
-    """Tokens of a block."""
+    """Return the block length in tokens."""
     return SOURCES[task].length // BLOCKS_PER_ANSWER
 
 
 def plan(task: str, *, questions: int, n: int) -> Plan:
-    """All policies on the first test problems of a task."""
-    chosen = tuple(parse(spec) for spec in policies(task).values())
-    return Plan((TaskChoice(task),), chosen, n=n, questions=questions, block=block(task))
+    """Return the plan with all policies on the first `questions` test problems of a task."""
+    parsed = tuple(parse(spec) for spec in policies(task).values())
+    return Plan((TaskChoice(task),), parsed, n=n, questions=questions, block=block(task))

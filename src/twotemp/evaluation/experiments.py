@@ -1,4 +1,4 @@
-"""Experiments as files: one YAML file is one figure or table, runnable as it is."""
+"""Experiment files: one YAML file describes one figure or table."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from twotemp.evaluation.plan import Plan, TaskChoice
 from twotemp.policies import parse
 from twotemp.serialization import read_yaml, record
 
-# What a plan calls by the same name.
+# Fields that a plan has under the same name.
 _SHARED = ("n", "questions", "length", "block", "seed", "cache", "trace")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Which models, tasks and policies, and how many samples. Runs on the embedded model unless told otherwise."""
+    """Models, tasks, policies and the number of samples, as an experiment file lists them."""
 
     title: str
-    shows: str  # the figure or table of the paper it makes
+    shows: str  # the figure or table of the paper that it reproduces
     models: tuple[str, ...]
     tasks: tuple[str, ...]
     policies: tuple[str, ...]
@@ -38,9 +38,10 @@ class Experiment:
             value = getattr(self, name)
             if not (isinstance(value, tuple) and value and all(isinstance(item, str) for item in value)):
                 raise UserError(f"experiment {self.title!r}: {name} must be a list of names, not {value!r}")
-        self.plan()  # a mistake in a policy or a number is an error when the file is read
+        self.plan()  # report a wrong policy or number when the file is read
 
     def plan(self, tasks: Sequence[TaskChoice] | None = None) -> Plan:
+        """Return the plan, with other task choices if they are given."""
         return Plan(
             tasks=tuple(tasks or (TaskChoice(name) for name in self.tasks)),
             policies=tuple(parse(spec) for spec in self.policies),
@@ -49,10 +50,12 @@ class Experiment:
 
 
 def read(path: Path | str) -> Experiment:
-    """An experiment from its file; an unknown or missing key is an error."""
+    """Read an experiment file; an unknown or missing key raises a UserError."""
     path = Path(path)
     data = read_yaml(path, "experiment file")
-    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
+    }
     try:
         return record(Experiment, values, "the experiment")
     except UserError as error:
@@ -60,7 +63,7 @@ def read(path: Path | str) -> Experiment:
 
 
 def policies_in(path: Path | str) -> list[str]:
-    """The specs under `policies` in a file, such as the tuned.yaml of `twotemp tune`."""
+    """Return the policy specs under `policies` in a file, such as the tuned.yaml of `twotemp tune`."""
     path = Path(path)
     specs = read_yaml(path, "file of policies").get("policies")
     if not (isinstance(specs, list) and specs and all(isinstance(spec, str) for spec in specs)):

@@ -1,4 +1,4 @@
-"""What to draw, as data: checked when it is made, and complete."""
+"""A plan: everything to draw, as data that is validated when it is created."""
 
 from __future__ import annotations
 
@@ -15,33 +15,32 @@ from twotemp.tasks import ProblemSet
 
 @dataclass(frozen=True)
 class TaskChoice:
-    """A task, and where its data come from, how it is asked and who grades it; None is the task's own default."""
+    """A task with its data file, prompt, subset and grader; None is the task's default."""
 
     name: str
     data: Path | None = None
     prompt: str | None = None
     subset: str | None = None
     grader: str | None = None
-    questions: int | None = None  # the first so many; None: as many as the plan says
-    shuffled: int | None = (
-        None  # the seed of a random order, of which the first are taken; None: that of the data
-    )
-    allow_altered: bool = False  # take a data file whose rows are not the published ones
+    questions: int | None = None  # take this many from the start; None: as many as the plan says
+    shuffled: int | None = None  # seed of a random order of the questions; None: the order of the data
+    allow_altered: bool = False  # accept a data file whose rows differ from the published ones
 
     def __post_init__(self) -> None:
         _check_count(f"questions of {self.name}", self.questions)
 
     def problems(self) -> ProblemSet:
+        """Load the problems, in the chosen order."""
         task = tasks.get(self.name)
-        found = task.problems(
+        loaded = task.problems(
             data=self.data, prompt=self.prompt, subset=self.subset, allow_altered=self.allow_altered
         )
         if self.shuffled is None:
-            return found
-        return replace(found, problems=tuple(sorted(found.problems, key=self._place)))
+            return loaded
+        return replace(loaded, problems=tuple(sorted(loaded.problems, key=self._rank)))
 
-    def _place(self, problem: Problem) -> bytes:
-        """Of its own, whatever the other problems are: asking for more of them keeps those chosen before."""
+    def _rank(self, problem: Problem) -> bytes:
+        """Return a sort key that depends on this problem only, so a larger `questions` keeps the earlier ones."""
         return hashlib.blake2b(f"{self.shuffled}\x1f{problem.id}".encode(), digest_size=16).digest()
 
 
@@ -52,14 +51,14 @@ class Plan:
     tasks: tuple[TaskChoice, ...]
     policies: tuple[Policy, ...]
     n: int = 64  # samples per question
-    questions: int | None = None  # the first so many of each task; None: all
-    length: int | None = None  # tokens of an answer; None: the task's own
+    questions: int | None = None  # take this many from the start of each task; None: all
+    length: int | None = None  # tokens of an answer; None: the task's default
     block: int | None = None
     seed: int = 0
     cache: str | None = None  # "prefix" or "dual": faster, approximate
     trace: bool = False
-    chat: bool | None = None  # None: the chat format where the model has one
-    compile: bool = False  # the model runs behind torch.compile, whose rounding is its own
+    chat: bool | None = None  # None: the chat format if the model has one
+    compile: bool = False  # torch.compile rounds differently, so its samples are kept apart
 
     def __post_init__(self) -> None:
         for name in ("n", "questions", "length", "block"):

@@ -1,4 +1,4 @@
-"""How far a running evaluation is."""
+"""Report the progress of a running evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twotemp.records import Grade
 
 @dataclass(frozen=True)
 class Progress:
-    """A running evaluation at one moment; `passed` counts (right, graded) by policy."""
+    """A snapshot of a running evaluation; `passed` counts (right, graded) by policy."""
 
     samples: int
     all_samples: int
@@ -20,37 +20,49 @@ class Progress:
     passed: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
-Watch = Callable[[Progress], None]
-Question = tuple[str, str]  # its task, its id
+ProgressCallback = Callable[[Progress], None]
+QuestionKey = tuple[str, str]  # task, problem id
 
 
-class Counter:
-    """Keeps the numbers of `Progress`. Drawing and grading tell it from two threads; `watch` is called by one at a
-    time."""
+class ProgressCounter:
+    """Counts samples for `Progress`. Drawing and grading call it from two threads; calls of `watch` never overlap."""
 
     def __init__(
-        self, left: Mapping[Question, int], all_samples: int, policies: Iterable[str], watch: Watch | None
+        self,
+        left: Mapping[QuestionKey, int],
+        all_samples: int,
+        policies: Iterable[str],
+        watch: ProgressCallback | None,
     ) -> None:
-        """left: samples to draw of every question, those with none included."""
+        """Start counting.
+
+        Args:
+            left: Samples to draw of every question, including those with none.
+            all_samples: Samples of the whole run, including those of earlier runs.
+            policies: Names of the policies.
+            watch: Called with every change.
+        """
         self._left, self._all_samples, self._watch = dict(left), all_samples, watch
         self._passed = {name: [0, 0] for name in policies}
         self._lock = Lock()
 
-    def drawn(self, questions: Iterable[Question]) -> None:
+    def drawn(self, questions: Iterable[QuestionKey]) -> None:
+        """Count a sample for each of these questions."""
         with self._lock:
             for question in questions:
                 self._left[question] -= 1
-            self._tell()
+            self._notify()
 
     def graded(self, policy: str, grades: Iterable[Grade]) -> None:
+        """Count the grades of samples of a policy."""
         with self._lock:
             for grade in grades:
                 if grade.outcome != "ungraded":
                     self._passed[policy][0] += grade.passed
                     self._passed[policy][1] += 1
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._watch is None:
             return
         left = list(self._left.values())

@@ -1,4 +1,4 @@
-"""From a plan to a graded run: problems -> requests -> engine -> store -> grades."""
+"""Run a plan: problems -> requests -> engine -> store -> grades."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from twotemp import graders, tasks
-from twotemp.analysis import remember_data
 from twotemp.errors import UserError
+from twotemp.evaluation.data import record_data_files
 from twotemp.evaluation.grading import Grading
 from twotemp.evaluation.plan import Plan, TaskChoice
-from twotemp.evaluation.progress import Counter, Watch
-from twotemp.evaluation.work import CellWork, LoadedTask, missing_chunks, unbroken
+from twotemp.evaluation.progress import ProgressCallback, ProgressCounter
+from twotemp.evaluation.work import CellWork, LoadedTask, missing_chunks
+from twotemp.folders import unbroken
 from twotemp.graders.base import Grader
 from twotemp.policies import spell
 from twotemp.records import Policy, Request, Sample
@@ -34,12 +35,19 @@ LARGEST_WRITING_SHARE = 0.2  # of the time is spent on writing before writes wai
 
 
 class Evaluation(AbstractContextManager["Evaluation"]):
-    """A plan with its data loaded, its graders ready and its run folder open: everything but the model.
+    """A plan with its data loaded, its graders ready and its run directory open: everything but the model.
 
-    What can be wrong is found here, before a large model is loaded. Use it as a context manager.
+    Errors in the plan are raised here, before a large model is loaded. Use it as a context manager.
     """
 
     def __init__(self, plan: Plan, out: Path | str, *, shard: tuple[int, int] = (1, 1)) -> None:
+        """Load the data of a plan and open its run directory.
+
+        Args:
+            plan: What to draw.
+            out: The run directory; a run in it with the same settings is continued.
+            shard: (number, count): draw every `count`-th question, starting with question `number`.
+        """
         number, count = shard
         if not 1 <= number <= count:
             raise UserError(f"shard {number}/{count} does not exist; use 1/{count} to {count}/{count}")
@@ -50,9 +58,9 @@ class Evaluation(AbstractContextManager["Evaluation"]):
                 LoadedTask.of(choice, self._grader(choice), plan.questions, shard) for choice in plan.tasks
             ]
             if not self.samples:
-                raise UserError(f"shard {number}/{count} of these tasks has no question; make fewer shards")
+                raise UserError(f"shard {number}/{count} of these tasks has no question; use fewer shards")
             self.store = Store.create(out)
-            remember_data(
+            record_data_files(
                 self.store.path, {c.name: (c.data, c.allow_altered) for c in plan.tasks if c.data is not None}
             )
         except BaseException:
@@ -63,17 +71,18 @@ class Evaluation(AbstractContextManager["Evaluation"]):
         self.close()
 
     def close(self) -> None:
+        """Close the graders."""
         for grader in self._graders.values():
             grader.close()
 
     @property
     def samples(self) -> int:
-        """How many the run will hold of these tasks, those of earlier runs included."""
+        """How many samples of these tasks the run will hold, including those of earlier runs."""
         return self.plan.n * len(self.plan.policies) * sum(len(loaded.problems) for loaded in self._tasks)
 
     @property
-    def judges(self) -> dict[str, str]:
-        """Who grades each task, as the store names them."""
+    def grader_names(self) -> dict[str, str]:
+        """The grader of each task, as the store spells it."""
         return {loaded.task.name: loaded.grader.name for loaded in self._tasks}
 
     def _grader(self, choice: TaskChoice) -> Grader:
@@ -82,16 +91,24 @@ class Evaluation(AbstractContextManager["Evaluation"]):
             self._graders[name] = graders.get(name)
         return self._graders[name]
 
-    def run(self, model: Denoiser, *, batch_size: int | None = None, watch: Watch | None = None) -> Store:
-        """Draw what is missing with a model in this process, grade it and return the store.
+    def run(
+        self, model: Denoiser, *, batch_size: int | None = None, watch: ProgressCallback | None = None
+    ) -> Store:
+        """Draw the missing samples with a model in this process, and grade them.
 
-        Interrupted, it leaves everything that is finished in the store.
+        Args:
+            model: The model to draw with.
+            batch_size: Rows computed together; None: as many as fit.
+            watch: Called with the progress.
+
+        Returns:
+            The store. If interrupted, it holds everything that was finished.
         """
         from twotemp.backends.local import LocalBackend  # torch, which grading does not need
 
         return self.run_with(LocalBackend(model, batch_size=batch_size, cache=self.plan.cache), watch=watch)
 
-    def run_with(self, backend: Backend, *, watch: Watch | None = None) -> Store:
+    def run_with(self, backend: Backend, *, watch: ProgressCallback | None = None) -> Store:
         """Do what `run` does with any backend, which must use the plan's cache."""
         name, mark = backend.name, backend.fingerprint
         cells = [
@@ -137,7 +154,9 @@ class Evaluation(AbstractContextManager["Evaluation"]):
         )
         return self.store.cell(f"{task.name}@{spell(policy)}", config)
 
-    def _draw(self, backend: Backend, works: Sequence[CellWork], counter: Counter, grading: Grading) -> None:
+    def _draw(
+        self, backend: Backend, works: Sequence[CellWork], counter: ProgressCounter, grading: Grading
+    ) -> None:
         """Draw what is missing; every sample is in the store when this returns, or as soon as something stops it.
 
         Samples arrive one by one and are written in batches, as each write costs a file operation and a fsync. How
@@ -184,7 +203,7 @@ class Evaluation(AbstractContextManager["Evaluation"]):
 class _Unwritten:
     """Samples that were drawn and are not in the store yet; see `Evaluation._draw`."""
 
-    def __init__(self, counter: Counter, grading: Grading) -> None:
+    def __init__(self, counter: ProgressCounter, grading: Grading) -> None:
         self._counter, self._grading = counter, grading
         self._samples: dict[CellWork, list[Sample]] = defaultdict(list)
         self._count = 0
@@ -231,14 +250,14 @@ class _Unwritten:
             work.writer.samples(sample for sample in samples if sample.key not in work.writer)
 
 
-def _counter(works: Sequence[CellWork], n: int, watch: Watch | None) -> Counter:
-    """With what earlier runs stored."""
+def _counter(works: Sequence[CellWork], n: int, watch: ProgressCallback | None) -> ProgressCounter:
+    """Return a counter that includes what earlier runs stored."""
     left = {(work.loaded.task.name, question): 0 for work in works for question in work.loaded.problems}
     for work in works:
         for question, _ in work.missing:
             left[work.loaded.task.name, question] += 1
     all_samples = n * sum(len(work.loaded.problems) for work in works)
-    counter = Counter(left, all_samples, (work.name for work in works), watch)
+    counter = ProgressCounter(left, all_samples, (work.name for work in works), watch)
     for work in works:
         stored = work.cell.grades(work.loaded.grader.name).items()
         counter.graded(work.name, (grade for key, grade in stored if key[0] in work.loaded.problems))

@@ -1,16 +1,14 @@
-"""The (task, policy) cells of a run while they are worked on: what is missing, and how it is graded and stored."""
+"""The (task, policy) cells of a running evaluation: what is missing, and how it is graded and stored."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, takewhile, zip_longest
-from threading import current_thread, main_thread
 from typing import TypeVar
 
 from twotemp import tasks
+from twotemp.errors import UserError
 from twotemp.evaluation.plan import TaskChoice
 from twotemp.graders.base import Grader, grades
 from twotemp.policies import spell
@@ -19,7 +17,7 @@ from twotemp.sampling.prompts import CHUNK, ProblemRequest, answer
 from twotemp.store import Cell, Writer
 from twotemp.tasks import Task
 
-WRITE_GRADES = 64  # verdicts written together: a kill costs no more
+WRITE_GRADES = 64  # grades written together; a kill loses at most these
 T = TypeVar("T")
 
 
@@ -29,7 +27,7 @@ class LoadedTask:
 
     choice: TaskChoice
     task: Task
-    problems: Mapping[str, Problem]  # by id, in the order of the data; those of this shard
+    problems: Mapping[str, Problem]  # of this shard, by id, in the order of the data
     digest: str
     grader: Grader
 
@@ -37,52 +35,72 @@ class LoadedTask:
     def of(
         cls, choice: TaskChoice, grader: Grader, questions: int | None, shard: tuple[int, int]
     ) -> LoadedTask:
-        found = choice.problems()
-        mine = found.problems[: choice.questions or questions][shard[0] - 1 :: shard[1]]
-        return cls(choice, tasks.get(choice.name), {p.id: p for p in mine}, found.digest, grader)
+        """Load a task.
+
+        Args:
+            choice: The task and its options.
+            grader: The grader of its samples.
+            questions: How many questions to take, unless the choice has its own number.
+            shard: (number, count): take every `count`-th question, starting with question `number`.
+        """
+        loaded = choice.problems()
+        problems = loaded.problems[: choice.questions or questions][shard[0] - 1 :: shard[1]]
+        return cls(choice, tasks.get(choice.name), {p.id: p for p in problems}, loaded.digest, grader)
 
 
 class CellWork:
-    """One (task, policy) cell being worked on."""
+    """One (task, policy) cell of a running evaluation, with its writer."""
 
     def __init__(
         self, loaded: LoadedTask, cell: Cell, writer: Writer, missing: Sequence[tuple[str, int]] = ()
     ) -> None:
         self.loaded, self.cell, self.writer = loaded, cell, writer
-        self.missing = missing  # (question, sample index) of what is to draw
+        self.missing = missing  # (question, sample index) of the samples to draw
         self.policy = cell.config.policy
         self.name = spell(self.policy)
 
     @property
     def wanted(self) -> Sequence[tuple[str, int]]:
-        """What is missing; of samples that repel each other also those before it, which are drawn with them again."""
+        """The samples to request. Samples that repel each other depend on all before them, which are drawn again."""
         if not self.policy.repel:
             return self.missing
-        upto = dict(self.missing)  # the last index of each question
-        return [(question, index) for question, last in upto.items() for index in range(last + 1)]
+        last_index = dict(self.missing)
+        return [(question, index) for question, last in last_index.items() for index in range(last + 1)]
 
-    def waiting(self) -> Iterator[Sample]:
-        """Samples of our questions that an earlier run stored and could not grade."""
-        ours = set(self.missing)
+    def pending(self) -> Iterator[Sample]:
+        """Yield the samples of this shard that an earlier run stored and did not grade."""
+        missing = set(self.missing)
         return (
             sample
             for sample in self.cell.pending(self.loaded.grader.name)
-            if sample.request in self.loaded.problems and (sample.request, sample.index) not in ours
+            if sample.request in self.loaded.problems and (sample.request, sample.index) not in missing
         )
 
     def grade(
         self,
         samples: Sequence[Sample],
-        told: Callable[[Sequence[Grade]], None] = lambda grades: None,
+        on_grades: Callable[[Sequence[Grade]], None] = lambda grades: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Judge and store, part by part, and tell each part's grades; once stopped, the rest is left for later."""
+        """Grade samples and store the grades, batch by batch.
+
+        Args:
+            samples: Stored samples of this cell.
+            on_grades: Called with the grades of each batch.
+            stopped: Checked before each sample; once it returns True the rest is left to a later run.
+        """
         problems, grader = self.loaded.problems, self.loaded.grader
+        for sample in samples:
+            if sample.request not in problems:
+                raise UserError(
+                    f"{self.cell.path} has a sample of question {sample.request!r}, which {self.loaded.task.name} "
+                    "does not have; the run is damaged: restore it from a copy"
+                )
         items = [(problems[s.request], answer(problems[s.request], s.text)) for s in samples]
-        judged = takewhile(lambda _: not stopped(), zip(samples, grades(grader, items)))
-        for part in parts(judged, WRITE_GRADES):
-            self.writer.grades(grader.name, [(sample.key, grade) for sample, grade in part])
-            told([grade for _, grade in part])
+        graded = takewhile(lambda _: not stopped(), zip(samples, grades(grader, items)))
+        for batch in batched(graded, WRITE_GRADES):
+            self.writer.grades(grader.name, [(sample.key, grade) for sample, grade in batch])
+            on_grades([grade for _, grade in batch])
 
 
 def missing_chunks(works: Sequence[CellWork]) -> Iterator[tuple[LoadedTask, list[ProblemRequest]]]:
@@ -106,23 +124,8 @@ def missing_chunks(works: Sequence[CellWork]) -> Iterator[tuple[LoadedTask, list
     return (chunk for turn in turns for chunk in turn if chunk is not None)
 
 
-@contextmanager
-def unbroken() -> Iterator[None]:
-    """Ctrl-C inside comes at the end: what belongs together is done, or not begun."""
-    if current_thread() is not main_thread():  # only the main thread is ever interrupted
-        yield
-        return
-    caught: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if caught:
-            signal.raise_signal(signal.SIGINT)
-
-
-def parts(items: Iterable[T], size: int) -> Iterator[list[T]]:
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield the items in lists of at most `size`."""
     rest = iter(items)
-    while part := list(islice(rest, size)):
-        yield part
+    while batch := list(islice(rest, size)):
+        yield batch

@@ -1,8 +1,8 @@
-"""Folders that outlive a process: whole files, logs that a kill cannot tear, and whose folder it is.
+"""Run directories on disk: atomic files, logs that a kill cannot tear, and run.json.
 
-Everything is written beside its place, synced and renamed (`replacing`), or appended in whole pieces (`Log`,
-`FrameFile`). run.json says what a folder holds and how it was made; `claim` continues it or refuses. Where a run has
-one writer, `only_writer` refuses a second one.
+Everything is written to a temporary path, synced and renamed (`replacing`), or appended in whole pieces (`Log`,
+`FrameFile`). run.json records what a directory holds and how it was made; `claim` continues it or refuses. If a run
+must have one writer, `only_writer` refuses a second one.
 """
 
 from twotemp.folders.files import (
@@ -11,16 +11,17 @@ from twotemp.folders.files import (
     only_writer,
     read_json,
     replacing,
+    unbroken,
     write_json,
     write_text,
 )
-from twotemp.folders.identity import KINDS, Kind, claim, continued, expect, kind_of, read_run, write_run
+from twotemp.folders.identity import KINDS, RunKind, claim, continued, expect, kind_of, read_run, write_run
 from twotemp.folders.log import Log, read_log
 
 __all__ = [
     "KINDS",
-    "Kind",
     "Log",
+    "RunKind",
     "claim",
     "continued",
     "disk_errors",
@@ -32,6 +33,7 @@ __all__ = [
     "read_log",
     "read_run",
     "replacing",
+    "unbroken",
     "write_json",
     "write_run",
     "write_text",

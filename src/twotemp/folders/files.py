@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, and what a disk says, in plain words."""
+"""Files and folders that are written whole or not at all, and disk errors as messages that name the fix."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import os
 import platform
 import re
 import shutil
+import signal
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 from twotemp.errors import UserError
@@ -31,10 +33,10 @@ _NO_FOLDER = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY}
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path`: the file or folder that is made there is synced and then takes the place of `path`.
+    """Yield a temporary path next to `path`; what is created there is synced and then replaces `path`.
 
-    Whatever stops this on the way, `path` is as it was. A folder takes the place of an empty one only. What a kill
-    leaves behind is removed when the folder is next claimed (`sweep`).
+    If anything fails, `path` is unchanged. A folder replaces only an empty folder. What a killed process leaves
+    behind is removed when the run directory is next claimed (`sweep`).
     """
     temporary = path.with_name(f"{TEMPORARY}{_HOST}.{os.getpid()}-{uuid.uuid4().hex[:8]}{path.suffix}")
     with disk_errors(path):
@@ -50,22 +52,28 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_bytes(text.encode())
 
 
 def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file, whole or not at all."""
     write_text(path, json_text(data, indent=2) + "\n")
 
 
 def read_json(path: Path) -> Any:
+    """Read a JSON file; raise a UserError if it is missing, not a regular file, or not JSON."""
     try:
+        if path.exists() and not path.is_file():  # reading a FIFO would wait for its writer
+            raise ValueError("not a regular file")
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}); restore it from a copy") from error
 
 
 def make_folder(path: Path) -> None:
+    """Create a folder and its parents, if they do not exist."""
     with disk_errors(path):
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -77,7 +85,10 @@ def make_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Nobody else writes a run there meanwhile. The kernel lets go of it when the process ends, however it ends."""
+    """Hold the lock of a run directory; raise a UserError if another process holds it.
+
+    The kernel releases the lock when the process ends, however it ends.
+    """
     make_folder(folder)
     with disk_errors(folder, "open"):
         descriptor = os.open(folder, os.O_RDONLY)
@@ -86,35 +97,52 @@ def only_writer(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"another process is writing {folder}; wait until it has ended, or stop it and run the same command "
-                "again, which continues; for a run of its own choose another folder (--out)"
+                f"another process is writing {folder}; wait until it has finished, or stop it and run the same "
+                "command again to continue; for a separate run choose another folder (--out)"
             ) from None
-        except OSError:  # a file system without locks: nobody is refused
+        except OSError:  # a file system without locks: no process is refused
             pass
         yield
     finally:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def unbroken() -> Iterator[None]:
+    """Defer Ctrl-C to the end of the block, so that its steps are all done or none is begun."""
+    if current_thread() is not main_thread():  # only the main thread is ever interrupted
+        yield
+        return
+    caught: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if caught:
+            signal.raise_signal(signal.SIGINT)
+
+
 class AppendFile:
-    """A file that grows by whole pieces; each is on the disk when `append` returns."""
+    """A file to which whole pieces are appended; each is on disk when `append` returns."""
 
     def __init__(self, path: Path, *, new: bool = False) -> None:
         self.path = path
         with disk_errors(path):
-            once = os.O_EXCL if new else 0
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | once, 0o644)
+            exclusive = os.O_EXCL if new else 0
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | exclusive, 0o644)
             self._end = os.fstat(self._fd).st_size
             sync(path.parent)
 
     def append(self, piece: bytes) -> None:
+        """Append a piece, or nothing if an error occurs."""
         try:
             with disk_errors(self.path):
                 rest = memoryview(piece)
                 while rest:
                     rest = rest[os.write(self._fd, rest) :]
                 os.fsync(self._fd)
-        except BaseException:  # a full disk, or Ctrl-C in the middle: take the half piece back
+        except BaseException:  # a full disk, or Ctrl-C: remove the partial piece
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._end)
             raise
@@ -125,7 +153,7 @@ class AppendFile:
 
 
 def sync(path: Path) -> None:
-    """Make a file's bytes, or the names in a folder, durable."""
+    """Flush a file, or the names in a folder, to disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -138,28 +166,28 @@ def is_temporary(path: Path) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left in a folder and in those below it; what a living one writes stays.
+    """Remove the temporary files of killed processes from a folder and its subfolders.
 
-    Nor is it looked into: it may take its place, and so vanish under this name, at any moment.
+    Those of running processes are neither removed nor opened: they may be renamed at any moment.
     """
-    inside = [path for path in folder.iterdir() if path.is_dir() and not is_temporary(path)]
-    for left in (path for place in (folder, *inside) for path in place.glob(f"{TEMPORARY}*")):
-        if _is_orphan(left):
-            _remove(left)
+    folders = [folder, *(path for path in folder.iterdir() if path.is_dir() and not is_temporary(path))]
+    for path in (path for parent in folders for path in parent.glob(f"{TEMPORARY}*")):
+        if _is_orphan(path):
+            _remove(path)
 
 
-def _is_orphan(left: Path) -> bool:
-    """Its process ran here and is gone. Of processes elsewhere only the age is known: a day."""
-    owner = _OWNER.fullmatch(left.name)
+def _is_orphan(path: Path) -> bool:
+    """Return whether the process that owns a temporary file is gone; on another machine, whether it is a day old."""
+    owner = _OWNER.fullmatch(path.name)
     if owner is None or not _HOST or owner["host"] != _HOST:
         with contextlib.suppress(OSError):
-            return time.time() - left.stat().st_mtime > _DAY
+            return time.time() - path.stat().st_mtime > _DAY
         return False
     try:
         os.kill(int(owner["pid"]), 0)
     except ProcessLookupError:
         return True
-    except OSError:  # somebody else's
+    except OSError:  # a process of another user
         return False
     return False
 
@@ -174,7 +202,7 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def disk_errors(path: Path, doing: str = "write") -> Iterator[None]:
-    """What goes wrong with `path` becomes a UserError that names the fix; the fix depends on what it was."""
+    """Turn disk errors about `path` into a UserError that names the fix."""
     try:
         yield
     except Exception as error:
@@ -185,21 +213,21 @@ def disk_errors(path: Path, doing: str = "write") -> Iterator[None]:
 
 
 def _code(error: Exception) -> int | None:
-    """The system's number of an error; Rust libraries (safetensors) say it in the text of their own errors."""
+    """Return the errno of an error; Rust libraries (safetensors) put it into the message."""
     if isinstance(error, OSError):
         return error.errno
-    said = re.search(r"\(os error (\d+)\)", str(error))
-    return int(said[1]) if said else None
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else None
 
 
 def _fix(path: Path, code: int) -> str:
     if code in _FULL:
-        return "make room and run the same command again: what was stored before is whole and stays"
+        return "free some space and run the same command again: everything stored before is intact"
     if code in _FORBIDDEN:
-        return "choose a folder that you may use (--out), or change its permissions"
+        return "choose a folder that you may write to (--out), or change its permissions"
     if code == errno.ENOENT:
         missing = next((p for p in reversed(path.parents) if not p.exists()), path)
-        return f"{missing} is not there (any more): make it, or choose another folder (--out)"
+        return f"{missing} does not exist (any more): create it, or choose another folder (--out)"
     if code in _NO_FOLDER:
-        return "a file stands where a folder is needed, or a folder is in the way; choose another one (--out)"
-    return "mend the disk and run the same command again: what was stored before is whole and stays"
+        return "a file is where a folder is needed, or a folder is in the way; choose another one (--out)"
+    return "check the disk and run the same command again: everything stored before is intact"

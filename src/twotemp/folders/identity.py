@@ -1,4 +1,4 @@
-"""run.json: what a folder holds and how it was made; whether it may be continued, and what may change."""
+"""run.json: what a run directory holds, how it was made, and whether it may be continued with these settings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from twotemp.serialization import json_text, to_json
 
 FILE = "run.json"
 FORMAT = {"format": "twotemp run", "version": 2}
-Kind = Literal["evaluation", "grpo", "forks", "training"]
-KINDS: dict[Kind, str] = {
+RunKind = Literal["evaluation", "grpo", "forks", "training"]
+KINDS: dict[RunKind, str] = {
     "evaluation": "a run of `twotemp eval`",
     "grpo": "a run of `twotemp grpo`",
     "forks": "a study of `twotemp forks`",
@@ -43,12 +43,12 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     return described
 
 
-def kind_of(folder: Path) -> Kind | None:
+def kind_of(folder: Path) -> RunKind | None:
     """What kind of run a folder holds; None: it is not a run."""
     described = read_run(folder)
     if described is None:
         return None
-    kind: Kind = described.get("kind")  # type: ignore[assignment]
+    kind: RunKind = described.get("kind")  # type: ignore[assignment]
     if kind not in list(KINDS):  # whatever it is: a damaged file may say anything
         raise UserError(
             f"{folder} holds {kind!r}, which this twotemp does not know; install the one that wrote it"
@@ -56,14 +56,14 @@ def kind_of(folder: Path) -> Kind | None:
     return kind
 
 
-def expect(folder: Path, *kinds: Kind) -> Kind:
-    """The kind of a run that must be one of these; the error says what the folder is instead."""
-    found = kind_of(folder)
-    if found in kinds:
-        return found
-    wanted = " or ".join(KINDS[kind] for kind in kinds)
-    if found is not None:
-        raise UserError(f"{folder} is {KINDS[found]}; {wanted} is needed here")
+def expect(folder: Path, *kinds: RunKind) -> RunKind:
+    """Return the kind of a run, which must be one of these; the UserError says what the folder is instead."""
+    kind = kind_of(folder)
+    if kind in kinds:
+        return kind
+    wanted = " or ".join(KINDS[name] for name in kinds)
+    if kind is not None:
+        raise UserError(f"{folder} is {KINDS[kind]}; {wanted} is needed here")
     if (folder / "cell.json").exists():
         raise UserError(f"{folder} is one cell of a run; give the run: {folder.parent}")
     inside = sorted(path.parent.name for path in folder.glob(f"*/{FILE}"))
@@ -73,7 +73,7 @@ def expect(folder: Path, *kinds: Kind) -> Kind:
 
 def continued(
     folder: Path,
-    kind: Kind,
+    kind: RunKind,
     identity: Mapping[str, Any],
     *,
     step: int | None = 0,
@@ -110,13 +110,13 @@ def continued(
     return {**now, "changes": changes} if changes else now
 
 
-def claim(folder: Path, kind: Kind, identity: Mapping[str, Any], *, step: int | None = 0) -> None:
-    """Make this folder the run's, or go on with it if it is the same in everything, and clear up in it."""
+def claim(folder: Path, kind: RunKind, identity: Mapping[str, Any], *, step: int | None = 0) -> None:
+    """Create run.json, or continue the run in this folder if it has the same identity; remove leftovers."""
     write_run(folder, continued(folder, kind, identity, step=step))
 
 
 def write_run(folder: Path, described: Mapping[str, Any]) -> None:
-    """Write run.json; a file that says the same is left alone."""
+    """Write run.json, unless the file has this content already."""
     make_folder(folder)
     sweep(folder)
     text = json_text(described, indent=2) + "\n"
@@ -128,17 +128,17 @@ def write_run(folder: Path, described: Mapping[str, Any]) -> None:
 
 
 def refuse(folder: Path, what: str, different: Mapping[str, tuple[Any, Any]]) -> None:
-    """An error where something differs."""
+    """Raise a UserError if anything differs."""
     if different:
-        said = "; ".join(f"{name}: {old!r}, now {new!r}" for name, (old, new) in sorted(different.items()))
+        changes = "; ".join(f"{name}: {old!r}, now {new!r}" for name, (old, new) in sorted(different.items()))
         raise UserError(
-            f"{folder} is {what} with other settings ({said}). Nothing was changed: use the same settings to "
+            f"{folder} is {what} with other settings ({changes}). Nothing was changed: use the same settings to "
             "continue it, or another folder (--out) for the new ones"
         )
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Full name -> (old, new) of what differs; what is null is the same as what is not there."""
+    """Return full name -> (old, new) of every difference; null equals a missing value."""
     old, new = _flat(before), _flat(now)
     names = {name for name in old.keys() | new.keys() if not _covers(_ABOUT, name)}
     return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
@@ -152,7 +152,7 @@ def _flat(data: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
 
 
 def _covers(names: Collection[str], name: str) -> bool:
-    return any(name == one or name.startswith(f"{one}.") for one in names)
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in names)
 
 
 def _others(folder: Path) -> list[str]:

@@ -2,13 +2,13 @@
 
 1. Complete prompts from left to right and take the positions whose predictive entropy, when they were revealed, is
    above a high quantile: the candidate forks.
-2. Restart each with everything to its left revealed, now with low-confidence remasking. Whatever LC reveals before
-   the fork is a potential anchor: log the fork's entropy against their number, and fit a line to each fork.
-3. Set the fork to each of its likeliest tokens, complete with deterministic LC, and count the well-formed answers
-   that differ in what they mean: answers by the grader's `same`, programs by which of their tests pass.
+2. Restart from each with everything to its left revealed, now with low-confidence remasking. Every position that LC
+   reveals before the fork is a potential anchor: record the fork's entropy against their number, and fit a line.
+3. Set the fork to each of its most likely tokens, complete with deterministic LC, and count the well-formed answers
+   with different meanings: answers by the grader's `same`, programs by which of their tests pass.
 
-The restart is an infill request. It keeps the block width of generation, but on models without a block grid of
-their own the first block starts at the fork: LC may reveal up to `block - 1` positions before it.
+The restart is an infill request. It keeps the block length of generation, but on models without a fixed block grid
+the first block starts at the fork: LC may reveal up to `block - 1` positions before it.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ from twotemp.models.checkpoint import fingerprint
 from twotemp.policies import policy
 from twotemp.records import Policy, Problem, Request, Sample
 from twotemp.sampling.prompts import answer
+from twotemp.serialization import record
 
-CHUNK = 32  # forks measured together, for each worker; what a kill costs at most
+CHUNK = 32  # forks measured together, per worker; a kill loses at most these
 _NO_PROGRAM = ("SyntaxError", "IndentationError", "TabError")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the study is made; the defaults are the paper's."""
+    """The settings of a study; the defaults are the paper's."""
 
     quantile: float = 0.99  # of predictive entropy; positions above it are forks
-    alternatives: int = 5  # likeliest tokens tried at each fork
+    alternatives: int = 5  # most likely tokens tried at each fork
     t_token: float = 0.8  # of the completions and of the restart; alternatives are completed greedily
     block: int | None = None
     seed: int = 0
@@ -59,31 +60,33 @@ class Settings:
 
     @property
     def completion(self) -> Policy:
+        """The policy of the left-to-right completions."""
         return policy("ar", t_token=self.t_token)
 
 
-class Line(NamedTuple):
+class LineFit(NamedTuple):
     """A least-squares fit of entropy (nats) against the number of revealed anchors."""
 
     slope: float
-    r2: float  # NaN where it says nothing: fewer than three points, or an entropy that never moves
+    r2: float  # NaN if undefined: fewer than three points, or a constant entropy
 
 
-def fit(revealed: Sequence[int], entropy: Sequence[float]) -> Line:
+def fit(revealed: Sequence[int], entropy: Sequence[float]) -> LineFit:
+    """Fit a line to the entropy of a fork."""
     x, y = np.asarray(revealed, dtype=np.float64), np.asarray(entropy, dtype=np.float64)
     if len(x) < 2:
-        return Line(np.nan, np.nan)
+        return LineFit(np.nan, np.nan)
     dx, dy = x - x.mean(), y - y.mean()
     slope = float(dx @ dy / (dx @ dx))
     total = float(dy @ dy)
     if len(x) < 3 or total < 1e-12:
-        return Line(slope, np.nan)
-    return Line(slope, 1 - float(((dy - slope * dx) ** 2).sum()) / total)
+        return LineFit(slope, np.nan)
+    return LineFit(slope, 1 - float(((dy - slope * dx) ** 2).sum()) / total)
 
 
 @dataclass(frozen=True)
-class Place:
-    """A candidate fork: a position of a left-to-right completion."""
+class ForkCandidate:
+    """A position of a left-to-right completion with high entropy."""
 
     problem: str
     sample: int
@@ -103,105 +106,115 @@ class Place:
 
 @dataclass(frozen=True)
 class Fork:
-    """What was measured at one fork."""
+    """The measurements at one fork."""
 
     name: str  # problem/sample/position
     entropy: float  # of the prediction when the completion revealed it
     revealed: tuple[int, ...]  # potential anchors LC had revealed, at each of its steps up to the fork's own
-    path: tuple[float, ...]  # the fork's entropy (nats) then
-    tokens: tuple[int, ...]  # the likeliest, most likely first
-    answers: tuple[str | None, ...]  # what the completion with each of them answers; None: not well-formed
+    path: tuple[float, ...]  # the fork's entropy (nats) at these steps
+    tokens: tuple[int, ...]  # the alternatives, most likely first
+    answers: tuple[str | None, ...]  # of the completion with each alternative; None: not well-formed
     distinct: int  # semantically different answers among them
-    ungraded: int  # of the alternatives: our grader's own failures
+    ungraded: int  # alternatives on which the grader itself failed
 
     @cached_property
-    def line(self) -> Line:
+    def line(self) -> LineFit:
         return fit(self.revealed, self.path)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Fork:
-        fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
-        return cls(**fields)
+        """Return the fork of a stored row."""
+        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
+        return record(cls, values, "a row of the study")
 
 
-def find(samples: Iterable[Sample], eos_ids: Sequence[int], quantile: float) -> tuple[list[Place], float]:
-    """Positions above the quantile of predictive entropy, and that entropy.
+def find(
+    samples: Iterable[Sample], eos_ids: Sequence[int], quantile: float
+) -> tuple[list[ForkCandidate], float]:
+    """Return the positions above the quantile of predictive entropy, and the entropy at the quantile.
 
-    Only positions of the answer count, its EOS included; two samples that agree up to a position have that
-    position once.
+    Only positions of the answer count, including its EOS; a position that two samples reach by the same tokens counts
+    once.
     """
-    found: dict[tuple[str, tuple[int, ...]], Place] = {}
+    candidates: dict[tuple[str, tuple[int, ...]], ForkCandidate] = {}
     for sample in sorted(samples, key=lambda s: (s.request, s.index)):
         if sample.trace is None:
             raise UserError(f"sample {sample.index} of {sample.request!r} has no trace; sample with --trace")
         row, start, end = sample.prompt, sample.positions[0], sample.positions[-1] + 1
         for token, entropy in zip(sample.tokens, sample.trace.entropy):
-            place = Place(sample.request, sample.index, start, end, row, entropy)
-            found.setdefault((sample.request, row), place)
+            candidate = ForkCandidate(sample.request, sample.index, start, end, row, entropy)
+            candidates.setdefault((sample.request, row), candidate)
             row = (*row, token)
             if token in eos_ids:
                 break
-    if not found:
-        raise UserError("no completion to look for forks in")
-    places = list(found.values())
-    threshold = float(np.quantile([place.entropy for place in places], quantile))
-    return [place for place in places if place.entropy > threshold], threshold
+    if not candidates:
+        raise UserError("no completion to look for forks in; draw some samples first")
+    threshold = float(np.quantile([candidate.entropy for candidate in candidates.values()], quantile))
+    return [candidate for candidate in candidates.values() if candidate.entropy > threshold], threshold
 
 
 def measure(
     model: LanguageModel,
-    places: Sequence[Place],
+    candidates: Sequence[ForkCandidate],
     problems: Mapping[str, Problem],
     grader: Grader,
     settings: Settings,
     *,
     backend: Backend | None = None,
 ) -> list[Fork]:
-    """Both experiments on some forks. What the model predicts at them is looked up here; the restarts, which are most
-    of the work, are drawn by the backend (None: in this process)."""
+    """Run both experiments on some forks.
+
+    Args:
+        model: Predicts the entropies and alternatives at the forks.
+        candidates: The forks.
+        problems: The problems by id.
+        grader: Grades the completions.
+        settings: Of the study.
+        backend: Draws the restarts and completions, which are most of the work; None: in this process.
+    """
     backend = backend or LocalBackend(model)
-    paths = _restart(model, places, settings, backend)
+    paths = _restart(model, candidates, settings, backend)
     tokens = [_likeliest(logits[0], settings.alternatives) for _, logits in paths]
-    chosen = [(place, token) for place, likely in zip(places, tokens) for token in likely]
-    answers = _answers(model, chosen, settings, backend)
-    asked = [problems[place.problem] for place, _ in chosen]
-    items = [(problem, answer(problem, text)) for problem, text in zip(asked, answers)]
+    alternatives = [(candidate, token) for candidate, likely in zip(candidates, tokens) for token in likely]
+    texts = _completions(model, alternatives, settings, backend)
+    asked = [problems[candidate.problem] for candidate, _ in alternatives]
+    items = [(problem, answer(problem, text)) for problem, text in zip(asked, texts)]
     grades = iter(list(grader.grade(items)))
     forks = []
-    for place, (revealed, logits), likely in zip(places, paths, tokens):
-        mine = [next(grades) for _ in likely]
-        said = tuple(None if grade.detail.startswith(_NO_PROGRAM) else grade.answer for grade in mine)
+    for candidate, (revealed, logits), likely in zip(candidates, paths, tokens):
+        own = [next(grades) for _ in likely]
+        answers = tuple(None if grade.detail.startswith(_NO_PROGRAM) else grade.answer for grade in own)
         forks.append(
             Fork(
-                place.name,
-                place.entropy,
+                candidate.name,
+                candidate.entropy,
                 revealed,
                 tuple(_entropy(logits).tolist()),
                 tuple(likely),
-                said,
-                _count_distinct(grader, problems[place.problem], said),
-                sum(grade.outcome == "ungraded" for grade in mine),
+                answers,
+                _count_distinct(grader, problems[candidate.problem], answers),
+                sum(grade.outcome == "ungraded" for grade in own),
             )
         )
     return forks
 
 
 def _restart(
-    model: LanguageModel, places: Sequence[Place], settings: Settings, backend: Backend
+    model: LanguageModel, candidates: Sequence[ForkCandidate], settings: Settings, backend: Backend
 ) -> list[tuple[tuple[int, ...], Tensor]]:
-    """For each fork: how many positions LC had revealed, and the logits at the fork, until it is committed.
+    """Return for each fork how many positions LC had revealed, and the logits at the fork, until it is committed.
 
-    LC runs with a trace; its states are replayed and the fork's column is asked for in all of them at once.
+    LC runs with a trace; its states are replayed, and the logits of the fork are computed in all of them at once.
     """
     lc = policy("lc", t_token=settings.t_token)
-    requests = [_fill(model, place, place.left, lc, settings) for place in places]
-    found = {sample.request: sample for sample in backend.sample(requests)}
+    requests = [_fill(model, candidate, candidate.left, lc, settings) for candidate in candidates]
+    samples = {sample.request: sample for sample in backend.sample(requests)}
     paths = []
-    for place in places:
-        at, mask = place.position, model.mask_id
-        rows = [row for row, _ in states(found[place.name], mask) if row[at] == mask]
-        revealed = tuple(len(row) - at - row.count(mask) for row in rows)
-        paths.append((revealed, _logits_at(model, torch.tensor(rows, device=model.device), at)))
+    for candidate in candidates:
+        position, mask = candidate.position, model.mask_id
+        rows = [row for row, _ in states(samples[candidate.name], mask) if row[position] == mask]
+        revealed = tuple(len(row) - position - row.count(mask) for row in rows)
+        paths.append((revealed, _logits_at(model, torch.tensor(rows, device=model.device), position)))
     return paths
 
 
@@ -220,34 +233,42 @@ def _entropy(logits: Tensor) -> Tensor:
 
 
 def _likeliest(logits: Tensor, count: int) -> list[int]:
-    """The `count` likeliest tokens, fewer where the model rules out the rest."""
+    """Return the `count` most likely tokens, fewer if the model rules out the rest."""
     best = logits.topk(min(count, len(logits)))
     return best.indices[torch.isfinite(best.values)].tolist()
 
 
-def _answers(
-    model: LanguageModel, chosen: Sequence[tuple[Place, int]], settings: Settings, backend: Backend
+def _completions(
+    model: LanguageModel,
+    alternatives: Sequence[tuple[ForkCandidate, int]],
+    settings: Settings,
+    backend: Backend,
 ) -> list[str]:
-    """The text of each completion: everything left of the fork as it was, the fork set, the rest by greedy LC."""
+    """Return the text of each completion: the left of the fork unchanged, the fork set, the rest by greedy LC."""
     lc = policy("lc", t_token=0.0)
-    rows = {(place.name, token): (*place.left, token) for place, token in chosen}
+    rows = {(candidate.name, token): (*candidate.left, token) for candidate, token in alternatives}
     requests = [
-        _fill(model, place, rows[place.name, token], lc, settings, index=token)
-        for place, token in chosen
-        if place.position + 1 < place.end  # else the fork was all that was left to write
+        _fill(model, candidate, rows[candidate.name, token], lc, settings, index=token)
+        for candidate, token in alternatives
+        if candidate.position + 1 < candidate.end  # else the fork is the last position
     ]
     for sample in backend.sample(requests):
         rows[sample.request, sample.index] += sample.tokens
-    return [model.decode(rows[place.name, token][place.start :]) for place, token in chosen]
+    return [model.decode(rows[candidate.name, token][candidate.start :]) for candidate, token in alternatives]
 
 
 def _fill(
-    model: LanguageModel, place: Place, left: tuple[int, ...], lc: Policy, settings: Settings, index: int = 0
+    model: LanguageModel,
+    candidate: ForkCandidate,
+    left: tuple[int, ...],
+    lc: Policy,
+    settings: Settings,
+    index: int = 0,
 ) -> Request:
-    """Write everything from here to the end of the answer."""
+    """Return the request to fill in everything from here to the end of the answer."""
     return Request(
-        id=place.name,
-        prompt=(*left, *[model.mask_id] * (place.end - len(left))),
+        id=candidate.name,
+        prompt=(*left, *[model.mask_id] * (candidate.end - len(left))),
         policy=lc,
         length=0,
         block=settings.block,
@@ -258,20 +279,23 @@ def _fill(
 
 
 def _count_distinct(grader: Grader, problem: Problem, answers: Iterable[str | None]) -> int:
-    """How many things the well-formed answers mean. A program means which of its tests it passes, one by one (the
-    paper's outcome map); whether other answers are the same is for the grader to say."""
-    said = [one for one in answers if one is not None]
+    """Return the number of different meanings among the well-formed answers.
+
+    The meaning of a program is which of its tests pass (the paper's outcome map); other answers are compared by the
+    grader.
+    """
+    formed = [text for text in answers if text is not None]
     if tests := _one_by_one(problem):
-        return len({tuple(g.outcome for g in grader.grade((test, a) for test in tests)) for a in said})
-    kept: list[str] = []
-    for one in said:
-        if not any(grader.same(problem, one, other) for other in kept):
-            kept.append(one)
-    return len(kept)
+        return len({tuple(g.outcome for g in grader.grade((test, a) for test in tests)) for a in formed})
+    distinct: list[str] = []
+    for text in formed:
+        if not any(grader.same(problem, text, other) for other in distinct):
+            distinct.append(text)
+    return len(distinct)
 
 
 def _one_by_one(problem: Problem) -> list[Problem]:
-    """The problem with each of its program tests alone; none where no tests judge it. HumanEval has one `test`."""
+    """Return the problem once per program test; empty if it has no tests. HumanEval has one `test`."""
     tests = problem.reference.get("tests", ())
     alone = [replace(problem, reference={**problem.reference, "tests": [test]}) for test in tests]
     return alone or [problem] * ("test" in problem.reference)
@@ -286,15 +310,15 @@ class Study:
     forks: tuple[Fork, ...]
 
     def slopes(self) -> np.ndarray:
-        """Of forks that LC did not commit at once."""
+        """Return the slopes of the forks that LC did not commit in its first step."""
         return np.array([f.line.slope for f in self.forks if len(f.path) > 1])
 
     def r2(self) -> np.ndarray:
-        """Of forks with at least three points and an entropy that moves."""
+        """Return R^2 of the forks with at least three points and an entropy that changes."""
         return np.array([f.line.r2 for f in self.forks if np.isfinite(f.line.r2)])
 
     def distinct(self) -> np.ndarray:
-        """Numbers of different answers, of forks whose alternatives could all be graded."""
+        """Return the number of different answers of each fork whose alternatives could all be graded."""
         return np.array([f.distinct for f in self.forks if not f.ungraded], dtype=np.int64)
 
 
@@ -311,20 +335,32 @@ def study(
     together: int = CHUNK,
     watch: Callable[[int, int], None] | None = None,
 ) -> Study:
-    """Measure every fork of some completions, so many at a time; those that `folder` already holds are not measured
-    again. backend: see `measure`."""
-    places, threshold = find(samples, model.eos_ids, settings.quantile)
+    """Measure every fork of some completions that the folder does not hold yet.
+
+    Args:
+        model: See `measure`.
+        task: The name of the task.
+        samples: Left-to-right completions with traces.
+        problems: See `measure`.
+        grader: See `measure`.
+        settings: Of the study.
+        folder: Where the measurements are stored.
+        backend: See `measure`.
+        together: How many forks are measured at a time.
+        watch: Called with (forks measured, all forks).
+    """
+    candidates, threshold = find(samples, model.eos_ids, settings.quantile)
     facts = {"model": model.name, "fingerprint": fingerprint(model), "task": task, "grader": grader.name}
     with only_writer(folder), closing(Journal(folder, {**facts, **asdict(settings)})) as journal:
         done = {fork.name: fork for fork in map(Fork.from_dict, journal.rows())}
-        todo = [place for place in places if place.name not in done]
+        todo = [candidate for candidate in candidates if candidate.name not in done]
         for start in range(0, len(todo), together):
             if watch is not None:
-                watch(len(places) - len(todo) + start, len(places))
+                watch(len(candidates) - len(todo) + start, len(candidates))
             chunk = todo[start : start + together]
             forks = measure(model, chunk, problems, grader, settings, backend=backend)
             journal.append(asdict(fork) for fork in forks)
             done |= {fork.name: fork for fork in forks}
     if watch is not None:
-        watch(len(places), len(places))
-    return Study(task, threshold, tuple(done[place.name] for place in places))
+        watch(len(candidates), len(candidates))
+    return Study(task, threshold, tuple(done[candidate.name] for candidate in candidates))

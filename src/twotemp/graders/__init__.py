@@ -1,4 +1,4 @@
-"""Graders by name. Imported only when asked for: most need something that not every user has."""
+"""The registry of graders. They are imported on demand: most have optional dependencies."""
 
 from __future__ import annotations
 
@@ -11,44 +11,49 @@ from twotemp.graders.base import Grader
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A grader of ours: where it is, what it judges, and whether it has worker processes."""
+class GraderEntry:
+    """A built-in grader: its module and class, what it grades, and whether it has worker processes."""
 
     module: str
     name: str
-    judges: str
+    description: str
     workers: bool = False
 
     def make(self, workers: int | None) -> Grader:
-        kind: Callable[..., Grader] = getattr(import_module(f"twotemp.graders.{self.module}"), self.name)
-        return kind(workers=workers) if self.workers else kind()
+        """Return a new grader."""
+        create: Callable[..., Grader] = getattr(import_module(f"twotemp.graders.{self.module}"), self.name)
+        return create(workers=workers) if self.workers else create()
 
 
-# Ours, or (of a plug-in) what makes one.
-GRADERS: dict[str, Entry | Callable[[], Grader]] = {
-    "maths": Entry(
+# Built-in graders, and the factories of plug-ins.
+GRADERS: dict[str, GraderEntry | Callable[[], Grader]] = {
+    "maths": GraderEntry(
         "maths", "MathsGrader", "numbers and formulas: own extraction, equality by math-verify", workers=True
     ),
-    "d1": Entry("d1", "D1Grader", "maths as the d1 code base grades it, for comparison"),
-    "programs": Entry(
+    "d1": GraderEntry("d1", "D1Grader", "maths as the d1 code base grades it, for comparison"),
+    "programs": GraderEntry(
         "programs", "ProgramGrader", "Python programs, run against tests in a sandbox", workers=True
     ),
-    "countdown": Entry("puzzles", "CountdownGrader", "the embedded arithmetic puzzle"),
-    "recorded": Entry("recorded", "RecordedGrader", "verdicts of another harness, imported with its samples"),
+    "countdown": GraderEntry("puzzles", "CountdownGrader", "the embedded arithmetic puzzle"),
+    "recorded": GraderEntry(
+        "recorded", "RecordedGrader", "grades of another harness, imported with its samples"
+    ),
 }
 
 
 def descriptions() -> dict[str, str]:
-    """What each grader judges; of a plug-in's, the first line of its docstring."""
+    """Return the description of each grader; for a plug-in's, the first line of its docstring."""
     return {
-        name: one.judges if isinstance(one, Entry) else (one.__doc__ or "").partition("\n")[0]
-        for name, one in GRADERS.items()
+        name: grader.description
+        if isinstance(grader, GraderEntry)
+        else (grader.__doc__ or "").partition("\n")[0]
+        for name, grader in GRADERS.items()
     }
 
 
 def get(name: str, *, workers: int | None = None) -> Grader:
-    """A new grader; `workers`: processes of those that use any (default: one for each usable core)."""
+    """Return a new grader; `workers`: its worker processes, if it has any (default: one per usable core)."""
     if name not in GRADERS:
         raise unknown("grader", name, GRADERS)
-    found = GRADERS[name]
-    return found.make(workers) if isinstance(found, Entry) else found()
+    entry = GRADERS[name]
+    return entry.make(workers) if isinstance(entry, GraderEntry) else entry()

@@ -1,6 +1,6 @@
-"""Which part of a text is the program? Pure text rules, no parsing: it is whatever a model wrote.
+"""Extract the program from a text by text rules, without parsing; the rule that applied is recorded.
 
-Every scan is linear, and the rule that fired is recorded.
+Every scan is linear, since the text may be anything.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from twotemp.graders.extraction import until_end
 
-# A fence may stand in a list, be longer than three, be made of tildes, and say more than the language.
+# A fence may be in a list, be longer than three, consist of tildes, and have attributes after the language.
 _OPENING = re.compile(r"(?:^([ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?)|)(`{3,}|(?<![^\s])~{3,})(?!`)([^\n]*)", re.M)
 _LANGUAGE = re.compile(
     r"[ \t]*([\w+#.-]*)[ \t]*((?:\{[^\n}]*\}|[\w-]+=(?:\"[^\"\n]*\"|'[^'\n]*'|\S*)|[ \t])*)\r?"
@@ -24,7 +24,7 @@ _STARTS = re.compile(r"[ \t]*(?:@|async[ \t]|def[ \t]|class[ \t]|import[ \t]|fro
 _DEFINITION = re.compile(r"(?:@|async[ \t]|def[ \t]|class[ \t]|import[ \t]|from[ \t])")
 _STRING = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|#.*")
 _TWO_NAMES = re.compile(r"\b([^\W\d]\w*)[ \t]+(?=([^\W\d]\w*))")
-_MOST_BLOCKS = 100  # or thousands of fences on one line would take quadratic time
+_MOST_BLOCKS = 100  # thousands of fences on one line would take quadratic time
 _KEYWORDS = {*keyword.kwlist, *keyword.softkwlist, "print"}
 
 
@@ -35,14 +35,14 @@ class _Block(NamedTuple):
 
 
 def find_code(text: str, names: Sequence[str], body: bool = False) -> tuple[str, str]:
-    """The code in a text, and the rule that found it:
+    """Return the code in a text, and the rule that found it:
 
     `entry`       the first fenced block that defines one of `names`, after the imports and helpers before it
     `fence`       the first fenced block that may be Python
     `open fence`  a fence that was never closed
-    `prose`       no fence: what is left without the sentences around it, as far as one of `names` is defined
+    `prose`       no fence: the lines between sentences, up to those that define one of `names`
     `raw`         the whole text
-    `body`        `raw` or `fence` without a definition where the body of a function would do (`body`): indented
+    `body`        `raw` or `fence` without a definition, indented, if the body of a function is acceptable (`body`)
     """
     text = until_end(text)
     defines = re.compile(
@@ -68,29 +68,29 @@ def find_code(text: str, names: Sequence[str], body: bool = False) -> tuple[str,
 
 
 def _blocks(text: str) -> Iterator[_Block]:
-    at = 0
-    while (opening := _OPENING.search(text, at)) is not None:
+    position = 0
+    while (opening := _OPENING.search(text, position)) is not None:
         margin, fence, rest = opening.groups()
         inline = rest.find(fence)
         if inline >= 0:
             yield _Block(rest[:inline].strip(), "", True)
-            at = opening.start(3) + inline + len(fence)
+            position = opening.start(3) + inline + len(fence)
             continue
-        about = _LANGUAGE.match(rest)
-        assert about is not None
-        # Code right behind the fence belongs to the block; without a line of its own the language is not one.
-        if about.end() == len(rest):
+        info = _LANGUAGE.match(rest)
+        assert info is not None
+        # Code on the line of the fence belongs to the block; then the first word need not be a language.
+        if info.end() == len(rest):
             first = ""
         else:
-            first = rest[about.end(1) :] if about[1].lower() in _PYTHON[1:] else rest
+            first = rest[info.end(1) :] if info[1].lower() in _PYTHON[1:] else rest
         run = f"{fence[0]}{{{len(fence)},}}"
         closing = re.compile(rf"\n[ \t]*{run}|{run}[ \t]*\r?$", re.M).search(text, opening.end())
         end = closing.start() if closing else len(text)
         code = _without_margin(text[opening.end() + 1 : end], len(margin or ""))
-        yield _Block(f"{first.strip()}\n{code}".strip("\r\n").rstrip(), about[1], closing is not None)
+        yield _Block(f"{first.strip()}\n{code}".strip("\r\n").rstrip(), info[1], closing is not None)
         if closing is None:
             return
-        at = closing.end()
+        position = closing.end()
 
 
 def _only_definitions(code: str) -> bool:
@@ -99,18 +99,18 @@ def _only_definitions(code: str) -> bool:
 
 
 def _without_margin(code: str, margin: int) -> str:
-    """What a list indents its items by is not the code's."""
+    """Remove the indentation of a list item."""
     return re.sub(rf"^[ \t]{{1,{margin}}}", "", code, flags=re.M) if margin else code
 
 
 def _dedented(code: str) -> str:
-    """A program that is indented as a whole is not; a body that comes before a definition is left as it is."""
+    """Dedent a program that is indented as a whole; leave a body that precedes a definition."""
     first = next((line for line in code.splitlines() if line.strip()), "")
     return textwrap.dedent(code) if _STARTS.match(first) and first[0] in " \t" else code
 
 
 def _without_prose(text: str, defines: re.Pattern[str]) -> str | None:
-    """The runs of lines between sentences, up to the one that defines a name; None if there is no sentence."""
+    """Return the lines between sentences, up to those that define a name; None if there is no sentence."""
     runs: list[list[str]] = [[]]
     sentences = False
     in_string = False
@@ -134,7 +134,7 @@ def _without_prose(text: str, defines: re.Pattern[str]) -> str | None:
 
 
 def _is_prose(line: str) -> bool:
-    """Two names side by side, a full stop after a word, a lone word with a colon: that is never Python."""
+    """Return whether a line is prose: two adjacent names, a full stop after a word, or a single word with a colon."""
     if line[:1] in (" ", "\t", "#", "@", ""):
         return False
     line = _STRING.sub(" 0 ", line)
@@ -146,14 +146,14 @@ def _is_prose(line: str) -> bool:
 
 
 def _as_body(code: str) -> str | None:
-    """The body of a function, indented as such; None if this is no body without an indent."""
+    """Return the code as an indented function body; None if it is not an unindented body."""
     lines = code.splitlines()
     full = [line for line in lines if line.strip()]
     if not full or full[0][0] in " \t":
         return None
     depths = [len(line) - len(line.lstrip()) for line in full[1:]]
     least = min(depths, default=0)
-    # A model, or whoever stripped its text, may have lost the indent of the first line only.
+    # The first line alone may have lost its indentation, for instance when the text was stripped.
     if least and (depths[0] > least or not full[0].rstrip().endswith(":")):
         return " " * least + code.lstrip("\r\n")
     if not _returns_outside_a_function(full) and any(_DEFINITION.match(line) for line in full):

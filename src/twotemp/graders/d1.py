@@ -1,6 +1,6 @@
 """d1's string matching, re-implemented so that numbers published with it can be reproduced.
 
-Kept with its habits, because they are the point: on GSM8K the *first* box counts and is cut at its first `}`,
+Its peculiarities are kept on purpose: on GSM8K the *first* box counts and is cut at its first `}`,
 a comma ends a number, and a negative gold answer can never be matched; on MATH two answers are the same when
 they are the same string after a fixed list of rewrites. The default grader is `maths`.
 """
@@ -17,9 +17,9 @@ from twotemp.records import Grade, Problem
 _FIRST_BOXES = re.compile(r"\\boxed{(.*?)}")
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+\.?\d*")
-_LONGEST = 20_000  # characters looked at: the two patterns above take quadratic time on hostile text
+_LONGEST = 20_000  # characters graded: the two patterns above take quadratic time on hostile text
 
-# In this order; each is a plain replacement over the whole string.
+# Plain replacements over the whole string, in this order.
 _BEFORE_UNITS = (
     ("\n", ""),
     ("\\!", ""),
@@ -62,7 +62,7 @@ def _is_number(problem: Problem) -> bool:
 
 
 def _as_number(text: str, which: int) -> str | None:
-    """The text if it is a number, else the first (0) or last (-1) number in it."""
+    """Return the text if it is a number, else the first (0) or last (-1) number in it."""
     try:
         float(text)
         return text
@@ -82,13 +82,13 @@ def _read_number(text: str) -> tuple[str | None, str]:
 
 
 def _same_number(gold: str, answer: str) -> bool:
-    """d1 reads the gold answer with a pattern that has no sign, and so loses every negative one."""
+    """Compare with the gold answer, which d1 reads with a pattern without a sign: a negative one never matches."""
     gold = gold.replace(",", "").strip()
     return not gold.startswith("-") and float(answer) == float(gold)
 
 
 def _read_latex(text: str) -> tuple[str | None, str]:
-    """The last box; without any box the whole text; with an unclosed or empty one, what <answer> holds."""
+    """Return the last box; the whole text if there is none; what <answer> holds if the box is unclosed or empty."""
     if "\\boxed " in text:
         boxed: str | None = text.split("\\boxed ")[-1].split("$")[0]
         rule = "last box"
@@ -118,7 +118,7 @@ def _balanced(text: str, start: int) -> str | None:
 def _same_latex(gold: str, answer: str) -> bool:
     try:
         return _normal(gold) == _normal(answer)
-    except (ValueError, IndexError):  # a rewrite that does not apply: compare what was written
+    except (ValueError, IndexError):  # a rewrite that does not apply: compare the original strings
         return gold == answer
 
 
@@ -140,7 +140,7 @@ def _normal(text: str) -> str:
 
 
 def _braced_roots(text: str) -> str:
-    """\\sqrt3 -> \\sqrt{3}. A root of nothing is an IndexError: then the strings are compared as written."""
+    """Rewrite \\sqrt3 as \\sqrt{3}. An empty root raises an IndexError: then the original strings are compared."""
     first, *rest = text.split("\\sqrt")
     return first + "".join(
         "\\sqrt" + (part if part[0] == "{" else f"{{{part[0]}}}{part[1:]}") for part in rest
@@ -148,7 +148,7 @@ def _braced_roots(text: str) -> str:
 
 
 def _braced_fractions(text: str) -> str:
-    """\\frac12 -> \\frac{1}{2} and \\frac1{72} -> \\frac{1}{72}."""
+    """Rewrite \\frac12 as \\frac{1}{2} and \\frac1{72} as \\frac{1}{72}."""
     first, *rest = text.split("\\frac")
     parts = [first]
     for part in rest:
@@ -162,7 +162,7 @@ def _braced_fractions(text: str) -> str:
 
 
 def _fraction(text: str) -> str:
-    """1/2 -> \\frac{1}{2}, integers only; x/2 is a ValueError (see `_braced_roots`)."""
+    """Rewrite 1/2 as \\frac{1}{2}, integers only; x/2 raises a ValueError (see `_braced_roots`)."""
     if text.count("/") != 1:
         return text
     above, below = (int(part) for part in text.split("/"))

@@ -1,7 +1,7 @@
-"""What did the text finally answer? Pure text rules, no comparing; the rule that fired is recorded.
+"""Extract the final answer from a text by text rules, without comparing it; the rule that applied is recorded.
 
-Made for what masked diffusion models write: boxes copied from the prompt as placeholders, boxes never closed
-because the canvas ended, a backslash lost. Every scan is linear: the text is whatever a model came up with.
+The rules fit what masked diffusion models write: boxes copied from the prompt as placeholders, boxes that are not
+closed because the canvas ended, lost backslashes. Every scan is linear, since the text may be anything.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Rule = Literal["boxed", "repaired", "tagged", "none"]
+ExtractionRule = Literal["boxed", "repaired", "tagged", "none"]
 
-# A decoded text still holds them: cutting here (rather than skipping special tokens) keeps what a diffusion
-# model wrote *after* its end of text from being graded.
+# A decoded text still contains them. Cutting here, rather than skipping special tokens, prevents grading what a
+# diffusion model wrote *after* its end of text.
 _END_OF_TEXT = re.compile(r"<\|(?:eot_id|endoftext|im_end)\|>")
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -22,30 +22,32 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is text, not str
 _LINE = re.compile(r"\s*([^\n<]*(?:<(?!/)[^\n<]*)*)")
 _PLACEHOLDER = re.compile(r"(?:[\s.$]|\\[lc]?dots|\\text\{\s*\}|…)*")
 _ANY_BOX = re.compile(r"\\?(?:boxed|fbox)\s*(?:\{[^{}\n]*\}?)?")
-_REPAIR_LIMIT = 400  # characters looked at after a broken box, or many on one line would take quadratic time
+_REPAIR_LIMIT = 400  # characters scanned after a broken box; many on one line would take quadratic time
 _TAGGED_LIMIT = 60  # characters; longer contents of <answer> are prose
 
 
 @dataclass(frozen=True)
 class Extracted:
+    """An answer and the rule that found it."""
+
     answer: str | None
-    rule: Rule
+    rule: ExtractionRule
 
 
 def until_end(text: str) -> str:
-    """Rule 1: the text up to the first end-of-text marker."""
+    """Return the text up to the first end-of-text marker (rule 1)."""
     return _END_OF_TEXT.split(text, maxsplit=1)[0]
 
 
 def final_answer(text: str) -> Extracted:
-    """Rules 1 to 5, first match wins:
+    """Return the answer by rules 1 to 5; the first match wins:
 
     1. cut at the end of text;
-    2. `boxed`: the last brace-balanced box that is no placeholder, or
+    2. `boxed`: the last brace-balanced box that is not a placeholder, or
     3. `repaired`: the last broken box (unclosed, or its backslash lost),
        both first in the last <answer>, then in the whole text;
     4. `tagged`: a short single line in <answer>;
-    5. `none`: no answer, which is wrong. Never "the last number in the text": that is luck.
+    5. `none`: no answer, which is wrong. "The last number in the text" would reward luck.
     """
     text = until_end(text)
     tagged = _last_tagged(text)
@@ -77,7 +79,7 @@ def _last_box(text: str) -> str | None:
 
 
 def _matching_braces(text: str) -> dict[int, int]:
-    """Where each opening brace closes; unclosed ones are absent."""
+    """Return opening -> closing position of each brace; unclosed ones are absent."""
     closing: dict[int, int] = {}
     open_at: list[int] = []
     for match in _BRACE.finditer(text):
@@ -98,7 +100,7 @@ def _last_broken_box(text: str) -> str | None:
 
 
 def _balanced(line: str) -> str:
-    """The line up to the brace that closes more than was opened, with the missing braces added."""
+    """Return the line up to the first unmatched closing brace, with missing closing braces added."""
     depth = 0
     for match in _BRACE.finditer(line):
         depth += (match[0] == "{") - (match[0] == "}")

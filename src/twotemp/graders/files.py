@@ -1,4 +1,4 @@
-"""Grade a file of text made elsewhere: one JSON row per generation in, one verdict per row out, in the same order."""
+"""Grade a file of generated text: one JSON row per generation in, one verdict per row out, in the same order."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from twotemp.serialization import json_text
 
 
 def grade_file(problems: Sequence[Problem], generations: Path, out: Path, grader: Grader) -> Counter[Outcome]:
-    """Grade `generations` into `out` (either may end in .gz) and count the verdicts.
+    """Grade a file and count the outcomes.
 
-    A row has `generation`, and `id` (a problem's) or `index` (its place in `problems`, which must then be the
-    whole set); where both are given the id decides, if there is such a problem. `out` appears when it is complete.
+    Args:
+        problems: The problems of the task.
+        generations: JSON rows with `generation`, and `id` (of a problem) or `index` (into `problems`, which must then
+            be complete). If a row has both, the id is used if such a problem exists.
+        out: The file to write; it appears when it is complete. Either file may end in .gz.
+        grader: The grader.
     """
     rows = _read(generations)
     by_id = {problem.id: problem for problem in problems}
-    items = [(_problem(row, problems, by_id, f"{generations}:{at}"), row["generation"]) for at, row in rows]
+    items = [(_problem(row, problems, by_id, f"{generations}:{n}"), row["generation"]) for n, row in rows]
     counts: Counter[Outcome] = Counter()
     with replacing(out) as partial, _open(partial, "wt", zipped=out.suffix == ".gz") as file:
         for (_, row), grade in zip(rows, grades(grader, items)):
@@ -36,21 +40,23 @@ def grade_file(problems: Sequence[Problem], generations: Path, out: Path, grader
 
 
 def _open(path: Path, mode: str, zipped: bool) -> IO[str]:
-    # A byte that is no UTF-8 came from a model; it must not stop the grading of all the others.
-    opened = (gzip.open if zipped else open)(path, mode, encoding="utf-8", errors="replace")
-    return cast(IO[str], opened)
+    # A model may write bytes that are not UTF-8; they must not stop the grading of the other rows.
+    file = (gzip.open if zipped else open)(path, mode, encoding="utf-8", errors="replace")
+    return cast(IO[str], file)
 
 
 def _read(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Rows with their line numbers."""
+    """Return the rows with their line numbers."""
     rows = []
     try:
         with _open(path, "rt", zipped=path.suffix == ".gz") as file:
-            for at, line in enumerate(file, 1):
+            for number, line in enumerate(file, 1):
                 if line.strip():
-                    rows.append((at, _row(line, f"{path}:{at}")))
+                    rows.append((number, _row(line, f"{path}:{number}")))
     except (OSError, EOFError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+        raise UserError(
+            f"cannot read {path}: {error}; give a JSONL file, or one compressed as .gz"
+        ) from error
     return rows
 
 
@@ -68,12 +74,12 @@ def _problem(
     row: dict[str, Any], problems: Sequence[Problem], by_id: dict[str, Problem], where: str
 ) -> Problem:
     name, index = row.get("id"), row.get("index")
-    if name is not None and (found := by_id.get(str(name))) is not None:
-        return found
+    if name is not None and (problem := by_id.get(str(name))) is not None:
+        return problem
     if isinstance(index, int) and not isinstance(index, bool):
         if 0 <= index < len(problems):
             return problems[index]
         raise UserError(f"{where}: index {index} is not one of the {len(problems)} problems (from 0)")
     if name is None:
-        raise UserError(f"{where}: a row needs an `id` or an `index` that says which problem it answers")
+        raise UserError(f"{where}: a row needs the `id` or the `index` of the problem it answers")
     raise UserError(f"{where}: no problem has the id {name!r}; check --task, or give an `index` instead")

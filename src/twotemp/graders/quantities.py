@@ -1,6 +1,6 @@
-r"""Answers that are one number, with or without a unit: "$1,200", "minus 10", "18 thousand", "two thirds", "5 km".
+r"""Parse answers that are one number, with or without a unit: "$1,200", "minus 10", "two thirds", "5 km".
 
-A quantity is an exact rational number and what it is measured in. Nothing is rounded: 0.333 is 333/1000.
+A quantity is an exact rational number and a unit. Nothing is rounded: 0.333 is 333/1000.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-# What a unit measures, how much of it one is, and how it may be written (also with an s).
+# Dimension, size and spellings of each unit (a plural s is allowed).
 _MEASURES = """
 length 1/1000 mm millimeter millimetre
 length 1/100 cm centimeter centimetre
@@ -99,11 +99,11 @@ _ONE_NUMBER = re.compile(
 _SHORT_SCALE = re.compile(r"(?<=[0-9])\s?[kKM]\b")
 _HALF_DAY = re.compile(r"\b([ap])\.m\b\.?", re.I)
 _NEGATIVE = re.compile(r"(?:^|(?<=\s))(?:minus|negative)\s+$", re.I)
-# Words that make a number another one: anywhere beside it, right after it, right before it.
+# Words that change the value of a number: anywhere near it, right after it, right before it.
 _MATHS = {"pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "mod", "factorial", "infinity"}
 _MATHS |= {word + s for word in _SCALES for s in ("", "s")}
 _AFTER = {"squared", "cubed"} | {word + s for word in _PARTS for s in ("", "s")}
-_AFTER.remove("quarters")  # up to three are a fraction by now; more are coins
+_AFTER.remove("quarters")  # up to three have been read as a fraction; more are coins
 _BEFORE = rf"(?:twice|double|triple|(?:root|square|cube|{_PART}s?)\s+(?:of|past|to))"
 _CHANGED = re.compile(rf"\b{_BEFORE}\s+$", re.I)
 _COUNTS = re.compile(rf"[0-9]|\b(?:{_BEFORE}|{_any([*_WORDS, *_MATHS, *_AFTER])})\b", re.I)
@@ -111,22 +111,24 @@ _NOT_WHOLE = re.compile(rf"(?<![0-9.])(?:{_REPEATING}|[0-9]*\.[0-9]+)(?![0-9.])"
 
 
 class Quantity(NamedTuple):
+    """A number with its unit."""
+
     value: Fraction
-    measure: str = ""  # "" where no unit was written, or none that is known here
+    measure: str = ""  # "" if no unit was written, or an unknown one
     size: Fraction = Fraction(1)  # of the unit
 
 
 def read(text: str, *, prose: bool) -> Quantity | None:
-    """The one number in a text; None where it is not that simple, which is no verdict.
+    """Return the only number in a text; None if the text is anything else, which is not a verdict.
 
-    Names of things may follow it ("45 fairies"), but no lone letter, which is a variable ("18x"), and
-    nothing that means something in mathematics ("7 pi", "5 squared"). prose: words may also precede it ("it
-    is 45"), a unit may touch it ("5m"), and k and M are thousand and million; otherwise these are formulas.
+    Nouns may follow the number ("45 fairies"), but not a single letter, which is a variable ("18x"), nor a word
+    with a mathematical meaning ("7 pi", "5 squared"). With `prose`, words may also precede it ("it is 45"), a unit
+    may touch it ("5m"), and k and M are thousand and million; otherwise these are formulas.
     """
     units = []
     for pattern, name in _SYMBOLS.items():
-        text, found = re.subn(pattern, " ", text)
-        units += [_UNITS[name]] * bool(found)
+        text, count = re.subn(pattern, " ", text)
+        units += [_UNITS[name]] * bool(count)
     if base := _BASE.search(text):
         text = text[: base.start()]
         units.append((f"base {base[1]}", Fraction(1)))
@@ -146,9 +148,9 @@ def read(text: str, *, prose: bool) -> Quantity | None:
 
 
 def same(a: Quantity, b: Quantity, *, percent_is_hundredth: bool) -> bool:
-    """Equal in the same measure (60 minutes are 1 hour); a missing unit is whatever the other side's is.
+    """Return whether two quantities are equal (60 minutes are 1 hour); a missing unit matches any unit.
 
-    percent_is_hundredth: beside a number without a unit, 50 % is 1/2 as well as 50.
+    With `percent_is_hundredth`, 50 % equals both 1/2 and 50 without a unit.
     """
     if a.measure and b.measure:
         return a.measure == b.measure and a.value * a.size == b.value * b.size
@@ -159,23 +161,24 @@ def same(a: Quantity, b: Quantity, *, percent_is_hundredth: bool) -> bool:
 
 
 def latex(value: Fraction) -> str:
+    """Return a fraction in LaTeX."""
     return rf"{{\frac{{{value.numerator}}}{{{value.denominator}}}}}"
 
 
 def exact(text: str) -> str:
-    """LaTeX with every decimal as the fraction it is, so that nobody takes it for a rounded number."""
+    """Return LaTeX with every decimal as an exact fraction, so that math-verify does not round it."""
     return _NOT_WHOLE.sub(lambda match: latex(_decimal(match[0])), text)
 
 
 def shown(text: str) -> str:
-    r"""For math-verify, which drops \text{}: without it where its words change the number, 3\text{ halves}."""
+    r"""Return the text for math-verify, which drops \text{}; unwrap words that change the number, 3\text{ halves}."""
     if read(text, prose=True) is not None or read(_WRAPPED.sub(" ", text), prose=True) is None:
         return text
     return _WRAPPED.sub(lambda match: f" {match[1]} " if _COUNTS.search(match[1]) else match[0], text)
 
 
 def _plain(text: str) -> str:
-    """Without LaTeX's wrappers: \\frac{1}{2} is 1/2, \\text{cm} is cm, 1{,}200 is 1200, 2:00 p.m. is 2 pm."""
+    """Remove LaTeX markup: \\frac{1}{2} is 1/2, \\text{cm} is cm, 1{,}200 is 1200, 2:00 p.m. is 2 pm."""
     text = _WRAPPED.sub(r" \1 ", text.replace(r"\!", ""))
     text = _SPACING.sub(" ", _THOUSANDS.sub("", text))
     text = _FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]} ", text)
@@ -183,7 +186,7 @@ def _plain(text: str) -> str:
 
 
 def _digits(text: str) -> str:
-    """Number words as digits: "one hundred and five" is 105, "1.5 million" 1500000, "two and a half" 2 1/2."""
+    """Convert number words to digits: "one hundred five" is 105, "1.5 million" 1500000, "two and a half" 2 1/2."""
     text = _IN_WORDS.sub(lambda match: str(_in_digits(match[0].lower())), text)
     text = _SOME_PARTS.sub(_fraction, _AND_A_PART.sub("and 1 ", text))
     return _SCALED_DIGITS.sub(lambda match: str(Fraction(match[1]) * _SCALES[match[2].lower()]), text)
@@ -202,14 +205,14 @@ def _in_digits(words: str) -> int:
 
 
 def _fraction(match: re.Match[str]) -> str:
-    """Parts in digits, 2/3; left as they are where it may be something else: 20 third, 102 thirds (100 2/3?)."""
+    """Convert "two thirds" to 2/3; leave what is ambiguous: 20 third, 102 thirds (100 2/3?)."""
     whole, above, below = match[1] or "", int(match[2]), _PARTS[match[3].lower()]
     proper = above < below and (above == 1) == (not match[4])
     return f"{whole} {above}/{below}" if proper else match[0]
 
 
 def _rational(text: str) -> Fraction | None:
-    """Exactly "12", "3/4", "1 3/4" or any decimal; None for a fraction over 0."""
+    """Parse "12", "3/4", "1 3/4" or a decimal exactly; return None for a fraction over 0."""
     *whole, last = re.sub(r"\s*/\s*", "/", text).split()
     above, _, below = last.partition("/")
     if below and int(below) == 0:
@@ -218,7 +221,7 @@ def _rational(text: str) -> Fraction | None:
 
 
 def _decimal(text: str) -> Fraction:
-    """Exactly "12", ".5", "0.1\\overline{6}"."""
+    """Parse "12", ".5" or "0.1\\overline{6}" exactly."""
     head, *period = re.split(r"\\[a-z]+\s*\{?", text.rstrip("}"))
     whole, _, decimals = head.partition(".")
     value = Fraction(int(whole + decimals or "0"))
@@ -228,7 +231,7 @@ def _decimal(text: str) -> Fraction:
 
 
 def _is_quantity(match: re.Match[str], prose: bool) -> bool:
-    """Are the words beside the number names of things, and not parts of a formula?"""
+    """Return whether the words near the number are nouns, not parts of a formula."""
     lead, tail = match["lead"] or "", match["tail"] or ""
     words = re.findall(r"[a-z']+", f"{lead} {tail}".lower())
     if not _MATHS.isdisjoint(words) or not (prose or not lead or _NEGATIVE.fullmatch(lead)):
@@ -246,16 +249,16 @@ def _is_quantity(match: re.Match[str], prose: bool) -> bool:
 
 
 def _is_adjective(word: str, following: str) -> bool:
-    """12 fourth graders and 5 squared meters; but not two third of it, nor 5 squared."""
+    """Return whether a word is an adjective: 12 fourth graders, 5 squared meters; not two third of it, 5 squared."""
     if word in _PARTS:
         return following not in ("", "of")
     return word in _POWERS and _known(following) is not None
 
 
 def _unit(tail: list[str], power: str | None) -> tuple[str, Fraction] | None:
-    """The unit that the text after a number begins with; a rate ("miles per hour", "m/s") is not compared.
+    """Return the unit at the start of the text after a number; None for a rate ("miles per hour", "m/s").
 
-    "20 in total" are not 20 inches.
+    "20 in total" is not 20 inches.
     """
     exponent = int(power.strip("^{}")) if power else 1
     if len(tail) > 1 and tail[0].lower() in _POWERS:
@@ -266,8 +269,8 @@ def _unit(tail: list[str], power: str | None) -> tuple[str, Fraction] | None:
         return None
     if len(tail) > 1 and tail[0].lower() == "in":
         return None
-    found = _known(tail[0].rstrip("."))
-    return found and (f"{found[0]}^{exponent}" if exponent > 1 else found[0], found[1] ** exponent)
+    unit = _known(tail[0].rstrip("."))
+    return unit and (f"{unit[0]}^{exponent}" if exponent > 1 else unit[0], unit[1] ** exponent)
 
 
 def _known(word: str) -> tuple[str, Fraction] | None:

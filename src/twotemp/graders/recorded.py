@@ -1,4 +1,4 @@
-"""Verdicts that another harness gave when the samples were drawn."""
+"""Grades that another harness gave when the samples were drawn."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from twotemp.records import Grade, Problem
 
 
 class RecordedGrader(Grader):
-    """Judges nothing itself: it stands for grades that were imported."""
+    """Stands for imported grades; it cannot grade samples itself."""
 
     name = "recorded"
 
     def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
         raise UserError(
-            "recorded verdicts came with the imported samples and cannot be given anew; name a grader that judges "
-            "texts (`twotemp graders`)"
+            "recorded grades came with the imported samples and cannot be computed again; name a grader of texts "
+            "(`twotemp graders`)"
         )

@@ -1,7 +1,7 @@
-"""What a run is worth, from plain arrays: pass@k, pass@NFE, Best@k, bootstrap intervals, diversity. numpy only.
+"""Metrics on plain arrays: pass@k, pass@NFE, Best@k, bootstrap intervals, diversity. numpy only.
 
-The currency is a table [questions, ks] of per-question values, NaN where a question has fewer than k samples.
-`bootstrap` turns one into means with intervals, `paired_bootstrap` turns two into their difference.
+The common form is a table [questions, ks] of per-question values, NaN where a question has fewer than k samples.
+`bootstrap` returns the means of one with intervals, `paired_bootstrap` the difference of two.
 """
 
 from twotemp.metrics.best import NO_ANSWER, auc, best_by_score, best_by_vote, best_by_weighted_vote

@@ -3,7 +3,7 @@
 Each function takes one question's n samples and returns an entry for each k (NaN for k > n). The oracle, which
 picks a right sample whenever there is one, is pass@k.
 
-`answers` are group numbers: equal answers share a number >= 0, a sample without an answer is -1; it takes its place
+`answers` are group numbers: equal answers share a number >= 0, a sample without an answer is -1; it counts
 among the k, but is never elected, and a subset without any answer is wrong. Ties are shared evenly: the expectation
 of a fair tie-break, so the result does not depend on the order of the samples.
 """
@@ -26,12 +26,13 @@ _MAX_VOTES = 1000  # C(1000, 500) is near the largest float64
 
 
 def best_by_score(passed: ArrayLike, scores: ArrayLike, ks: Sequence[int]) -> Floats:
-    """Highest score wins. Exact: with the samples sorted from the best, sample r is chosen iff it is drawn and
-    none of the r better ones is,
+    """Return Best@k if the highest score wins.
+
+    Exact: with the samples sorted from the best, sample r is chosen iff it is drawn and none of the r better ones is,
 
         P(r) = C(n - r - 1, k - 1) / C(n, k) = pass@k with c = r + 1, minus pass@k with c = r.
 
-    Equal scores share their places evenly.
+    Equal scores share their ranks evenly.
     """
     right, score = _samples(passed, scores)
     if np.isnan(score).any():
@@ -44,8 +45,10 @@ def best_by_score(passed: ArrayLike, scores: ArrayLike, ks: Sequence[int]) -> Fl
 
 
 def auc(passed: ArrayLike, scores: ArrayLike) -> float:
-    """The chance that a right sample has a higher score than a wrong one, ties counting half (Mann and Whitney);
-    NaN where all are right or all wrong. 1/2 is a coin, whatever the share of right samples."""
+    """Return the probability that a right sample scores above a wrong one, ties counting half (Mann and Whitney).
+
+    NaN if all samples are right or all are wrong; 1/2 is chance, whatever the share of right samples.
+    """
     right, score = _samples(passed, scores)
     _, level, size = np.unique(score, return_inverse=True, return_counts=True)
     rank = (np.cumsum(size) - (size - 1) / 2)[level]  # from 1; equal scores share the mean of their ranks
@@ -56,10 +59,10 @@ def auc(passed: ArrayLike, scores: ArrayLike) -> float:
 
 
 def best_by_vote(passed: ArrayLike, answers: ArrayLike, ks: Sequence[int]) -> Floats:
-    """The most frequent answer wins (self-consistency). Exact for every k at once, by counting subsets.
+    """Return Best@k if the most frequent answer wins (self-consistency). Exact for every k, by counting subsets.
 
     Answer g with m samples wins with v votes in a subset of size k when no other answer has more; with t others
-    that have v votes too it gets 1 / (t + 1) of it. The number of such subsets is C(m, v) times the coefficient of
+    that also have v votes it gets 1 / (t + 1) of it. The number of such subsets is C(m, v) times the coefficient of
     x^(k-v) y^t in  prod_h ( sum_{j<v} C(m_h, j) x^j + C(m_h, v) x^v y ),  the product over the other answers,
     where samples without an answer contribute (1 + x)^u. Only answers that are right need the count.
     """
@@ -84,7 +87,7 @@ def best_by_vote(passed: ArrayLike, answers: ArrayLike, ks: Sequence[int]) -> Fl
 
 
 def _ways(sizes: list[int], mute: int, v: int, degree: int) -> Floats:
-    """W[a, t]: how many ways to take `a` samples so that no answer has over v votes and t answers have exactly v."""
+    """Return W[a, t]: the ways to take `a` samples so that no answer exceeds v votes and t answers have exactly v."""
     large = [m for m in sizes if m >= v]
     free = mute + sum(m for m in sizes if m < v)  # answers with fewer samples cannot reach v: no constraint
     ways = np.zeros((degree + 1, min(len(large), degree // v) + 1))
@@ -108,9 +111,15 @@ def best_by_weighted_vote(
     draws: int = 2000,
     seed: int = 0,
 ) -> tuple[Floats, Floats]:
-    """The answer with the largest sum of weights wins (weighted Best-of-N). Returns (value, standard error).
+    """Return Best@k if the answer with the largest total weight wins (weighted Best-of-N), and its standard error.
 
-    All subsets where there are at most `draws` (error 0), else `draws` random ones from a seeded generator.
+    Args:
+        passed: Whether each sample is right.
+        answers: The number of each sample's answer.
+        weights: The weight of each sample's vote.
+        ks: Subset sizes.
+        draws: If there are at most this many subsets, all are used (error 0), else this many random ones.
+        seed: Of the random subsets.
     """
     right, group = _samples(passed, answers)
     _, weight = _samples(passed, weights)
@@ -139,12 +148,12 @@ def best_by_weighted_vote(
 
 
 def _elect(total: Floats, present: NDArray[np.bool_], share: Floats) -> Floats:
-    """How right the elected answer of each subset is; `total` and `present` are [subsets, answers]."""
+    """Return how right the elected answer of each subset is; `total` and `present` are [subsets, answers]."""
     if not total.shape[1]:
         return np.zeros(len(total))
     total = np.where(present, total, -np.inf)
     best = total.max(axis=1, keepdims=True)
-    # Equal sums added in another order may differ in the last digits; they are ties all the same.
+    # Equal sums added in another order may differ in the last digits; they still tie.
     scale = np.maximum(1.0, np.abs(np.where(np.isfinite(best), best, 0.0)))
     tied = present & (total >= best - 1e-12 * scale)
     right: Floats = (tied @ share) / np.maximum(tied.sum(axis=1), 1)
@@ -161,7 +170,7 @@ def _samples(passed: ArrayLike, other: ArrayLike) -> tuple[Floats, NDArray[Any]]
 
 
 def _groups(right: Floats, group: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64], Floats]:
-    """The answers (without NO_ANSWER), how many samples gave each, and the share of those that passed."""
+    """Return the answers (without NO_ANSWER), the number of samples of each, and the share that passed."""
     answered = group != NO_ANSWER
-    labels, place, size = np.unique(group[answered], return_inverse=True, return_counts=True)
-    return labels, size, np.bincount(place, weights=right[answered], minlength=len(labels)) / size
+    labels, inverse, size = np.unique(group[answered], return_inverse=True, return_counts=True)
+    return labels, size, np.bincount(inverse, weights=right[answered], minlength=len(labels)) / size

@@ -1,4 +1,4 @@
-"""How different the answers of one question's samples are."""
+"""Diversity of the answers to one question."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from twotemp.metrics.passk import Floats, grid
 
 
 def answer_entropy(answers: ArrayLike, ks: Sequence[int]) -> Floats:
-    """Expected entropy (nats) of the empirical answer distribution of k of the n samples; NaN for k > n.
+    """Return the expected entropy (nats) of the empirical answer distribution of k of the n samples; NaN for k > n.
 
     Exact by linearity: an answer with m samples has v of the k with hypergeometric probability, so
 
         E[H] = - sum_answers sum_v  C(m, v) C(n - m, k - v) / C(n, k) * (v / k) log (v / k).
 
-    Having no answer (NO_ANSWER) is one more outcome here: it, too, spreads the distribution.
+    NO_ANSWER is one more outcome here: it spreads the distribution like any other.
     """
     group = np.asarray(answers)
     if group.ndim != 1 or not len(group) or group.dtype.kind not in "iu":

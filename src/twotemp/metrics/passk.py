@@ -1,4 +1,4 @@
-"""pass@k without bias, and the same curve against what the samples cost (NFE, forwards, seconds)."""
+"""Unbiased pass@k, and the same curve against the cost of the samples (NFE, forwards, seconds)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 
 
 def grid(ks: Sequence[int]) -> NDArray[np.int64]:
-    """The group sizes as an array; anything but integers >= 1 is an error."""
+    """Return the subset sizes as an array; anything but integers >= 1 raises a UserError."""
     array = np.asarray(ks)
     if array.ndim != 1 or not array.size or array.dtype.kind not in "iu" or array.min() < 1:
         raise UserError(f"k must be integers >= 1, not {ks!r}")
@@ -21,12 +21,12 @@ def grid(ks: Sequence[int]) -> NDArray[np.int64]:
 
 
 def pass_at_k(n: ArrayLike, correct: ArrayLike, ks: Sequence[int]) -> Floats:
-    """The chance that a random subset of k of a question's n samples holds a right one; [questions, ks].
+    """Return the probability that a random subset of k of a question's n samples has a right one; [questions, ks].
 
         pass@k = 1 - C(n - c, k) / C(n, k) = 1 - prod_{j<k} (1 - c / (n - j))
 
     Unbiased for any n >= k; NaN where k > n; n may differ between questions. The product is summed as
-    log1p and undone with expm1, so c = 1 of a million keeps its digits, and one cumulative sum serves all k.
+    log1p and inverted with expm1, so c = 1 of a million keeps its digits, and one cumulative sum serves all k.
     """
     sizes = grid(ks)
     n_, c = np.broadcast_arrays(np.asarray(n, dtype=np.int64), np.asarray(correct, dtype=np.int64))
@@ -44,25 +44,25 @@ def pass_at_k(n: ArrayLike, correct: ArrayLike, ks: Sequence[int]) -> Floats:
 
 
 def mean_cost(costs: Sequence[ArrayLike]) -> float:
-    """Mean cost of a sample (its NFE, forwards or seconds): every question counts the same, whatever its n."""
+    """Return the mean cost of a sample (NFE, forwards or seconds); every question counts the same, whatever its n."""
     if not len(costs):
         raise UserError("no question to average a cost over")
     return float(np.mean([np.mean(np.asarray(cost, dtype=np.float64)) for cost in costs]))
 
 
 def cost_axis(costs: Sequence[ArrayLike], ks: Sequence[int]) -> Floats:
-    """The x axis of pass@NFE and pass@wall-clock: k samples cost k times the mean sample.
+    """Return the x axis of pass@NFE and pass@wall-clock: k samples cost k times the mean sample.
 
-    As in the paper, "the same data, only the x axis changes": cumulative cost = k * mean cost. `costs` holds
-    one array for each question: `nfe` for the paper's accounting, `forwards` for what was run, or `seconds`.
+    As in the paper, "the same data, only the x axis changes": cumulative cost = k * mean cost. `costs` has
+    one array per question: `nfe` for the paper's accounting, `forwards` for the passes run, or `seconds`.
     """
     return grid(ks).astype(np.float64) * mean_cost(costs)
 
 
 def at_budget(values: ArrayLike, cost: float, budgets: ArrayLike) -> Floats:
-    """Each question's curve at equal budgets; `values[:, i]` is the rate with i + 1 samples.
+    """Return each question's rate at equal budgets; `values[:, i]` is the rate with i + 1 samples.
 
-    A budget buys budget / cost samples. A fraction, say 2.3, stands for 2 samples seven times in ten and 3
+    A budget buys budget / cost samples. A fraction, say 2.3, means 2 samples with probability 0.7 and 3
     otherwise, so linear interpolation between neighbouring k is exact, not a smoothing. NaN for less than one
     sample and for more than there are.
     """
@@ -83,7 +83,7 @@ def at_budget(values: ArrayLike, cost: float, budgets: ArrayLike) -> Floats:
 
 
 def tokens_per_forward(tokens: Sequence[ArrayLike], forwards: Sequence[ArrayLike]) -> float:
-    """Tokens written for each forward pass: all tokens over all passes (a ratio of sums, not a mean of ratios)."""
+    """Return the tokens per forward pass: all tokens over all passes (a ratio of sums, not a mean of ratios)."""
     passes = sum(float(np.sum(f)) for f in forwards)
     if not passes > 0:
         raise UserError("no forward pass was counted; tokens per forward is undefined")

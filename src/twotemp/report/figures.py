@@ -1,4 +1,4 @@
-"""The paper's figures, from whatever a run has data for. Matplotlib is imported when something is drawn."""
+"""Draw the paper's figures that a run has data for. Matplotlib is imported when something is drawn."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from twotemp.analysis import Graded, k_grid, representatives, unique
-from twotemp.analysis.names import dataset, family_labels
+from twotemp.analysis import GradedCell, k_grid, representatives, unique
 from twotemp.errors import UserError
 from twotemp.metrics import Estimate
 from twotemp.records import Policy
 from twotemp.report import style
+from twotemp.report.names import dataset, family_labels, label, model_name, task_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,7 @@ BAND = 0.13  # opacity
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SavedFigure:
     """A figure on disk: `path` is the PNG, the PDF lies beside it."""
 
     name: str
@@ -44,56 +44,57 @@ class Drawn:
 
 
 def available() -> bool:
-    """Whether there is anything to draw with."""
+    """Return whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
-def draw(series: Sequence[Graded], folder: Path) -> list[Drawn]:
-    """Draw every figure there is data for."""
+def draw(cells: Sequence[GradedCell], folder: Path) -> list[SavedFigure]:
+    """Draw and save every figure that the cells have data for."""
     drawn = []
-    with look():
+    with styled():
         for name, figure_of in FIGURES.items():
-            found = figure_of(series)
-            if found is not None:
-                drawn.append(save(folder, name, *found))
+            result = figure_of(cells)
+            if result is not None:
+                drawn.append(save(folder, name, *result))
     return drawn
 
 
-def save(folder: Path, name: str, figure: Figure, caption: str = "") -> Drawn:
+def save(folder: Path, name: str, figure: Figure, caption: str = "") -> SavedFigure:
+    """Save a figure in all formats."""
     figure.draw_without_rendering()  # lays the panels out, once for all formats
     figure.set_layout_engine("none")
     for kind in FORMATS:
         figure.savefig(folder / f"{name}.{kind}")
-    return Drawn(name, folder / f"{name}.png", caption)
+    return SavedFigure(name, folder / f"{name}.png", caption)
 
 
-Made: TypeAlias = "tuple[Figure, str] | None"
+CaptionedFigure: TypeAlias = "tuple[Figure, str] | None"
 
 
-def pass_at_k(series: Sequence[Graded]) -> Made:
-    """Fixed-budget policies: a row for each model, a column for each task (the paper's TLC figure)."""
-    chosen = [s for s in representatives(series) if s.policy.rule == "budget"]
+def pass_at_k(cells: Sequence[GradedCell]) -> CaptionedFigure:
+    """Draw the fixed-budget policies: a row per model, a column per task (the paper's TLC figure)."""
+    chosen = [cell for cell in representatives(cells) if cell.policy.rule == "budget"]
     if not _comparable(chosen):
         return None
-    several = len({s.model for s in chosen}) > 1
+    several = len({cell.model for cell in chosen}) > 1
     figure = _matrix(chosen, "model", "task", label_rows=several)
     return figure, f"Pass@k of policies that commit K tokens per step. {BANDS}"
 
 
-def pass_at_nfe(series: Sequence[Graded]) -> Made:
-    """Adaptive policies beside AR: pass@k above pass@NFE, a column for each task (the paper's TCT figure)."""
+def pass_at_nfe(cells: Sequence[GradedCell]) -> CaptionedFigure:
+    """Draw the adaptive policies and AR: pass@k above pass@NFE, a column per task (the paper's TCT figure)."""
     return _adaptive(
-        series,
+        cells,
         ("k", "nfe"),
         "Pass@k (top) and pass@NFE (bottom): the same data, only the x axis changes. AR's NFE counts tokens before "
         f"EOS, the others' the steps until every position is written. {BANDS}",
     )
 
 
-def wall_clock(series: Sequence[Graded]) -> Made:
-    """Pass@k, pass@NFE and pass@wall-clock of adaptive policies beside AR."""
+def wall_clock(cells: Sequence[GradedCell]) -> CaptionedFigure:
+    """Draw pass@k, pass@NFE and pass@wall-clock of the adaptive policies and AR."""
     return _adaptive(
-        series,
+        cells,
         ("k", "nfe", "seconds"),
         "Pass@k, pass@NFE and pass@wall-clock. Seconds are those a row spent in its batch, so they compare "
         f"policies of one run on one machine. {BANDS}",
@@ -101,117 +102,127 @@ def wall_clock(series: Sequence[Graded]) -> Made:
     )
 
 
-def _adaptive(series: Sequence[Graded], kinds: Sequence[Axis], caption: str, across: bool = False) -> Made:
-    """A panel for each task and x axis; `across`: the axes run from left to right instead of downwards."""
-    every = representatives(series)
-    adaptive = [s for s in every if s.policy.rule != "budget"]
-    # The figure is about the adaptive ones; AR is the yardstick where the run has it.
-    chosen = [s for s in every if s.policy.name == "ar"] + adaptive
+def _adaptive(
+    cells: Sequence[GradedCell], kinds: Sequence[Axis], caption: str, across: bool = False
+) -> CaptionedFigure:
+    """Draw a panel per task and x axis; `across`: the x axes run from left to right instead of downwards."""
+    every = representatives(cells)
+    adaptive = [cell for cell in every if cell.policy.rule != "budget"]
+    # The figure is about adaptive policies; AR is the baseline if the run has it.
+    chosen = [cell for cell in every if cell.policy.name == "ar"] + adaptive
     if not adaptive or not _comparable(chosen):
         return None
-    called = _called(chosen)
-    models, tasks = unique(s.model for s in chosen), unique(s.task for s in chosen)
-    there = unique((s.model, s.task) for s in chosen)
-    rows = there if across else [(model, task) for model in models for task in tasks]
+    name_of = _family_names(chosen)
+    models, tasks = unique(cell.model for cell in chosen), unique(cell.task for cell in chosen)
+    present = unique((cell.model, cell.task) for cell in chosen)
+    rows = present if across else [(model, task) for model in models for task in tasks]
     figure, axes = grid(*((len(rows), len(kinds)) if across else (len(models) * len(kinds), len(tasks))))
-    for at, (model, task) in enumerate(rows):
-        here = [s for s in chosen if s.model == model and s.task == task]
-        block, column = divmod(at, len(tasks))
-        panels = axes[at] if across else axes[block * len(kinds) : (block + 1) * len(kinds), column]
+    for index, (model, task) in enumerate(rows):
+        group = [cell for cell in chosen if cell.model == model and cell.task == task]
+        block, column = divmod(index, len(tasks))
+        panels = axes[index] if across else axes[block * len(kinds) : (block + 1) * len(kinds), column]
         for axis, kind in zip(panels, kinds):
-            _panel(axis, here, kind, called)
+            _panel(axis, group, kind, name_of)
             axis.set_xlabel(AXES[kind])
             axis.set_ylabel(METRICS[kind] if across or not column else "")
-        name = style.model_name(model) if len(models) > 1 else None
+        name = model_name(model) if len(models) > 1 else None
         if across:
-            _row_label(panels[0], dataset(model, task, [cell[0] for cell in rows]))
+            _row_label(panels[0], dataset(model, task, [key[0] for key in rows]))
         else:
-            panels[0].set_title(style.task_name(task) if not block else "")
+            panels[0].set_title(task_name(task) if not block else "")
             _row_label(panels[0], name if not column else None)
     legend(figure)
     return figure, caption
 
 
-_ENDS = {"budget": ("ar", "lc", "random"), "threshold": ("ar", "ct")}  # what a sweep of T_pos lies between
+_ENDS = {"budget": ("ar", "lc", "random"), "threshold": ("ar", "ct")}  # the limits of T_pos, and AR
 
 
-def t_pos(series: Sequence[Graded]) -> Made:
-    """A tempered family at several T_pos, with its two ends and AR; a column for each task."""
-    varied = _varied(series, "t_pos")
+def t_pos(cells: Sequence[GradedCell]) -> CaptionedFigure:
+    """Draw a tempered family at several T_pos, with its two limits and AR; a column per task."""
+    varied = _varied(cells, "t_pos")
     if not varied:
         return None
-    cells = unique((s.model, s.task, s.policy.name) for s in varied)
-    figure, axes = grid(1, len(cells))
-    for axis, (model, task, name) in zip(axes[0], cells):
-        here = [s for s in series if s.model == model and s.task == task]
-        family = sorted((s for s in here if s.policy.name == name), key=lambda s: s.policy.t_pos)
-        ends = [s for s in here if s.policy.name in _ENDS.get(family[0].policy.rule, ("ar",))]
-        for one in ends:
-            _curve(axis, one, "k", style.line(one.policy), style.label(one.policy))
-        for place, one in enumerate(family):
-            _curve(axis, one, "k", style.ramp(one.policy, place, len(family)), style.label(one.policy))
+    keys = unique((cell.model, cell.task, cell.policy.name) for cell in varied)
+    figure, axes = grid(1, len(keys))
+    for axis, (model, task, name) in zip(axes[0], keys):
+        group = [cell for cell in cells if cell.model == model and cell.task == task]
+        family = sorted(
+            (cell for cell in group if cell.policy.name == name), key=lambda cell: cell.policy.t_pos
+        )
+        ends = [cell for cell in group if cell.policy.name in _ENDS.get(family[0].policy.rule, ("ar",))]
+        for cell in ends:
+            _curve(axis, cell, "k", style.line(cell.policy), label(cell.policy))
+        for index, cell in enumerate(family):
+            _curve(axis, cell, "k", style.ramp(cell.policy, index, len(family)), label(cell.policy))
         power_ticks(axis, family)
-        axis.set_title(dataset(model, task, [cell[0] for cell in cells]))
+        axis.set_title(dataset(model, task, [key[0] for key in keys]))
         axis.set_xlabel(AXES["k"])
     axes[0, 0].set_ylabel(METRICS["k"])
     legend(figure)
     return figure, f"Pass@k as the position temperature varies. {BANDS}"
 
 
-def t_token(series: Sequence[Graded]) -> Made:
-    """A panel for each token temperature with every policy; the last has the largest k against the temperature."""
-    varied = _varied(series, "t_token")
+def t_token(cells: Sequence[GradedCell]) -> CaptionedFigure:
+    """Draw a panel per token temperature with every policy; the last has the largest k against the temperature."""
+    varied = _varied(cells, "t_token")
     if not varied:
         return None
-    temperatures = sorted({s.policy.t_token for s in varied})
-    cells = unique((s.model, s.task) for s in varied)
-    columns = len(temperatures) + 1 if len(temperatures) < 4 else 3  # more would not be readable on a page
+    temperatures = sorted({cell.policy.t_token for cell in varied})
+    keys = unique((cell.model, cell.task) for cell in varied)
+    columns = len(temperatures) + 1 if len(temperatures) < 4 else 3  # more are not readable on a page
     lines = -(-(len(temperatures) + 1) // columns)
-    most = min(s.samples for s in varied)
-    figure, axes = grid(len(cells) * lines, columns, share_y="row")
-    for at, (model, task) in enumerate(cells):
-        here = [s for s in varied if s.model == model and s.task == task]
-        panels = axes[at * lines : (at + 1) * lines].ravel()
+    most = min(cell.samples for cell in varied)
+    figure, axes = grid(len(keys) * lines, columns, share_y="row")
+    for index, (model, task) in enumerate(keys):
+        group = [cell for cell in varied if cell.model == model and cell.task == task]
+        panels = axes[index * lines : (index + 1) * lines].ravel()
         for axis, temperature in zip(panels, temperatures):
-            shown = [s for s in here if s.policy.t_token == temperature]
-            _panel(axis, shown, "k", partial(style.label, hide=("t_token",)))
+            shown = [cell for cell in group if cell.policy.t_token == temperature]
+            _panel(axis, shown, "k", partial(label, hide=("t_token",)))
             axis.set_title(rf"$T_\mathrm{{token}}={temperature:g}$")
             axis.set_xlabel(AXES["k"])
-        _against_t_token(panels[len(temperatures)], here, most)
+        _against_t_token(panels[len(temperatures)], group, most)
         for axis in panels[len(temperatures) + 1 :]:
             axis.set_visible(False)
         for axis in panels[::columns]:
             axis.set_ylabel(METRICS["k"])
-        _row_label(panels[0], dataset(model, task, [cell[0] for cell in cells]))
+        _row_label(panels[0], dataset(model, task, [key[0] for key in keys]))
     legend(figure)
     return figure, f"Pass@k as the token temperature varies; the last panel has the largest k. {BANDS}"
 
 
-def _against_t_token(axis: Axes, series: Sequence[Graded], k: int) -> None:
-    families: dict[Policy, list[Graded]] = {}
-    for one in sorted(series, key=lambda s: s.policy.t_token):
-        families.setdefault(replace(one.policy, t_token=0.0), []).append(one)
+def _against_t_token(axis: Axes, cells: Sequence[GradedCell], k: int) -> None:
+    families: dict[Policy, list[GradedCell]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.policy.t_token):
+        families.setdefault(replace(cell.policy, t_token=0.0), []).append(cell)
     for policy, family in families.items():
-        look, x = style.line(policy), [s.policy.t_token for s in family]
-        at_k = {f.name: np.array([getattr(s.curve, f.name)[k - 1] for s in family]) for f in fields(Estimate)}
-        band(axis, x, Estimate(**at_k), look, "")
-    axis.set_xticks(sorted({s.policy.t_token for s in series}))
+        line, x = style.line(policy), [cell.policy.t_token for cell in family]
+        at_k = {
+            f.name: np.array([getattr(cell.curve, f.name)[k - 1] for cell in family])
+            for f in fields(Estimate)
+        }
+        band(axis, x, Estimate(**at_k), line, "")
+    axis.set_xticks(sorted({cell.policy.t_token for cell in cells}))
     axis.set_xlabel(r"$T_\mathrm{token}$")
     axis.set_title(f"pass@{k}")
 
 
-def models(series: Sequence[Graded]) -> Made:
-    """The same policies on several models: a column for each model, a row for each task."""
-    chosen = [s for s in representatives(series) if s.policy.rule == "budget"]
-    models = {task: {s.model for s in chosen if s.task == task} for task in unique(s.task for s in chosen)}
-    shared = [s for s in chosen if len(models[s.task]) > 1]
+def models(cells: Sequence[GradedCell]) -> CaptionedFigure:
+    """Draw the same policies on several models: a column per model, a row per task."""
+    chosen = [cell for cell in representatives(cells) if cell.policy.rule == "budget"]
+    models = {
+        task: {cell.model for cell in chosen if cell.task == task}
+        for task in unique(cell.task for cell in chosen)
+    }
+    shared = [cell for cell in chosen if len(models[cell.task]) > 1]
     if not shared:
         return None
     figure = _matrix(shared, "task", "model", label_rows=True, share_y="row")
     return figure, f"Pass@k of the same policies on different models. {BANDS}"
 
 
-FIGURES: dict[str, Callable[[Sequence[Graded]], Any]] = {
+FIGURES: dict[str, Callable[[Sequence[GradedCell]], Any]] = {
     "pass_at_k": pass_at_k,
     "pass_at_nfe": pass_at_nfe,
     "wall_clock": wall_clock,
@@ -223,17 +234,17 @@ BANDS = "Bands: 95 % intervals over questions."
 
 
 def _matrix(
-    series: Sequence[Graded], rows: str, columns: str, *, label_rows: bool, share_y: Any = False
+    cells: Sequence[GradedCell], rows: str, columns: str, *, label_rows: bool, share_y: Any = False
 ) -> Figure:
-    """Pass@k in a panel for each pair: models downwards and tasks across, or the other way round."""
-    called = _called(series)
-    names = {"model": style.model_name, "task": style.task_name}
-    down, across = (unique(getattr(s, key) for s in series) for key in (rows, columns))
+    """Draw pass@k in a panel per pair of model and task; `rows` and `columns` name which runs down and across."""
+    name_of = _family_names(cells)
+    names = {"model": model_name, "task": task_name}
+    down, across = (unique(getattr(cell, key) for cell in cells) for key in (rows, columns))
     figure, axes = grid(len(down), len(across), share_y)
     for line, row in zip(axes, down):
         for axis, column in zip(line, across):
-            here = [s for s in series if (getattr(s, rows), getattr(s, columns)) == (row, column)]
-            _panel(axis, here, "k", called)
+            group = [cell for cell in cells if (getattr(cell, rows), getattr(cell, columns)) == (row, column)]
+            _panel(axis, group, "k", name_of)
         line[0].set_ylabel(METRICS["k"])
         _row_label(line[0], names[rows](row) if label_rows else None)
     for top, bottom, column in zip(axes[0], axes[-1], across):
@@ -243,54 +254,62 @@ def _matrix(
     return figure
 
 
-def _varied(series: Sequence[Graded], key: str) -> list[Graded]:
-    """Series of policies that the run has at two or more values of one number."""
+def _varied(cells: Sequence[GradedCell], key: str) -> list[GradedCell]:
+    """Return the cells of policies that the run has at two or more values of a parameter."""
     values: dict[tuple[str, str, str], set[float]] = {}
-    for one in series:
-        values.setdefault((one.model, one.task, one.policy.name), set()).add(getattr(one.policy, key))
-    return [s for s in series if len(values[s.model, s.task, s.policy.name]) > 1]
+    for cell in cells:
+        values.setdefault((cell.model, cell.task, cell.policy.name), set()).add(getattr(cell.policy, key))
+    return [cell for cell in cells if len(values[cell.model, cell.task, cell.policy.name]) > 1]
 
 
-def _comparable(series: Sequence[Graded]) -> bool:
-    return len({s.policy.name for s in series}) > 1
+def _comparable(cells: Sequence[GradedCell]) -> bool:
+    return len({cell.policy.name for cell in cells}) > 1
 
 
-def _called(series: Sequence[Graded]) -> Callable[[Policy], str]:
-    """One entry of the legend for each family, also where every task has its own T_pos."""
-    labels = family_labels(s.policy for s in series)
+def _family_names(cells: Sequence[GradedCell]) -> Callable[[Policy], str]:
+    """Return the legend's name of a policy: one per family, even if every task has its own T_pos."""
+    labels = family_labels(cell.policy for cell in cells)
     return lambda policy: labels[policy.name]
 
 
-def _panel(axis: Axes, series: Sequence[Graded], kind: Axis, name: Callable[[Policy], str]) -> None:
-    if not series:  # a run need not have every task of every model
+def _panel(axis: Axes, cells: Sequence[GradedCell], kind: Axis, name_of: Callable[[Policy], str]) -> None:
+    if not cells:  # a run need not have every task of every model
         axis.set_visible(False)
         return
-    for one in series:
-        _curve(axis, one, kind, style.line(one.policy), name(one.policy))
+    for cell in cells:
+        _curve(axis, cell, kind, style.line(cell.policy), name_of(cell.policy))
     if kind == "k":
-        power_ticks(axis, series)
+        power_ticks(axis, cells)
     else:
         cost_ticks(axis)
 
 
-def _curve(axis: Axes, one: Graded, kind: Axis, look: dict[str, Any], label: str) -> None:
-    """Mean and band at every k; markers at the powers of two only, where the tables have numbers."""
-    ks = range(1, one.samples + 1)
-    x = ks if kind == "k" else one.costs(kind, ks)
-    band(axis, x, one.curve, {**look, "markevery": [k - 1 for k in k_grid([one])]}, label)
+def _curve(axis: Axes, cell: GradedCell, kind: Axis, line: dict[str, Any], name: str) -> None:
+    """Draw mean and band at every k, with markers at the powers of two only, where the tables have numbers."""
+    ks = range(1, cell.samples + 1)
+    x = ks if kind == "k" else cell.costs(kind, ks)
+    band(axis, x, cell.curve, {**line, "markevery": [k - 1 for k in k_grid([cell])]}, name)
 
 
-def band(
-    axis: Axes, x: Any, estimate: Estimate, look: dict[str, Any], label: str, scale: float = 100
-) -> None:
-    """A mean with its interval, in percent."""
-    axis.plot(x, scale * estimate.mean, label=label, **look)
+def band(axis: Axes, x: Any, estimate: Estimate, line: dict[str, Any], name: str, scale: float = 100) -> None:
+    """Draw a mean with its interval.
+
+    Args:
+        axis: Where to draw.
+        x: The x coordinate of each column of the estimate.
+        estimate: Means and intervals.
+        line: Line properties (`style.line`).
+        name: The entry in the legend; empty: none.
+        scale: The factor on the y axis; default: percent.
+    """
+    axis.plot(x, scale * estimate.mean, label=name, **line)
     low, high = scale * estimate.low, scale * estimate.high
-    axis.fill_between(x, low, high, color=look["color"], alpha=BAND, linewidth=0, zorder=2)
+    axis.fill_between(x, low, high, color=line["color"], alpha=BAND, linewidth=0, zorder=2)
 
 
-def power_ticks(axis: Axes, series: Sequence[Graded]) -> None:
-    *ticks, last = k_grid(series)
+def power_ticks(axis: Axes, cells: Sequence[GradedCell]) -> None:
+    """Make the x axis logarithmic with ticks at powers of two and at the largest k."""
+    *ticks, last = k_grid(cells)
     ticks = [*(k for k in ticks if last > 1.4 * k), last]  # two numbers beside each other would overlap
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [str(k) for k in ticks])
@@ -298,7 +317,7 @@ def power_ticks(axis: Axes, series: Sequence[Graded]) -> None:
 
 
 def cost_ticks(axis: Axes) -> None:
-    """A logarithmic axis with plain numbers, few enough to stand side by side."""
+    """Make the x axis logarithmic with a few plain numbers that do not overlap."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_xscale("log")
@@ -310,6 +329,7 @@ def cost_ticks(axis: Axes) -> None:
 
 
 def grid(rows: int, columns: int, share_y: Any = False) -> tuple[Figure, Any]:
+    """Return a new figure and its axes, [rows, columns]."""
     from matplotlib.figure import Figure
 
     # A single panel has the width of a journal's column, three that of its page.
@@ -318,7 +338,7 @@ def grid(rows: int, columns: int, share_y: Any = False) -> tuple[Figure, Any]:
 
 
 def _row_label(axis: Axes, name: str | None) -> None:
-    """What the row shows, in bold beside the label of its y axis."""
+    """Write the name of a row in bold beside the label of its y axis."""
     if name is not None:
         axis.annotate(
             name, (0, 0.5), (-36, 0), xycoords="axes fraction", textcoords="offset points",
@@ -327,7 +347,7 @@ def _row_label(axis: Axes, name: str | None) -> None:
 
 
 def legend(figure: Figure) -> None:
-    """One legend above the panels: colours mean the same in all of them."""
+    """Add one legend above the panels: colours mean the same in all of them."""
     entries: dict[str, Any] = {}
     for axis in figure.axes:
         for handle, text in zip(*axis.get_legend_handles_labels()):
@@ -339,8 +359,8 @@ def legend(figure: Figure) -> None:
 
 
 @contextmanager
-def look() -> Iterator[None]:
-    """Our settings, without touching the caller's."""
+def styled() -> Iterator[None]:
+    """Apply our matplotlib settings inside the context only."""
     try:
         from matplotlib import rc_context
     except ImportError:

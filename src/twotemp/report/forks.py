@@ -1,4 +1,4 @@
-"""The report of a fork study: the figures of the paper's appendix C.5, and its numbers beside the paper's."""
+"""Report a fork study: the figures of the paper's appendix C.5, and its numbers next to the paper's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twotemp.forks.probe import Line, Study, fit
+from twotemp.forks.probe import LineFit, Study, fit
 from twotemp.report import style
-from twotemp.report.figures import Drawn, grid, look, save
+from twotemp.report.figures import SavedFigure, grid, save, styled
+from twotemp.report.names import task_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,13 +20,13 @@ PAPER_R2 = 0.7  # "the median per-fork R^2 being ~0.7 across datasets"
 PAPER_SHARE = (0.44, 0.79)  # of forks with two or more outcomes: GSM8K, MATH
 
 FORK, ANCHOR = "#0072B2", "#D55E00"
-_FEWEST = 3  # forks behind a mean that is drawn: beyond, the curve shows single forks
+_FEWEST = 3  # forks behind a mean that is drawn: with fewer, the curve would show single forks
 
 
-def draw(studies: Sequence[Study], folder: Path) -> list[Drawn]:
-    """Both figures, as PNG and PDF."""
+def draw(studies: Sequence[Study], folder: Path) -> list[SavedFigure]:
+    """Draw and save both figures."""
     folder.mkdir(parents=True, exist_ok=True)
-    with look():
+    with styled():
         return [
             save(folder, "fork_entropy", *_entropy_figure(studies)),
             save(folder, "fork_outcomes", *_outcome_figure(studies)),
@@ -33,13 +34,13 @@ def draw(studies: Sequence[Study], folder: Path) -> list[Drawn]:
 
 
 def _entropy_figure(studies: Sequence[Study]) -> tuple[Any, str]:
-    """One row per task. Left: entropy against revealed anchors; middle: slopes; right: R^2 of the per-fork lines."""
+    """Draw a row per task: entropy against revealed anchors, slopes, and R^2 of the per-fork lines."""
     figure, axes = grid(len(studies), 3)
     for row, study in zip(axes, studies):
         _degradation(row[0], study)
         _histogram(row[1], study.slopes(), "slope (nats per anchor)", zero=True)
         _histogram(row[2], study.r2(), "$R^2$ of the fork's own line", limits=(0, 1))
-        row[0].set_title(style.task_name(study.task), loc="left")
+        row[0].set_title(task_name(study.task), loc="left")
     return figure, (
         "Entropy at fork tokens while low-confidence remasking reveals potential anchors. Left: mean over the forks "
         "still masked and one standard deviation; the line is fitted to all points of all forks. Middle and right: "
@@ -58,8 +59,8 @@ def _degradation(axis: Axes, study: Study) -> None:
     if np.isfinite(line.r2):
         ends = np.array([x[shown][0], x[shown][-1]])
         axis.plot(ends, intercept + line.slope * ends, color=ANCHOR, linestyle="--")
-        said = f"{line.slope:+.3f} nats per anchor, $R^2$ = {line.r2:.2f}"
-        axis.text(0.03, 0.05, said, transform=axis.transAxes, color=ANCHOR, size=7)
+        text = f"{line.slope:+.3f} nats per anchor, $R^2$ = {line.r2:.2f}"
+        axis.text(0.03, 0.05, text, transform=axis.transAxes, color=ANCHOR, size=7)
     axis.set_ylim(bottom=0)
     axis.set_xlabel("anchors revealed")
     axis.set_ylabel("fork entropy (nats)")
@@ -91,7 +92,7 @@ def _histogram(
 
 
 def _outcome_figure(studies: Sequence[Study]) -> tuple[Any, str]:
-    """One column per task: how many of the alternatives at a fork lead to different answers."""
+    """Draw a column per task: how many alternatives at a fork lead to different answers."""
     figure, axes = grid(1, len(studies), share_y=True)
     for axis, study in zip(axes[0], studies):
         distinct = study.distinct()
@@ -100,7 +101,7 @@ def _outcome_figure(studies: Sequence[Study]) -> tuple[Any, str]:
         colours = [FORK if n >= 2 else "#b5b5b5" for n in range(len(shares))]
         axis.bar(range(len(shares)), shares, color=colours, width=0.8)
         several = f"\n{100 * np.mean(distinct >= 2):.0f} % have 2 or more" if len(distinct) else ""
-        axis.set_title(style.task_name(study.task) + several)
+        axis.set_title(task_name(study.task) + several)
         axis.set_xlabel("distinct outcomes")
         axis.set_xticks(range(len(shares)))
         axis.grid(axis="x", visible=False)
@@ -112,7 +113,7 @@ def _outcome_figure(studies: Sequence[Study]) -> tuple[Any, str]:
 
 
 def degradation(study: Study) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """For each number of revealed anchors: it, mean and standard deviation of the entropy, and how many forks."""
+    """Return four columns: anchors revealed, mean and standard deviation of the entropy, and the count of forks."""
     points: dict[int, list[float]] = {}
     for fork in study.forks:
         for revealed, entropy in zip(fork.revealed, fork.path):
@@ -126,16 +127,16 @@ def degradation(study: Study) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     )
 
 
-def pooled(study: Study) -> tuple[Line, float]:
-    """One line through all points of all forks, and its intercept."""
+def pooled(study: Study) -> tuple[LineFit, float]:
+    """Fit one line through all points of all forks; return it with its intercept."""
     x = [n for fork in study.forks for n in fork.revealed]
     y = [h for fork in study.forks for h in fork.path]
-    line = fit(x, y) if len(set(x)) > 1 else Line(np.nan, np.nan)
+    line = fit(x, y) if len(set(x)) > 1 else LineFit(np.nan, np.nan)
     return line, float(np.mean(y) - line.slope * np.mean(x)) if len(y) else np.nan
 
 
 def numbers(study: Study) -> dict[str, Any]:
-    """What the report states, as data."""
+    """Return the numbers of the report as data."""
     slopes, r2, distinct = study.slopes(), study.r2(), study.distinct()
     return {
         "task": study.task,
@@ -153,7 +154,7 @@ def numbers(study: Study) -> dict[str, Any]:
 
 
 def text(studies: Sequence[Study], facts: str) -> str:
-    """The report in Markdown; `facts` says what was run."""
+    """Return the report in Markdown; `facts` describes the run."""
     lines = [
         "# Fork tokens",
         "",

@@ -1,4 +1,4 @@
-"""The frontier of a race: the pass rate of every candidate against what it costs."""
+"""Draw the frontier of a race: the pass rate of every candidate against its cost."""
 
 from __future__ import annotations
 
@@ -8,28 +8,36 @@ from typing import TYPE_CHECKING
 
 from twotemp.records import Policy
 from twotemp.report import style
-from twotemp.report.figures import look, save
+from twotemp.report.figures import save, styled
+from twotemp.report.names import NAMES
 
 if TYPE_CHECKING:
     from twotemp.tuning import Standing
 
 
 def draw_frontier(points: Sequence[Standing[Policy]], goal: str, title: str, path: Path) -> None:
-    """Finalists with intervals, a line through the frontier; those who left are small, as they were last seen."""
-    with look():
+    """Draw finalists with intervals and a line through the frontier; eliminated candidates are small.
+
+    Args:
+        points: Where each candidate ended.
+        goal: The label of the y axis.
+        title: The title of the figure.
+        path: Where to save it, without a suffix.
+    """
+    with styled():
         from matplotlib.figure import Figure
         from matplotlib.ticker import ScalarFormatter
 
         figure = Figure(figsize=(4.6, 3.2), layout="constrained")
         axis = figure.subplots()
-        ahead = sorted((p for p in points if p.on_frontier), key=lambda p: p.cost)
+        ends = sorted((p for p in points if p.on_frontier), key=lambda p: p.cost)
         axis.plot(
-            [p.cost for p in ahead], [100 * p.mean for p in ahead], color=style.INK, linewidth=0.8, zorder=2
+            [p.cost for p in ends], [100 * p.mean for p in ends], color=style.INK, linewidth=0.8, zorder=2
         )
         named: set[str] = set()
         for point in points:
-            looks = style.line(point.candidate)
-            name = style.NAMES.get(point.candidate.name, point.candidate.name)
+            line = style.line(point.candidate)
+            name = NAMES.get(point.candidate.name, point.candidate.name)
             bars = None
             if point.finalist:
                 bars = [[100 * (point.mean - point.low)], [100 * (point.high - point.mean)]]
@@ -37,8 +45,8 @@ def draw_frontier(points: Sequence[Standing[Policy]], goal: str, title: str, pat
                 [point.cost],
                 [100 * point.mean],
                 bars,
-                color=looks["color"],
-                marker=looks["marker"],
+                color=line["color"],
+                marker=line["marker"],
                 linestyle="none",
                 markersize=4.5 if point.finalist else 2.2,
                 alpha=1.0 if point.finalist else 0.45,

@@ -1,4 +1,4 @@
-"""GRPO runs side by side: the paper's three panels, and a table of what each run did with its budget."""
+"""Compare GRPO runs: the paper's three panels, and a table of what each run did with its budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from twotemp.errors import UserError
 from twotemp.folders import disk_errors
 from twotemp.records import Policy
 from twotemp.report import style
-from twotemp.report.figures import Drawn, available, grid, legend, look, save
+from twotemp.report.figures import SavedFigure, available, grid, legend, save, styled
+from twotemp.report.names import label as policy_label
+from twotemp.report.names import model_name, task_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,9 +51,9 @@ CAPTION = (
 
 @dataclass(frozen=True, eq=False)
 class TrainingRun:
-    """One run's settings, steps and evaluations, as its folder holds them."""
+    """The settings, steps and evaluations that a run directory holds."""
 
-    name: str  # its folder's
+    name: str  # of its directory
     model: str
     task: str
     policy: Policy
@@ -59,10 +61,12 @@ class TrainingRun:
     evaluations: tuple[Checkup, ...]
 
     def column(self, name: str) -> NDArray[np.float64]:
+        """Return one number of every step."""
         return np.array([getattr(record, name) for record in self.records], dtype=np.float64)
 
 
 def read(folder: Path) -> TrainingRun:
+    """Read a run of `twotemp grpo`."""
     from twotemp.folders import expect, read_run
     from twotemp.rl import evaluation, telemetry
 
@@ -70,7 +74,7 @@ def read(folder: Path) -> TrainingRun:
     described = read_run(folder) or {}
     records = tuple(telemetry.read(folder))
     if not records:
-        raise UserError(f"{folder} has not finished a step yet")
+        raise UserError(f"{folder} has not finished a step yet; wait for the first one")
     return TrainingRun(
         folder.resolve().name,
         described["model"],
@@ -81,8 +85,8 @@ def read(folder: Path) -> TrainingRun:
     )
 
 
-def write(folders: Sequence[Path], out: Path) -> tuple[Path, Drawn | None]:
-    """Write grpo.md and the figure into a folder; returns the page and the figure (None without matplotlib)."""
+def write(folders: Sequence[Path], out: Path) -> tuple[Path, SavedFigure | None]:
+    """Write grpo.md and the figure; return the page and the figure (None without matplotlib)."""
     runs = [read(folder) for folder in folders]
     page, drawn = out / "grpo.md", None
     parts = ["# GRPO with different rollouts\n", table(runs)]
@@ -95,27 +99,27 @@ def write(folders: Sequence[Path], out: Path) -> tuple[Path, Drawn | None]:
     return page, drawn
 
 
-def draw(runs: Sequence[TrainingRun], folder: Path) -> Drawn:
-    """Reward, within-group std, accuracy against NFE; a row of panels for each task."""
+def draw(runs: Sequence[TrainingRun], folder: Path) -> SavedFigure:
+    """Draw reward, within-group std, and accuracy against NFE; a row of panels per task."""
     tasks = unique(run.task for run in runs)
-    with look():
+    with styled():
         figure, axes = grid(len(tasks), 3)
         for row, task in enumerate(tasks):
-            here = [run for run in runs if run.task == task]
-            _training(axes[row, 0], here, "reward", "group mean reward")
-            _training(axes[row, 1], here, "reward_std", "group std of the reward")
-            _frontier(axes[row, 2], here)
-            axes[row, 0].set_title(style.task_name(task), loc="left")
+            group = [run for run in runs if run.task == task]
+            _training(axes[row, 0], group, "reward", "group mean reward")
+            _training(axes[row, 1], group, "reward_std", "group std of the reward")
+            _frontier(axes[row, 2], group)
+            axes[row, 0].set_title(task_name(task), loc="left")
         legend(figure)
         return save(folder, "grpo", figure, CAPTION)
 
 
 def _training(axis: Axes, runs: Sequence[TrainingRun], name: str, label: str) -> None:
-    for run, said, line in zip(runs, names(runs), _lines(runs)):
+    for run, title, line in zip(runs, names(runs), _lines(runs)):
         values = run.column(name)
         steps = run.column("step")
         axis.plot(steps, values, color=line["color"], alpha=0.15, linewidth=0.5)
-        axis.plot(steps, running_mean(values), label=said, **{**line, "marker": None})
+        axis.plot(steps, running_mean(values), label=title, **{**line, "marker": None})
         axis.axvline(steps[-1], color=line["color"], linestyle="--", linewidth=1)
     axis.set(xlabel="step", ylabel=label)
 
@@ -124,25 +128,30 @@ def _frontier(axis: Axes, runs: Sequence[TrainingRun]) -> None:
     untrained = [run for run in runs if run.evaluations and run.evaluations[0].step == 0]
     before = {run.model: run.evaluations[0] for run in reversed(untrained)}  # of several runs, the first
     for model, marker in zip(before, "x+1234|_"):
-        said = "before training" if len(before) == 1 else f"{style.model_name(model)} before training"
-        _points(axis, before[model], said, {"color": UNTRAINED, "marker": marker})
-    for run, said, line in zip(runs, names(runs), _lines(runs)):
+        title = "before training" if len(before) == 1 else f"{model_name(model)} before training"
+        _points(axis, before[model], title, {"color": UNTRAINED, "marker": marker})
+    for run, title, line in zip(runs, names(runs), _lines(runs)):
         if run.evaluations and run.evaluations[-1].step:
-            _points(axis, run.evaluations[-1], said, line)
+            _points(axis, run.evaluations[-1], title, line)
     axis.set(xlabel="NFE per sample", ylabel="greedy accuracy (%)")
 
 
-def _points(axis: Axes, one: Checkup, label: str, line: dict[str, Any]) -> None:
-    accuracy = np.array([p.accuracy for p in one.points])
-    spread = [accuracy - [p.low for p in one.points], [p.high for p in one.points] - accuracy]
+def _points(axis: Axes, checkup: Checkup, label: str, line: dict[str, Any]) -> None:
+    accuracy = np.array([p.accuracy for p in checkup.points])
+    spread = [accuracy - [p.low for p in checkup.points], [p.high for p in checkup.points] - accuracy]
     axis.errorbar(
-        [p.nfe for p in one.points], 100 * accuracy, 100 * np.array(spread), label=label, capsize=2, **line
+        [p.nfe for p in checkup.points],
+        100 * accuracy,
+        100 * np.array(spread),
+        label=label,
+        capsize=2,
+        **line,
     )
 
 
 def names(runs: Sequence[TrainingRun], *, plain: bool = False) -> list[str]:
-    """The policy of each run, with the run's folder where several runs of a task have the same."""
-    labels = [style.label(run.policy, plain=plain) for run in runs]
+    """Return the policy label of each run, with the run's name if several runs of a task have the same policy."""
+    labels = [policy_label(run.policy, plain=plain) for run in runs]
     count = Counter((run.task, label) for run, label in zip(runs, labels))
     return [
         f"{label}, {run.name}" if count[run.task, label] > 1 else label for run, label in zip(runs, labels)
@@ -150,18 +159,18 @@ def names(runs: Sequence[TrainingRun], *, plain: bool = False) -> list[str]:
 
 
 def _lines(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:
-    """The policy's own look, in shades where several of these runs have the same policy."""
+    """Return the line style of each run, in shades if several runs have the same policy."""
     policies = [run.policy for run in runs]
     return [
-        style.ramp(policy, policies[:place].count(policy), policies.count(policy))
+        style.ramp(policy, policies[:index].count(policy), policies.count(policy))
         if policies.count(policy) > 1
         else style.line(policy)
-        for place, policy in enumerate(policies)
+        for index, policy in enumerate(policies)
     ]
 
 
 def running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mean of the last few values up to each step (fewer at the start)."""
+    """Return the mean of the last values up to each step (fewer at the start)."""
     width = max(1, round(WINDOW * len(values)))
     sums: NDArray[np.float64] = np.concatenate([[0.0], values.cumsum()])
     ends = np.arange(1, len(values) + 1)
@@ -170,15 +179,15 @@ def running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def table(runs: Sequence[TrainingRun]) -> str:
-    """Markdown: what every run completed, how diverse its rollouts were, and what it gained on held-out problems."""
+    """Return a Markdown table: what each run completed, how diverse its rollouts were, and its held-out gain."""
     header = (*DONE, *COMPARED)
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    for run, said in zip(runs, names(runs, plain=True)):
+    for run, title in zip(runs, names(runs, plain=True)):
         first, last = _ends(run.column("reward"))
         sure, surer = _ends(run.column("confidence"))
         cells = [
-            style.task_name(run.task),
-            said,
+            task_name(run.task),
+            title,
             str(len(run.records)),
             f"{run.records[-1].total_seconds / 60:.1f}",
             str(run.records[-1].total_nfe),
@@ -221,6 +230,6 @@ def _percent(mean: float, low: float, high: float, sign: str) -> str:
 
 
 def _ends(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Means over the first and the last tenth of the steps."""
+    """Return the means over the first and the last tenth of the steps."""
     tenth = max(1, len(values) // 10)
     return float(values[:tenth].mean()), float(values[-tenth:].mean())

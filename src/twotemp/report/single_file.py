@@ -1,4 +1,4 @@
-"""Pages of one file: a template, with the palette and the components that all pages share put inside it."""
+"""Pages of one file: a template with the shared stylesheet and script inlined."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from importlib.resources import files
 
 
 def template(package: str, name: str) -> str:
-    """The template `name` of a package; it says where the shared style and script go."""
+    """Return the template `name` of a package with its placeholders for the shared style and script filled in."""
     page = (files(package) / name).read_text(encoding="utf-8")
     for shared in ("components.css", "components.js"):
-        inside = (files("twotemp.report") / shared).read_text(encoding="utf-8")
-        page = page.replace(f"/*{shared}*/", inside)
+        content = (files("twotemp.report") / shared).read_text(encoding="utf-8")
+        page = page.replace(f"/*{shared}*/", content)
     return page

@@ -1,17 +1,15 @@
-"""One look for all figures: a colour, a marker and a name for each policy, the same everywhere.
+"""The style of all figures: one colour and one marker per policy.
 
-Colours are Okabe and Ito's, which stay apart for colour-blind readers; markers carry the same information in print.
+The colours are Okabe and Ito's, which colour-blind readers can distinguish; markers carry the same information in
+print.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from twotemp.analysis.names import NAMES, label, model_name, task_name
 from twotemp.policies import PRESETS
 from twotemp.records import Policy
-
-__all__ = ["NAMES", "RC", "TEMPERED", "label", "line", "model_name", "ramp", "task_name"]
 
 INK = "#262626"
 GRID = "#e4e4e4"
@@ -24,23 +22,23 @@ _MARKS = {  # colour, marker
     "ct": ("#CC79A7", "s"),
     "tct": ("#009E73", "D"),
 }
-# For the field's other heuristics: dashed. With 8 colours and 7 markers no two look the same.
+# Other published heuristics are dashed. With 8 colours and 7 markers no two look the same.
 _OTHER = ("#56B4E9", "#332288", "#882255", "#117733", "#AA4499", "#999933", "#44AA99", "#661100")
 
-# What the two families of the paper are about: drawn last and heavier, with the tempered parameter in the name.
+# The paper's two families are drawn last and heavier.
 TEMPERED = ("tlc", "tct")
 
 
 def line(policy: Policy) -> dict[str, Any]:
-    """How matplotlib draws a policy."""
+    """Return the matplotlib line properties of a policy."""
     if policy.name in _MARKS:
         colour, marker = _MARKS[policy.name]
         dashes = "-"
     else:
         others = [name for name in PRESETS if name not in _MARKS]
-        # A policy from outside has no place of its own: its name gives it one.
-        place = others.index(policy.name) if policy.name in others else sum(policy.name.encode())
-        colour, marker, dashes = _OTHER[place % len(_OTHER)], "vPX*<>p"[place % 7], "--"
+        # A plug-in's policy is not listed; its style follows from its name.
+        number = others.index(policy.name) if policy.name in others else sum(policy.name.encode())
+        colour, marker, dashes = _OTHER[number % len(_OTHER)], "vPX*<>p"[number % 7], "--"
     heavy = policy.name in TEMPERED
     return {
         "color": colour,
@@ -51,14 +49,14 @@ def line(policy: Policy) -> dict[str, Any]:
     }
 
 
-def ramp(policy: Policy, place: int, count: int) -> dict[str, Any]:
-    """The policy's own colour from pale to full, for curves that differ in one number."""
-    look = line(policy)
-    red, green, blue = (int(look["color"][i : i + 2], 16) for i in (1, 3, 5))
-    share = 0.62 * (1 - place / max(count - 1, 1))  # of white; the last is the full colour, darkened a little
-    dark = 1.0 if count == 1 else 1.0 - 0.35 * place / (count - 1)
-    mixed = [round((c + (255 - c) * share) * dark) for c in (red, green, blue)]
-    return {**look, "color": "#{:02x}{:02x}{:02x}".format(*mixed), "marker": "oDsvP^X"[place % 7]}
+def ramp(policy: Policy, index: int, count: int) -> dict[str, Any]:
+    """Return the policy's line in shade `index` of `count`, from pale to dark."""
+    base = line(policy)
+    red, green, blue = (int(base["color"][i : i + 2], 16) for i in (1, 3, 5))
+    white = 0.62 * (1 - index / max(count - 1, 1))
+    dark = 1.0 if count == 1 else 1.0 - 0.35 * index / (count - 1)
+    mixed = [round((c + (255 - c) * white) * dark) for c in (red, green, blue)]
+    return {**base, "color": "#{:02x}{:02x}{:02x}".format(*mixed), "marker": "oDsvP^X"[index % 7]}
 
 
 RC: Any = {
@@ -89,5 +87,5 @@ RC: Any = {
     "figure.dpi": 100,
     "savefig.dpi": 200,
     "pdf.fonttype": 42,
-    "svg.hashsalt": "twotemp",  # the same figure is the same file
+    "svg.hashsalt": "twotemp",  # equal figures are equal files
 }

@@ -1,4 +1,4 @@
-"""The paper's tables: pass@k with intervals, as Markdown, LaTeX and CSV, and as rows for a terminal."""
+"""Tables of pass@k with intervals: Markdown, LaTeX, CSV, and blocks of rows for a terminal."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twotemp.analysis import Graded, unique
-from twotemp.analysis.names import dataset
+from twotemp.analysis import GradedCell, unique
 from twotemp.metrics import Estimate
 from twotemp.metrics.bootstrap import LEAST
 from twotemp.report import style
+from twotemp.report.names import dataset, label, model_name, task_name
 
-Cells = Callable[[Graded], list[str]]  # what a row says between the policy's name and its numbers
 INTERVALS = (
     "In parentheses the 95 % interval over questions (Bayesian bootstrap, 10,000 resamples); fewer than "
     f"{LEAST} questions get none."
@@ -24,17 +23,17 @@ INTERVALS = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class RateEntry:
     """A rate in percent with its 95 % interval."""
 
     mean: float
     low: float  # NaN: too few questions for an interval
     high: float
-    best: bool  # the highest mean of its column, where all are over the same questions
-    questions: int | None  # how many questions it rests on, where it is not all of its block
+    best: bool  # the highest mean of its column, if all are over the same questions
+    questions: int | None  # how many questions it averages over, if not all of its block
 
     def text(self, digits: int = 1) -> str:
-        """`95.0 (77.1–99.6)`; the mean alone where there is no interval."""
+        """Return `95.0 (77.1–99.6)`; the mean alone if there is no interval."""
         span = "" if np.isnan(self.low) else f" ({self.low:.{digits}f}–{self.high:.{digits}f})"
         return f"{self.mean:.1f}{span}{self.note}"
 
@@ -44,97 +43,124 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Row:
-    cell: Graded
-    entries: tuple[Entry | None, ...]  # None: fewer than k samples
+class TableRow:
+    """One policy, with an entry per k."""
+
+    cell: GradedCell
+    entries: tuple[RateEntry | None, ...]  # None: fewer than k samples
 
 
 @dataclass(frozen=True)
-class Block:
-    """Policies that are compared with each other."""
+class TableBlock:
+    """The policies that are compared with each other."""
 
-    names: tuple[str, ...]  # the dataset, and what else the rows share
-    rows: tuple[Row, ...]
+    names: tuple[str, ...]  # the dataset, and the selector if there is one
+    rows: tuple[TableRow, ...]
 
 
 def block(
-    names: Sequence[str], curves: Sequence[tuple[Graded, Estimate, Sequence[int]]], ks: Sequence[int]
-) -> Block:
-    """curves: for each policy an estimate whose columns are these ks."""
-    every = {question for cell, _, _ in curves for question in cell.questions}
+    names: Sequence[str], curves: Sequence[tuple[GradedCell, Estimate, Sequence[int]]], ks: Sequence[int]
+) -> TableBlock:
+    """Build a block.
+
+    Args:
+        names: See `TableBlock`.
+        curves: Per policy its cell, an estimate, and the k of each column of the estimate.
+        ks: The columns of the table.
+    """
+    questions = {question for cell, _, _ in curves for question in cell.questions}
     columns = []
     for k in ks:
-        at = [list(own).index(k) if k in own else None for _, _, own in curves]
-        reach = [(cell, estimate.mean[i]) for (cell, estimate, _), i in zip(curves, at) if i is not None]
-        # Means over different questions are not comparable: then none is the best.
+        indices = [list(own).index(k) if k in own else None for _, _, own in curves]
+        reach = [(cell, estimate.mean[i]) for (cell, estimate, _), i in zip(curves, indices) if i is not None]
+        # Means over different questions are not comparable: then no entry is the best.
         same = len({cell.questions_at(k) for cell, _ in reach}) == 1
         top = max(mean for _, mean in reach) if same else None
         columns.append(
-            [None if i is None else _entry(e, i, top, len(every)) for (_, e, _), i in zip(curves, at)]
+            [
+                None if i is None else _entry(e, i, top, len(questions))
+                for (_, e, _), i in zip(curves, indices)
+            ]
         )
-    return Block(
-        tuple(names), tuple(Row(cell, entries) for (cell, _, _), entries in zip(curves, zip(*columns)))
+    return TableBlock(
+        tuple(names), tuple(TableRow(cell, entries) for (cell, _, _), entries in zip(curves, zip(*columns)))
     )
 
 
-def _entry(estimate: Estimate, at: int, top: float | None, questions: int) -> Entry:
-    mean, low, high = (100 * float(x[at]) for x in (estimate.mean, estimate.low, estimate.high))
-    few = int(estimate.questions[at])
-    return Entry(mean, low, high, bool(estimate.mean[at] == top), few if few < questions else None)
+def _entry(estimate: Estimate, column: int, top: float | None, questions: int) -> RateEntry:
+    mean, low, high = (100 * float(x[column]) for x in (estimate.mean, estimate.low, estimate.high))
+    count = int(estimate.questions[column])
+    return RateEntry(
+        mean, low, high, bool(estimate.mean[column] == top), count if count < questions else None
+    )
 
 
-def blocks(cells: Sequence[Graded], ks: Sequence[int]) -> Iterator[Block]:
-    """pass@k, one dataset and model after the other."""
-    for key in unique((one.model, one.task) for one in cells):
-        here = [one for one in cells if (one.model, one.task) == key]
-        curves = [(one, one.curve, range(1, one.samples + 1)) for one in here]
-        yield block([dataset(*key, [one.model for one in cells])], curves, ks)
+def blocks(cells: Sequence[GradedCell], ks: Sequence[int]) -> Iterator[TableBlock]:
+    """Yield a block of pass@k per model and dataset."""
+    for key in unique((cell.model, cell.task) for cell in cells):
+        group = [cell for cell in cells if (cell.model, cell.task) == key]
+        curves = [(cell, cell.curve, range(1, cell.samples + 1)) for cell in group]
+        yield block([dataset(*key, [cell.model for cell in cells])], curves, ks)
 
 
-def markdown(cells: Sequence[Graded], ks: Sequence[int]) -> str:
-    """One table; datasets in blocks, the best of each column in bold."""
+def markdown(cells: Sequence[GradedCell], ks: Sequence[int]) -> str:
+    """Return one table with a block per dataset, the best of each column in bold."""
 
-    def about(one: Graded) -> list[str]:
-        # Ungraded samples are said, since they are left out.
-        failed = f" ({one.table.ungraded} ungraded)" if one.table.ungraded else ""
-        return [f"{one.cost('nfe'):.1f}", f"{one.cost('forwards'):.1f}", f"{one.samples}{failed}"]
+    def numbers(cell: GradedCell) -> list[str]:
+        # Ungraded samples are mentioned, since they are left out.
+        ungraded = f" ({cell.table.ungraded} ungraded)" if cell.table.ungraded else ""
+        return [f"{cell.cost('nfe'):.1f}", f"{cell.cost('forwards'):.1f}", f"{cell.samples}{ungraded}"]
 
-    return as_markdown(["Dataset"], ["NFE", "forwards", "n"], about, blocks(cells, ks), ks)
+    return as_markdown(["Dataset"], ["NFE", "forwards", "n"], numbers, blocks(cells, ks), ks)
 
 
 def as_markdown(
-    names: Sequence[str], numbers: Sequence[str], about: Cells, shown: Iterable[Block], ks: Sequence[int]
+    names: Sequence[str],
+    columns: Sequence[str],
+    numbers: Callable[[GradedCell], list[str]],
+    shown: Iterable[TableBlock],
+    ks: Sequence[int],
 ) -> str:
-    lines = [[*names, "Method", *numbers, *(f"k = {k}" for k in ks)]]
-    lines.append(["---"] * (len(names) + 1) + ["---:"] * (len(numbers) + len(ks)))
-    for one in shown:
-        for row in one.rows:
-            head = one.names if row is one.rows[0] else [""] * len(names)
-            cells = ["–" if e is None else f"**{e.text()}**" if e.best else e.text() for e in row.entries]
-            lines.append([*head, style.label(row.cell.policy, plain=True), *about(row.cell), *cells])
+    """Return blocks as one Markdown table.
+
+    Args:
+        names: The headings of the blocks' names.
+        columns: The headings of the numbers between a policy's name and its rates.
+        numbers: Those numbers of a cell.
+        shown: The blocks.
+        ks: The k of each entry of a row.
+    """
+    lines = [[*names, "Method", *columns, *(f"k = {k}" for k in ks)]]
+    lines.append(["---"] * (len(names) + 1) + ["---:"] * (len(columns) + len(ks)))
+    for part in shown:
+        for row in part.rows:
+            head = part.names if row is part.rows[0] else [""] * len(names)
+            rates = ["–" if e is None else f"**{e.text()}**" if e.best else e.text() for e in row.entries]
+            lines.append([*head, label(row.cell.policy, plain=True), *numbers(row.cell), *rates])
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def rows_as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Numbers in six digits; empty where there is none."""
+    """Return rows as CSV: floats with six digits, empty for NaN."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
         writer.writerow(
-            ("" if np.isnan(cell) else f"{cell:.6g}") if isinstance(cell, float) else cell for cell in row
+            ("" if np.isnan(value) else f"{value:.6g}") if isinstance(value, float) else value
+            for value in row
         )
     return out.getvalue()
 
 
-def latex(series: Sequence[Graded], ks: Sequence[int]) -> str:
-    r"""The paper's layout: booktabs, \multirow datasets, small intervals; a heading row for each model."""
+def latex(cells: Sequence[GradedCell], ks: Sequence[int]) -> str:
+    r"""Return the table in the paper's layout: booktabs, \multirow datasets, small intervals, a heading per model."""
     width = 4 + len(ks)
     lines = [
         "% needs the packages booktabs, multirow and graphicx",
         r"\begin{table}[h]",
         r"\centering",
-        rf"\caption{{{caption(series)}}}",
+        rf"\caption{{{caption(cells)}}}",
         r"\resizebox{\textwidth}{!}{%",
         rf"\begin{{tabular}}{{llrr{'c' * len(ks)}}}",
         r"\toprule",
@@ -144,56 +170,57 @@ def latex(series: Sequence[Graded], ks: Sequence[int]) -> str:
         r"\midrule",
     ]
     heading = None
-    for one in blocks(series, ks):
-        model = one.rows[0].cell.model
+    for part in blocks(cells, ks):
+        model = part.rows[0].cell.model
         if model != heading:
             if heading is not None:
                 lines.append(r"\midrule")
             lines += [
-                rf"\multicolumn{{{width}}}{{c}}{{\textit{{{_tex(style.model_name(model))}}}}} \\",
+                rf"\multicolumn{{{width}}}{{c}}{{\textit{{{_tex(model_name(model))}}}}} \\",
                 r"\midrule",
             ]
             heading = model
         elif lines[-1].endswith(r"\\"):
             lines.append(rf"\cmidrule(lr){{1-{width}}}")
-        for row in one.rows:
+        for row in part.rows:
             cell = row.cell
-            first = rf"\multirow{{{len(one.rows)}}}{{*}}{{{_tex(style.task_name(cell.task))}}}"
-            # A plug-in's name may be anything; what stands between dollars is LaTeX already.
-            said = style.label(cell.policy).split("$")
-            name = "$".join(part if at % 2 else _tex(part) for at, part in enumerate(said))
+            first = rf"\multirow{{{len(part.rows)}}}{{*}}{{{_tex(task_name(cell.task))}}}"
+            # A plug-in's name may need escapes; what is between dollars is LaTeX already.
+            pieces = label(cell.policy).split("$")
+            name = "$".join(piece if i % 2 else _tex(piece) for i, piece in enumerate(pieces))
             if cell.policy.name in style.TEMPERED:
                 method, _, rest = name.partition(" ")
                 name = rf"\textbf{{{method}}} {rest}"
             costs = [f"{cell.cost('nfe'):.0f}", f"{cell.cost('forwards'):.0f}"]
-            parts = [first if row is one.rows[0] else "", name, *costs, *map(_latex_cell, row.entries)]
-            lines.append(" & ".join(parts) + r" \\")
+            columns = [first if row is part.rows[0] else "", name, *costs, *map(_latex_entry, row.entries)]
+            lines.append(" & ".join(columns) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}}", r"\end{table}"]
     return "\n".join(lines) + "\n"
 
 
-def _latex_cell(cell: Entry | None) -> str:
-    if cell is None:
+def _latex_entry(entry: RateEntry | None) -> str:
+    if entry is None:
         return "--"
-    mean = rf"\textbf{{{cell.mean:.1f}}}" if cell.best else f"{cell.mean:.1f}"
-    below, above = cell.mean - cell.low, cell.high - cell.mean
+    mean = rf"\textbf{{{entry.mean:.1f}}}" if entry.best else f"{entry.mean:.1f}"
+    below, above = entry.mean - entry.low, entry.high - entry.mean
     span = "" if np.isnan(below) else f"$_{{-{below:.1f}}}^{{+{above:.1f}}}$"
-    return mean + span + (rf"{{\scriptsize{cell.note}}}" if cell.note else "")
+    return mean + span + (rf"{{\scriptsize{entry.note}}}" if entry.note else "")
 
 
 def _tex(text: str) -> str:
     return re.sub(r"([_%&#])", r"\\\1", text)
 
 
-def caption(series: Sequence[Graded]) -> str:
-    """What the numbers are, in the words of the paper's captions; LaTeX."""
+def caption(cells: Sequence[GradedCell]) -> str:
+    """Return the caption in LaTeX, in the words of the paper's captions."""
     sizes = ", ".join(
-        f"{style.task_name(task)} {max(len(s.questions) for s in series if s.task == task)} questions"
-        for task in unique(s.task for s in series)
+        f"{task_name(task)} {max(len(cell.questions) for cell in cells if cell.task == task)} questions"
+        for task in unique(cell.task for cell in cells)
     )
-    graders = ", ".join(unique(s.grader for s in series))
-    samples = "--".join(map(str, sorted({min(s.samples for s in series), max(s.samples for s in series)})))
-    ungraded = sum(s.table.ungraded for s in series)
+    graders = ", ".join(unique(cell.grader for cell in cells))
+    counts = [cell.samples for cell in cells]
+    samples = "--".join(map(str, sorted({min(counts), max(counts)})))
+    ungraded = sum(cell.table.ungraded for cell in cells)
     left_out = f"; {ungraded} samples ungraded and left out" if ungraded else ""
     return (
         r"Pass@$k$ (\%) with 95\% intervals (Bayesian bootstrap over questions, 10{,}000 resamples, "
@@ -212,18 +239,18 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def as_csv(series: Sequence[Graded], ks: Sequence[int]) -> str:
-    """One line for each series and k, with everything the other tables leave out; rates are in [0, 1]."""
+def as_csv(cells: Sequence[GradedCell], ks: Sequence[int]) -> str:
+    """Return one line per cell and k, with everything the other tables leave out; rates are in [0, 1]."""
 
     def rows() -> Iterator[list[object]]:
-        for one in series:
-            p, c, curve = one.policy, one.config, one.curve
-            same = [one.model, one.task, p.name, style.label(p, plain=True), str(p.t_token), str(p.t_pos),
-                    str(p.threshold), c.length, c.block, one.grader, len(one.questions), one.samples,
-                    one.table.ungraded, one.cost("nfe"), one.cost("forwards"), one.cost("seconds"),
-                    one.tokens_per_forward]  # fmt: skip
+        for cell in cells:
+            p, c, curve = cell.policy, cell.config, cell.curve
+            same = [cell.model, cell.task, p.name, label(p, plain=True), str(p.t_token), str(p.t_pos),
+                    str(p.threshold), c.length, c.block, cell.grader, len(cell.questions), cell.samples,
+                    cell.table.ungraded, cell.cost("nfe"), cell.cost("forwards"), cell.cost("seconds"),
+                    cell.tokens_per_forward]  # fmt: skip
             for k in ks:
-                if k <= one.samples:
+                if k <= cell.samples:
                     rates = (float(r[k - 1]) for r in (curve.mean, curve.low, curve.high))
                     yield [*same, k, *rates, int(curve.questions[k - 1])]
 

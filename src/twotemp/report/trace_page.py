@@ -1,6 +1,6 @@
-"""Samples with a trace as one self-contained HTML page: what was written when, and how surely.
+"""Show traced samples on one self-contained HTML page: which token was written when, and with what confidence.
 
-The page is a static template; what changes is one block of JSON in it. It asks the network for nothing.
+The page is a static template with one block of JSON in it. It loads nothing from the network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from twotemp.records import Grade, Policy, Sample
 from twotemp.report.single_file import template
 from twotemp.serialization import json_text
 
-FORK_ENTROPY = math.log(2)  # as undecided as a fair coin
+FORK_ENTROPY = math.log(2)  # nats; a fair coin
 _SYMBOLS = {"t_pos": ("T", "pos"), "t_token": ("T", "token"), "threshold": ("λ", ""), "k": ("K", "")}
 _CONTEXT = 4  # tokens to the left that a token's text may depend on (spaces, characters of several tokens)
 
@@ -29,22 +29,27 @@ def page(
     each: int | None = None,
     grades: Sequence[Grade | None] = (),
 ) -> str:
-    """The page of some samples, a row for each policy; without a tokenizer tokens are shown as their ids.
+    """Return the HTML page of some samples, one row per policy.
 
-    fork_entropy: positions committed with at least this entropy (nats) are marked as forks. each: how many samples
-    of a policy are open at first (None: all); the others are in its map of orders. grades: of each sample, if known.
+    Args:
+        samples: Samples with traces.
+        tokenizer: Decodes tokens; None: they are shown as their ids.
+        title: The title of the page.
+        fork_entropy: Positions committed with at least this entropy (nats) are marked as forks.
+        each: How many samples of a policy are expanded at first (None: all); the others are in its map of orders.
+        grades: The grade of each sample, if known.
     """
     if not samples:
         raise UserError("no sample to show")
-    # One prompt for all, and nothing but masks after it: then it is shown once, above the samples.
-    given = len(samples[0].prompt)
-    shared = len({s.prompt for s in samples}) == 1 and samples[0].positions[0] >= given
-    shown = [_sample(sample, tokenizer) for sample in samples]
-    prompt = "".join(cell["text"] for cell in shown[0]["cells"][:given] if not cell["special"]).strip()
-    for one, grade in zip(shown, [*grades, *[None] * len(shown)]):
-        one["cells"] = one["cells"][given:] if shared else one["cells"]
-        one["verdict"] = _verdict(grade)
-    entropies = [cell["entropy"] for one in shown for cell in one["cells"] if "step" in cell]
+    # A prompt that all samples share, with nothing but masks after it, is shown once, above the samples.
+    length = len(samples[0].prompt)
+    shared = len({s.prompt for s in samples}) == 1 and samples[0].positions[0] >= length
+    shown = [_sample_data(s, tokenizer) for s in samples]
+    prompt = "".join(cell["text"] for cell in shown[0]["cells"][:length] if not cell["special"]).strip()
+    for sample, grade in zip(shown, [*grades, *[None] * len(shown)]):
+        sample["cells"] = sample["cells"][length:] if shared else sample["cells"]
+        sample["verdict"] = _verdict(grade)
+    entropies = [cell["entropy"] for sample in shown for cell in sample["cells"] if "step" in cell]
     data = {
         "title": title,
         "fork": fork_entropy,
@@ -57,19 +62,19 @@ def page(
 
 
 def _verdict(grade: Grade | None) -> str | None:
-    """`ungraded` is nobody's fault who wrote the sample."""
+    """Return right, wrong or None; a sample that our grader failed on is not wrong."""
     if grade is None or grade.outcome == "ungraded":
         return None
     return "right" if grade.passed else "wrong"
 
 
 def _inside_script(data: Any) -> str:
-    """JSON that cannot end the script element it stands in, whatever the tokens are."""
+    """Return JSON that cannot close its script element, whatever the tokens are."""
     text = json_text(data, compact=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _sample(sample: Sample, tokenizer: Any | None) -> dict[str, Any]:
+def _sample_data(sample: Sample, tokenizer: Any | None) -> dict[str, Any]:
     if sample.trace is None:
         raise UserError(
             f"sample {sample.index} of request {sample.request!r} has no trace; draw it again with --trace"
@@ -85,11 +90,11 @@ def _sample(sample: Sample, tokenizer: Any | None) -> dict[str, Any]:
         sample.positions, sample.trace.steps, sample.trace.confidence, sample.trace.entropy
     ):
         cells[position] |= {"step": step, "confidence": round(confidence, 5), "entropy": round(entropy, 5)}
-    for step, place, token in sample.trace.edits:
-        before = cells[sample.positions[place]].setdefault("before", [])
-        # Where tokens become masks again, every other one that stood there was the mask: it has no text.
-        taken_back = sample.policy.edit == "remask" and len(before) % 2 == 1
-        before.append((step, None if taken_back else pieces([token], tokenizer)[0]))
+    for step, index, token in sample.trace.edits:
+        before = cells[sample.positions[index]].setdefault("before", [])
+        # With remasking every other entry of a position is the mask, which has no text.
+        masked = sample.policy.edit == "remask" and len(before) % 2 == 1
+        before.append((step, None if masked else pieces([token], tokenizer)[0]))
     preset = PRESETS.get(sample.policy.name)
     return {
         "name": sample.policy.name.upper(),  # as on the command line and in the playground; the formula says more
@@ -103,19 +108,19 @@ def _sample(sample: Sample, tokenizer: Any | None) -> dict[str, Any]:
 
 
 def _settings(policy: Policy) -> list[tuple[str, str, str]]:
-    """(symbol, subscript, value) of the numbers that belong to this policy."""
+    """Return (symbol, subscript, value) of each parameter of the policy."""
     preset = PRESETS.get(policy.name)
     names = (*(preset.parameters if preset else ()), "t_token")
-    found = []
+    settings = []
     for name in names:
         value = getattr(policy, name)
         text = "∞" if value == math.inf else f"{value:g}"
-        found.append((*_SYMBOLS.get(name, (name.replace("_", " "), "")), text))
-    return found
+        settings.append((*_SYMBOLS.get(name, (name.replace("_", " "), "")), text))
+    return settings
 
 
 def pieces(ids: Sequence[int], tokenizer: Any | None) -> list[str]:
-    """The text that each token adds. A character spread over several tokens belongs to the one that ends it."""
+    """Return the text that each token adds. A character of several tokens belongs to the last of them."""
     if tokenizer is None:
         return [f" {token}" for token in ids]
 
@@ -124,9 +129,9 @@ def pieces(ids: Sequence[int], tokenizer: Any | None) -> list[str]:
             tokenizer.decode(list(part), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )
 
-    found = []
+    texts = []
     for end in range(len(ids)):
         start = max(0, end - _CONTEXT)
         before = text(ids[start:end]).rstrip("\ufffd") if start < end else ""
-        found.append(text(ids[start : end + 1])[len(before) :].rstrip("\ufffd") or "\ufffd")
-    return found
+        texts.append(text(ids[start : end + 1])[len(before) :].rstrip("\ufffd") or "\ufffd")
+    return texts

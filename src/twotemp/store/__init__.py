@@ -1,4 +1,4 @@
-"""Append-only, resumable storage of samples and of what was said about them; `run` has the layout on disk."""
+"""Append-only, resumable storage of samples, grades and scores; `run` documents the layout on disk."""
 
 from twotemp.records import Key
 from twotemp.store.config import Config

@@ -1,4 +1,4 @@
-"""A whole run as one Parquet file, for pandas, polars, duckdb and friends."""
+"""Export a run as one Parquet file, for pandas, polars, duckdb and others."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _GROUP = 5000  # rows of a row group
 
 
 def export(run: Path | str, path: Path | str) -> int:
-    """Write all samples of a run with their grades and scores, one row per sample; returns the number of rows.
+    """Write all samples of a run with their grades and scores, one row per sample; return the number of rows.
 
-    The configuration stands in the columns `cell` to `fingerprint` and, complete, in the file's metadata (key
-    `twotemp`). `grades` and `scores` are lists, as a sample may have been judged by several graders.
+    The configuration is in the columns `cell` to `fingerprint` and, complete, in the file's metadata (key
+    `twotemp`). `grades` and `scores` are lists, as a sample may have been graded by several graders.
     """
     try:
         import pyarrow as pa
@@ -69,13 +69,13 @@ def _rows(cell: Cell) -> Iterator[dict[str, Any]]:
     grades = {name: cell.grades(name) for name in cell.graders()}
     scores = {name: cell.scores(name) for name in cell.scorers()}
     config = cell.config
-    same = {"cell": cell.name, "task": config.task, "policy": config.policy.name}
-    same |= {"model": config.model, "fingerprint": config.fingerprint}
+    shared = {"cell": cell.name, "task": config.task, "policy": config.policy.name}
+    shared |= {"model": config.model, "fingerprint": config.fingerprint}
     for row in cell.sample_rows():
         key = row_key(row)
         yield {
             **row,
-            **same,
+            **shared,
             "question": key.request,
             "grades": [{"grader": g, **vars(by[key])} for g, by in grades.items() if key in by],
             "scores": [{"model": m, "score": by[key]} for m, by in scores.items() if key in by],

@@ -1,20 +1,19 @@
-"""A run on disk: raw samples first, then what graders and reward models say about them.
+"""A run on disk: raw samples, their grades and their rewards.
 
-    RUN/run.json                                   what this folder is
+    RUN/run.json                                   the kind of run, and the format
     RUN/<cell>/cell.json                           the complete configuration of one (task, policy) cell
     RUN/<cell>/samples-<writer>.jsonl.zst          raw samples
-    RUN/<cell>/grades-<grader>-<writer>.jsonl.zst  verdicts, by grader (name with version)
+    RUN/<cell>/grades-<grader>-<writer>.jsonl.zst  grades, by grader (name with version)
     RUN/<cell>/scores-<model>-<writer>.jsonl.zst   rewards, by reward model
 
-A row's key is (request, index, seed) within its cell; where a key occurs twice the last one written wins: writers
-are numbered, each one higher than all that it found in the cell, so that no clock decides. Files are only ever
-added or appended to by the process that made them, so any number of processes may write a run, also on several
-machines, while others read it.
+A row's key is (request, index, seed) within its cell. If a key occurs twice, the row of the later writer counts:
+writers are numbered, each higher than all that it found in the cell, so that no clock decides. A file is only ever
+appended to, by the process that created it, so any number of processes may write a run, also on several machines,
+while others read it.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -31,7 +30,14 @@ from twotemp.folders.frames import SUFFIX, FrameFile, next_number, read_batches,
 from twotemp.folders.identity import differences, refuse
 from twotemp.records import Grade, Key, Sample
 from twotemp.store.config import Config, digest, identity
-from twotemp.store.rows import light, row_key, sample_row
+from twotemp.store.rows import (
+    parse_grade,
+    parse_light,
+    parse_sample,
+    parse_score,
+    row_key,
+    sample_row,
+)
 from twotemp.store.table import Table, build_table
 
 _CELL = "cell.json"
@@ -39,28 +45,33 @@ _CELL_NAME = re.compile(r"[A-Za-z0-9][\w.,:=@+-]*")
 
 
 class Store:
-    """A run folder: `Store.create` to write (a folder that exists is continued), `Store.open` to read."""
+    """A run directory: `Store.create` to write (an existing run is continued), `Store.open` to read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, path: Path | str) -> Store:
+        """Create a run, or continue the one in this directory."""
         claim(Path(path), "evaluation", {})
         return cls(Path(path))
 
     @classmethod
     def open(cls, path: Path | str) -> Store:
+        """Open an existing run."""
         expect(Path(path), "evaluation")
         return cls(Path(path))
 
     def cell(self, name: str, config: Config) -> Cell:
-        """The cell of this name, made if need be. The same name with another configuration is an error."""
+        """Return the cell of this name, creating it if necessary.
+
+        A cell of the same name with another configuration raises a UserError.
+        """
         if not _CELL_NAME.fullmatch(name):
             raise UserError(f"a cell's name must be letters, digits and any of . , : = @ + - _, not {name!r}")
         folder = self.path / name
         if not folder.exists():
-            # The folder appears with its configuration inside or not at all; of two processes, one is first.
+            # The folder appears with its configuration inside or not at all; if two processes race, one wins.
             try:
                 with replacing(folder) as draft:
                     draft.mkdir()
@@ -73,13 +84,13 @@ class Store:
         return cell
 
     def cells(self, without: Collection[str] = ()) -> list[Cell]:
-        """All cells; `without` some that are damaged and cannot be read."""
+        """Return all cells but those in `without`, which are damaged."""
         folders = [path.parent for path in sorted(self.path.glob(f"*/{_CELL}"))]
         return [self[f.name] for f in folders if f.name not in without and not is_temporary(f)]
 
     def damage(self) -> dict[str, str]:
-        """Folders that are or were cells and cannot be reported: name -> what is wrong with them."""
-        found = {}
+        """Return the cells that cannot be reported: name -> what is wrong with them."""
+        problems = {}
         for folder in sorted(
             path for path in self.path.iterdir() if path.is_dir() and not is_temporary(path)
         ):
@@ -89,15 +100,15 @@ class Store:
                 try:
                     self[folder.name]
                 except UserError as error:
-                    found[folder.name] = str(error)
+                    problems[folder.name] = str(error)
                 else:
                     if not any(name.startswith("samples-") for name in files):
-                        found[folder.name] = (
+                        problems[folder.name] = (
                             f"{folder} has no samples: run the same command again to draw them"
                         )
             elif files or not names:
-                found[folder.name] = self._no_configuration(folder)
-        return found
+                problems[folder.name] = self._no_configuration(folder)
+        return problems
 
     def __getitem__(self, name: str) -> Cell:
         folder = self.path / name
@@ -108,19 +119,19 @@ class Store:
         stored = read_json(folder / _CELL)
         try:
             return Cell(folder, Config.from_dict(stored), digest(identity(stored)))
-        except (UserError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UserError(f"{folder / _CELL} is damaged ({error}); restore it from a copy") from error
 
     @staticmethod
     def _no_configuration(folder: Path) -> str:
         return (
-            f"{folder} has no {_CELL}, so that nobody knows how its samples were drawn: restore it from a copy, or "
+            f"{folder} has no {_CELL}, so it is unknown how its samples were drawn: restore it from a copy, or "
             "remove the folder and run the same command again"
         )
 
 
 class Cell:
-    """The samples of one (task, policy) cell, and what was said about them."""
+    """The samples of one (task, policy) cell, with their grades and scores."""
 
     def __init__(self, path: Path, config: Config, mark: str) -> None:
         self.path = path
@@ -130,33 +141,33 @@ class Cell:
         self._last = 0
 
     def writer(self) -> Writer:
-        """What it writes wins over everything that is there now, and over writers this object gave out before."""
+        """Return a writer whose rows replace those of all earlier writers."""
         self._last = max(self._last + 1, next_number(self.path))
         return Writer(self, self._last)
 
     def samples(self) -> Iterator[Sample]:
-        """Every sample once, read batch by batch: later writers first, in no other order."""
+        """Yield every sample once, batch by batch: later writers first, otherwise unordered."""
         return (Sample.from_dict(row) for row in self.sample_rows())
 
     def sample_rows(self) -> Iterator[dict[str, Any]]:
-        """As `samples`, as plain data: `Sample.from_dict` of each row is the sample."""
+        """Yield the samples as JSON data for `Sample.from_dict`."""
         policy = self.config.policy.to_dict()
-        for row in self._newest(json.loads):
+        for row in self._newest(parse_sample):
             del row["written"]
             yield {**row, "policy": policy}
 
     def light_rows(self) -> Iterator[dict[str, Any]]:
-        """Key, costs and text of every sample, without its tokens and trace: ten times faster to read."""
-        return self._newest(light)
+        """Yield key, costs and text of every sample, without tokens and trace: ten times faster to read."""
+        return self._newest(parse_light)
 
     def missing(self, questions: Iterable[str], n: int) -> list[tuple[str, int]]:
-        """(question, sample index) of what is still to draw for n samples per question, question by question."""
+        """Return (question, sample index) of the samples still to draw for n per question, question by question."""
         have = {(row["request"], row["index"]) for row in self.light_rows()}
         return [(q, i) for q in questions for i in range(n) if (q, i) not in have]
 
     def _newest(self, parse: Callable[[bytes], dict[str, Any]]) -> Iterator[dict[str, Any]]:
         seen: set[Key] = set()
-        # Newest file first: then the first row of a key is the last one written, as no file has a key twice.
+        # Newest file first: no file has a key twice, so the first row of a key is the last one written.
         for path in reversed(self._files("samples")):
             for row in self._rows(path, parse):
                 key = row_key(row)
@@ -165,32 +176,36 @@ class Cell:
                     yield row
 
     def graders(self) -> list[str]:
-        """Names of the graders that judged samples of this cell."""
+        """Return the names of the graders that graded samples of this cell."""
         return self._names("grades")
 
     def grades(self, grader: str) -> dict[Key, Grade]:
+        """Return the grades by this grader."""
         return {
             row_key(row): Grade(row["outcome"], row["answer"], row["rule"], row["detail"])
             for path in self._files("grades", grader)
-            for row in self._rows(path)
+            for row in self._rows(path, parse_grade)
         }
 
     def pending(self, grader: str) -> Iterator[Sample]:
-        """Samples this grader has yet to judge: never seen (a run that was killed), or `ungraded` last time."""
+        """Yield the samples this grader has not graded: never seen (the run was killed), or `ungraded` last time."""
         done = {key for key, grade in self.grades(grader).items() if grade.outcome != "ungraded"}
         return (sample for sample in self.samples() if sample.key not in done)
 
     def scorers(self) -> list[str]:
-        """Names of the reward models that scored samples of this cell."""
+        """Return the names of the reward models that scored samples of this cell."""
         return self._names("scores")
 
     def scores(self, model: str) -> dict[Key, float]:
+        """Return the scores by this reward model."""
         return {
-            row_key(row): row["score"] for path in self._files("scores", model) for row in self._rows(path)
+            row_key(row): row["score"]
+            for path in self._files("scores", model)
+            for row in self._rows(path, parse_score)
         }
 
     def table(self, grader: str) -> Table:
-        """The judged samples as arrays, question by question."""
+        """Return the graded samples as arrays, question by question."""
         if grader not in self.graders():
             known = ", ".join(self.graders()) or "none"
             raise UserError(
@@ -203,19 +218,17 @@ class Cell:
         return sorted({unquote(path.name.split("-")[1]) for path in self._files(kind)})
 
     def _files(self, kind: str, name: str | None = None) -> list[Path]:
-        """Files of one kind, oldest writer first."""
+        """Return the files of one kind, oldest writer first."""
         middle = "*" if name is None else _slug(name)
         return sorted(
             self.path.glob(f"{kind}-{middle}-*{SUFFIX}" if kind != "samples" else f"samples-*{SUFFIX}"),
             key=lambda path: path.name.rsplit("-", 1)[1],
         )
 
-    def _rows(
-        self, path: Path, parse: Callable[[bytes], dict[str, Any]] = json.loads
-    ) -> Iterator[dict[str, Any]]:
+    def _rows(self, path: Path, parse: Callable[[bytes], dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for batch in read_batches(path, parse):
             for row in batch:
-                if not isinstance(row, dict) or row.pop("cell", None) != self.mark:
+                if row.pop("cell", None) != self.mark:
                     raise UserError(
                         f"{path} belongs to another configuration than {self.path / _CELL}; "
                         f"move the file back to its own run"
@@ -224,7 +237,7 @@ class Cell:
 
 
 class Writer(AbstractContextManager["Writer"]):
-    """Adds to a cell. Every call is one batch: on the disk, whole, when it returns."""
+    """Adds rows to a cell. Every call is one batch, which is on disk, whole, when the call returns."""
 
     def __init__(self, cell: Cell, number: int) -> None:
         self._cell = cell
@@ -236,15 +249,17 @@ class Writer(AbstractContextManager["Writer"]):
         self.close()
 
     def close(self) -> None:
+        """Close the files."""
         for file in self._open.values():
             file.close()
         self._open.clear()
 
     def __contains__(self, key: Key) -> bool:
-        """Did this writer store the sample?"""
+        """Return whether this writer has stored the sample."""
         return key in self._written
 
     def samples(self, samples: Iterable[Sample]) -> None:
+        """Store samples."""
         config = self._cell.config
         keys: set[Key] = set()
         rows = []
@@ -262,13 +277,15 @@ class Writer(AbstractContextManager["Writer"]):
         self._written |= keys
 
     def grades(self, grader: str, grades: Iterable[tuple[Key, Grade]]) -> None:
+        """Store grades of samples."""
         self._append(f"grades-{_slug(grader)}", [{**k._asdict(), **asdict(g)} for k, g in grades])
 
     def scores(self, model: str, scores: Iterable[tuple[Key, float]]) -> None:
+        """Store scores of samples."""
         rows = []
         for key, score in scores:
             if not math.isfinite(score):
-                raise UserError(f"{model} scored {key} with {score}")
+                raise UserError(f"{model} scored {key} with {score}; check the reward model")
             rows.append({**key._asdict(), "score": float(score)})
         self._append(f"scores-{_slug(model)}", rows)
 
@@ -281,5 +298,5 @@ class Writer(AbstractContextManager["Writer"]):
 
 
 def _slug(name: str) -> str:
-    """A grader's or model's name as part of a file name that is split at dashes; `unquote` undoes it."""
+    """Return a name for a part of a file name that is split at dashes; `unquote` reverses it."""
     return quote(name, safe="").replace("-", "%2D")

@@ -1,4 +1,4 @@
-"""A cell's judged samples as arrays: what metrics, reports and selection work on."""
+"""The graded samples of a cell as arrays, for metrics, reports and selection."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from twotemp.store.rows import row_key
 
 @dataclass(frozen=True)
 class Table:
-    """One array per question (questions sorted by id, samples by index); questions may differ in their n.
+    """One array per question (questions sorted by id, samples by index); questions may differ in n.
 
-    Samples our own graders failed on are left out and counted in `ungraded`; samples not judged yet in `pending`.
+    Samples on which a grader itself failed are left out and counted in `ungraded`; those not graded yet in `pending`.
     """
 
     questions: tuple[str, ...]
@@ -33,17 +33,19 @@ class Table:
 
     @property
     def n(self) -> NDArray[np.int64]:
+        """Samples per question."""
         return np.array([len(p) for p in self.passed], dtype=np.int64)
 
     @property
     def correct(self) -> NDArray[np.int64]:
+        """Right samples per question."""
         return np.array([p.sum() for p in self.passed], dtype=np.int64)
 
 
 def build_table(rows: Iterable[Mapping[str, Any]], grades: Mapping[Key, Grade]) -> Table:
-    """`rows` are samples as plain data, `grades` verdicts by key."""
+    """Build a table from samples as JSON data and their grades."""
     ungraded = pending = 0
-    judged: dict[str, list[tuple[Any, ...]]] = {}
+    graded: dict[str, list[tuple[Any, ...]]] = {}
     for row in rows:
         grade = grades.get(row_key(row))
         if grade is None:
@@ -52,9 +54,9 @@ def build_table(rows: Iterable[Mapping[str, Any]], grades: Mapping[Key, Grade]) 
             ungraded += 1
         else:
             entry = (row["index"], grade.passed, grade.answer, row["nfe"], row["forwards"], row["seconds"])
-            judged.setdefault(row["request"], []).append((*entry, row["written"]))
-    questions = tuple(sorted(judged))
-    columns = [list(zip(*sorted(judged[q], key=lambda entry: entry[0]))) for q in questions]
+            graded.setdefault(row["request"], []).append((*entry, row["written"]))
+    questions = tuple(sorted(graded))
+    columns = [list(zip(*sorted(graded[q], key=lambda entry: entry[0]))) for q in questions]
 
     def arrays(column: int, kind: type) -> tuple[NDArray[Any], ...]:
         return tuple(np.array(c[column], dtype=kind) for c in columns)

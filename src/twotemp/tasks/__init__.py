@@ -1,4 +1,4 @@
-"""Benchmarks by name: problems and prompt templates. A new task is a file and a line here."""
+"""The registry of tasks: problems and prompt templates by name. A new task is a file and a line here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SOURCES: dict[str, Source] = {
     source.name: source for source in (*countdown.SOURCES, *words.SOURCES, *programs.SOURCES)
 }
 
-# Their problems are published files, which have to be at hand or fetched.
+# Tasks whose problems are published files: local, or downloaded.
 BENCHMARKS: dict[str, Task] = {
     task.name: task for task in (gsm8k.TASK, math500.TASK, humaneval.TASK, mbpp.TASK)
 }
@@ -25,7 +25,7 @@ TASKS: dict[str, Task] = {
 
 
 def get(name: str) -> Task:
-    """The task of this name."""
+    """Return the task of this name."""
     if name not in TASKS:
         raise unknown("task", name, TASKS)
     return TASKS[name]

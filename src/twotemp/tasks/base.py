@@ -1,4 +1,4 @@
-"""What a task is: named problems, the grader that judges them, and how long an answer may be."""
+"""Tasks: named problems, their grader, and the length of an answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twotemp.records import Problem
 
 @dataclass(frozen=True)
 class ProblemSet:
-    """Problems with where they came from, so that a run can say exactly what it was measured on."""
+    """Problems and their origin, so that a run can record exactly what it was measured on."""
 
     problems: tuple[Problem, ...]
     digest: str  # sha256 of the data file, or of the generator's version and seed
@@ -26,7 +26,7 @@ class Task:
     name: str
     description: str
     grader: str  # a name in twotemp.graders
-    length: int  # tokens of answer, by default
+    length: int  # default number of tokens of an answer
     load: Callable[..., ProblemSet]  # load(data, prompt, subset[, allow_altered]), see `problems`
     prompts: tuple[str, ...] = ()  # named prompt templates, the default first
     subsets: tuple[str, ...] = ()
@@ -39,9 +39,16 @@ class Task:
         subset: str | None = None,
         allow_altered: bool = False,
     ) -> ProblemSet:
-        """`allow_altered`: take a data file whose rows are not those of the published benchmark."""
+        """Load the problems.
+
+        Args:
+            data: A local data file.
+            prompt: The name of a prompt template; None: the first.
+            subset: The name of a subset; None: the first.
+            allow_altered: Accept a data file whose rows differ from the published benchmark.
+        """
         if not allow_altered:
             return self.load(data=data, prompt=prompt, subset=subset)
         if data is None:
-            raise UserError("--allow-altered-data is for a file of your own; give it with --data")
+            raise UserError("--allow-altered-data is for a local file; give it with --data")
         return self.load(data=data, prompt=prompt, subset=subset, allow_altered=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from random import Random
 
-from twotemp.tasks.generated import Check, Example, Source
+from twotemp.tasks.generated import Example, MaskedCheck, Source
 
 LARGEST = 99  # every intermediate result is in 1..LARGEST, so that a number is one token
 LARGEST_GIVEN = 50  # with 30, two held-out sets of 500 problems share half of them
@@ -21,7 +21,7 @@ VOCABULARY = (*map(str, range(LARGEST + 1)), *OPERATIONS, "->", "=", ",")
 
 
 def apply(x: int, operation: str, y: int) -> int | None:
-    """The result of a step, or None where the rules forbid it (not whole, or not in 1..99)."""
+    """Return the result of a step, or None if the rules forbid it (not an integer, or not in 1..99)."""
     if operation == "+":
         z = x + y
     elif operation == "-":
@@ -36,7 +36,7 @@ def apply(x: int, operation: str, y: int) -> int | None:
 
 
 def draw(rng: Random, count: int) -> Example:
-    """Numbers, and a target that a random chain of legal steps reaches."""
+    """Draw numbers, and a target that a random chain of legal steps reaches."""
     while True:
         numbers = [rng.randint(1, LARGEST_GIVEN) for _ in range(count)]
         pool, steps = list(numbers), []
@@ -61,10 +61,10 @@ def draw(rng: Random, count: int) -> Example:
     )
 
 
-def checks(words: Sequence[str], first: int) -> list[Check]:
-    """Work out every step again. The problem is covered: the last result would be copied from the target."""
+def checks(words: Sequence[str], first: int) -> list[MaskedCheck]:
+    """Recompute every step. The problem is masked: the last result would be copied from the target."""
     results = [k for k in range(first + 1, len(words)) if words[k - 1] == "="]
-    return [Check([*range(first), *range(k, len(words))], [k]) for k in results]
+    return [MaskedCheck([*range(first), *range(k, len(words))], [k]) for k in results]
 
 
 SOURCES = tuple(

@@ -1,4 +1,4 @@
-"""What the mathematics tasks take from d1's code base: its instruction, and its 300 questions of GSM8K."""
+"""The parts of d1's code base that the mathematics tasks use: its instruction, and its 300 questions of GSM8K."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 
 def instruction(gap: str = "", end: str = "") -> str:
-    """As d1 has it. Whitespace matters for reproduction, so what its tasks differ in is said by them: what stands
-    before the first line break, and at the end."""
+    """Return d1's instruction. Its tasks differ in whitespace, which matters for reproduction.
+
+    Args:
+        gap: What is before the first line break.
+        end: What is at the end.
+    """
     return (
         "You are a math expert. You will be given a question to solve. Solve it step by step. "
         f"Wrap the final answer in a \\boxed{{}}.{gap}\n"
@@ -17,7 +21,7 @@ def instruction(gap: str = "", end: str = "") -> str:
 
 
 def seed42(rows: int) -> Sequence[int]:
-    """The 300 questions that d1's loader draws with its seed; numpy's legacy stream never changes."""
+    """Return the 300 questions that d1's loader draws with its seed; numpy's legacy stream never changes."""
     import numpy as np
 
     return [int(row) for row in np.random.RandomState(42).choice(rows, 300, replace=False)]

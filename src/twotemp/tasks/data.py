@@ -1,7 +1,6 @@
-"""Rows of the published benchmarks: from the hub or a file with the same fields, and proof that they are the ones.
+"""Load the rows of published benchmarks, from the hub or a local file, and check that they are the published ones.
 
-What is compared with the published file is the rows, not the bytes: the hub serves parquet where others keep jsonl,
-zipped or not, and the questions are the same.
+Rows are compared, not bytes: the same questions come as parquet or jsonl, compressed or not.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from twotemp.errors import UserError, unknown
 from twotemp.records import Problem
 from twotemp.tasks.base import ProblemSet, Task
 
-Row = dict[str, Any]
+DataRow = dict[str, Any]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedFile:
     """One file of a benchmark as its authors published it."""
 
     hub: str  # dataset id
@@ -32,28 +31,30 @@ class Published:
     rows: int
     sha256: str  # of the published jsonl file
     rows_sha256: str  # of its rows, `digest_rows`
-    key: str | None = None  # the field that names a row; None: its place in the file
-    keys: range | None = None  # the keys of this split, where files with all splits are about
+    key: str | None = None  # the field that identifies a row; None: its index in the file
+    keys: range | None = None  # the keys of this split, if there are files with all splits
     split: str = "test"
 
 
 @dataclass(frozen=True)
 class Subset:
-    """Some rows of a published file: their places, given how many rows there are."""
+    """Some rows of a published file: their indices, as a function of the number of rows."""
 
-    published: Published
-    places: Callable[[int], Sequence[int]] = range
+    published: PublishedFile
+    indices: Callable[[int], Sequence[int]] = range
 
 
 @dataclass(frozen=True)
-class Rows:
-    rows: list[Row]
-    digest: str  # the published sha256 for rows equal to the published ones, else that of the file read
+class LoadedRows:
+    """The rows of a data file."""
+
+    rows: list[DataRow]
+    digest: str  # the published sha256 if the rows are the published ones, else that of the file
     source: str
 
 
-def load_rows(published: Published, data: Path | None, allow_altered: bool = False) -> Rows:
-    """The rows, in the order of the file. Rows that differ from the published ones are an error unless allowed."""
+def load_rows(published: PublishedFile, data: Path | None, allow_altered: bool = False) -> LoadedRows:
+    """Load the rows in file order; rows that differ from the published ones raise a UserError unless allowed."""
     path = _download(published) if data is None else Path(data)
     source = published.hub if data is None else path.name
     rows = _read(path)
@@ -63,21 +64,20 @@ def load_rows(published: Published, data: Path | None, allow_altered: bool = Fal
         for row in rows
         if published.key is None or published.keys is None or row[published.key] in published.keys
     ]
-    found = digest_rows(rows)
-    if found == published.rows_sha256:
-        return Rows(rows, published.sha256, source)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = digest_rows(rows)
+    if digest == published.rows_sha256:
+        return LoadedRows(rows, published.sha256, source)
     if not allow_altered:
         raise UserError(
             f"{path} is not {published.hub} as published: {len(rows)} rows (published: {published.rows}) with sha256 "
-            f"{found}, expected {published.rows_sha256}. Take the published file, or accept these rows with "
+            f"{digest}, expected {published.rows_sha256}. Use the published file, or accept these rows with "
             f"--allow-altered-data (allow_altered=True)"
         )
-    return Rows(rows, digest, f"{source} (altered)")
+    return LoadedRows(rows, hashlib.sha256(path.read_bytes()).hexdigest(), f"{source} (altered)")
 
 
 def pick(kind: str, name: str | None, choices: Mapping[str, T]) -> T:
-    """A choice by name; the first one where no name is given."""
+    """Return the choice of this name; the first if the name is None."""
     if name is None:
         return next(iter(choices.values()))
     if name not in choices:
@@ -85,53 +85,62 @@ def pick(kind: str, name: str | None, choices: Mapping[str, T]) -> T:
     return choices[name]
 
 
-# From a row: what the user's turn says, and what the assistant's turn already starts with.
-Prompt = Callable[[Row], tuple[str, str]]
+# Maps a row to the text of the user's turn and the beginning of the assistant's turn.
+PromptTemplate = Callable[[DataRow], tuple[str, str]]
 
 
 def benchmark(
     name: str,
     description: str,
     grader: str,
-    published: Published,
-    prompts: Mapping[str, Prompt],
-    reference: Callable[[Row], Mapping[str, Any]],
+    published: PublishedFile,
+    prompts: Mapping[str, PromptTemplate],
+    reference: Callable[[DataRow], Mapping[str, Any]],
     subsets: Mapping[str, Subset] | None = None,
 ) -> Task:
-    """A task on rows of published files; `reference` says what the grader needs of a row. subsets: by name, the
-    default first; None: all rows of the file."""
+    """Return a task on the rows of published files.
+
+    Args:
+        name: Of the task.
+        description: Of the task.
+        grader: The name of its grader.
+        published: The file of its questions.
+        prompts: Prompt templates by name, the default first.
+        reference: Returns what the grader needs of a row.
+        subsets: By name, the default first; None: all rows of the file.
+    """
     named = subsets or {"full": Subset(published)}
 
     def load(
         data: Path | None, prompt: str | None, subset: str | None, allow_altered: bool = False
     ) -> ProblemSet:
         template = pick(f"prompt of {name}", prompt, prompts)
-        chosen = pick(f"subset of {name}", subset, named)
-        file = chosen.published
+        part = pick(f"subset of {name}", subset, named)
+        file = part.published
         loaded = load_rows(file, data, allow_altered)
-        places = chosen.places(len(loaded.rows))
-        if max(places) >= len(loaded.rows):
+        indices = part.indices(len(loaded.rows))
+        if max(indices) >= len(loaded.rows):
             raise UserError(
                 f"subset {subset!r} needs all {file.rows} questions of {name}; the file has {len(loaded.rows)}"
             )
         problems = []
-        for place in places:
-            row = loaded.rows[place]
+        for index in indices:
+            row = loaded.rows[index]
             text, prefill = template(row)
-            key = f"{name}/{file.split}/{place}" if file.key is None else str(row[file.key])
+            key = f"{name}/{file.split}/{index}" if file.key is None else str(row[file.key])
             problems.append(Problem(key, name, text, reference(row), prefill))
         return ProblemSet(tuple(problems), loaded.digest, loaded.source)
 
     return Task(name, description, grader, 256, load, prompts=tuple(prompts), subsets=tuple(named))
 
 
-def digest_rows(rows: Sequence[Row]) -> str:
-    """sha256 of the rows as JSON lines with sorted keys: the same for every container they come in."""
+def digest_rows(rows: Sequence[DataRow]) -> str:
+    """Return the sha256 of the rows as JSON lines with sorted keys: the same for every file format."""
     lines = (json.dumps(row, sort_keys=True, ensure_ascii=True, separators=(",", ":")) for row in rows)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _download(published: Published) -> Path:
+def _download(published: PublishedFile) -> Path:
     from huggingface_hub import hf_hub_download
 
     try:
@@ -144,7 +153,7 @@ def _download(published: Published) -> Path:
         ) from error
 
 
-def _read(path: Path) -> list[Row]:
+def _read(path: Path) -> list[DataRow]:
     if not path.is_file():
         raise UserError(f"there is no data file {path}; correct --data, or leave it out to use the hub")
     try:
@@ -153,11 +162,11 @@ def _read(path: Path) -> list[Row]:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
         if text.lstrip().startswith("["):
-            rows: list[Row] = json.loads(text)
+            rows: list[DataRow] = json.loads(text)
             return rows
-        # Not splitlines: it also breaks at characters that may stand inside a JSON string.
+        # Not splitlines: it also splits at characters that may occur in a JSON string.
         return [json.loads(line) for line in text.split("\n") if line.strip()]
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(
@@ -165,18 +174,18 @@ def _read(path: Path) -> list[Row]:
         ) from error
 
 
-def _read_parquet(path: Path) -> list[Row]:
+def _read_parquet(path: Path) -> list[DataRow]:
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise UserError(
             "reading parquet needs pyarrow: pip install 'twotemp[analysis]', or give a .jsonl file with --data"
         ) from error
-    rows: list[Row] = parquet.read_table(path).to_pylist()
+    rows: list[DataRow] = parquet.read_table(path).to_pylist()
     return rows
 
 
-def _check_fields(published: Published, path: Path, rows: list[Row]) -> None:
+def _check_fields(published: PublishedFile, path: Path, rows: list[DataRow]) -> None:
     if not rows:
         raise UserError(f"{path} is empty; give the complete file, or leave --data out to use the hub")
     seen: dict[Any, int] = {}

@@ -1,9 +1,8 @@
-"""Problems made from seeds: what the embedded tasks share.
+"""Problems generated from seeds, for the embedded tasks.
 
-Which split a problem belongs to is a hash of the problem itself, so train, validation and test are disjoint by
-construction: no list of held-out problems has to be kept, and more training data can never leak a test problem.
-A held-out set is named by its split, `test` or `validation`, or with a seed of your own, `test:7`: other problems of
-the same split, to try a result again.
+The split of a problem is a hash of the problem itself, so train, validation and test are disjoint by construction: no
+list of held-out problems has to be kept, and more training data can never leak a test problem. A held-out set is
+named by its split, `test` or `validation`, or with another seed, `test:7`, for other problems of the same split.
 """
 
 from __future__ import annotations
@@ -25,25 +24,27 @@ Split = Literal["train", "validation", "test"]
 
 HELD_OUT: tuple[Split, ...] = ("test", "validation")
 PROBLEMS = 1000  # in each held-out set
-SEED = 20  # of the sets that are named without one
+SEED = 20  # of the held-out sets that are named without a seed
 
 
 @dataclass(frozen=True)
 class Example:
-    """A problem with one right answer, as text whose words are the tokens."""
+    """A problem with a right answer, as text whose words are tokens."""
 
     prompt: str
     answer: str
-    key: str  # equal for problems that differ only in what does not change the work; decides the split
+    key: str  # equal for problems with the same solution steps; determines the split
     reference: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Check(NamedTuple):
-    """A way to check an answer: cover some of the words, and see whether those that follow from the rest come out
-    again. Positions are counted through problem and answer."""
+class MaskedCheck(NamedTuple):
+    """A check of an answer: mask some words, and test whether a model restores those that follow from the rest.
 
-    covered: Sequence[int]
-    expected: Sequence[int]  # of these
+    Positions count the words of problem and answer.
+    """
+
+    covered: Sequence[int]  # the masked positions
+    expected: Sequence[int]  # those among them that the rest determines
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,13 @@ class Source:
     description: str
     grader: str
     length: int  # tokens an answer is padded to
-    version: int  # raised whenever the same seed gives other problems
+    version: int  # increased whenever the same seed gives other problems
     draw: Callable[[Random], Example]
-    # (words of problem and answer, where the answer begins) -> how a reader would check it
-    checks: Callable[[Sequence[str], int], list[Check]]
+    # Maps (words of problem and answer, index where the answer begins) to the checks of the answer.
+    checks: Callable[[Sequence[str], int], list[MaskedCheck]]
 
     def examples(self, seed: int, split: Split) -> Iterator[Example]:
-        """An endless stream of the examples of one split; a problem may come again with another answer."""
+        """Yield examples of one split without end; a problem may recur with another answer."""
         rng = Random(f"{self.name} {self.version} {seed}")
         while True:
             example = self.draw(rng)
@@ -68,18 +69,20 @@ class Source:
                 yield example
 
     def distinct(self, seed: int, split: Split, count: int) -> list[Example]:
-        """The first so many different problems of a split, each with the answer it came with first."""
-        found: dict[str, Example] = {}
+        """Return the first `count` different problems of a split, each with its first answer."""
+        examples: dict[str, Example] = {}
         for example in self.examples(seed, split):
-            found.setdefault(example.key, example)
-            if len(found) == count:
+            examples.setdefault(example.key, example)
+            if len(examples) == count:
                 break
-        return list(found.values())
+        return list(examples.values())
 
     def problem(self, example: Example, subset: str, number: int) -> Problem:
+        """Return an example as a problem of a subset."""
         return Problem(f"{self.name}/{subset}/{number}", self.name, example.prompt, example.reference)
 
     def task(self) -> Task:
+        """Return the task with the held-out problems of this source."""
         return Task(self.name, self.description, self.grader, self.length, self._load, subsets=HELD_OUT)
 
     def _load(
@@ -89,10 +92,10 @@ class Source:
             raise UserError(f"{self.name} generates its problems; leave the data path out")
         if prompt is not None:
             raise UserError(f"{self.name} has one prompt; leave the prompt's name out (got {prompt!r})")
-        return made(self, subset or HELD_OUT[0])
+        return held_out_problems(self, subset or HELD_OUT[0])
 
     def held_out(self, subset: str) -> tuple[Split, int]:
-        """`test` or `test:7` -> the split, and the seed its problems are drawn with."""
+        """Parse `test` or `test:7`: return the split, and the seed of its problems."""
         name, colon, seed = subset.partition(":")
         for split in HELD_OUT:
             if name == split and (seed.isdecimal() or not colon):
@@ -101,17 +104,17 @@ class Source:
 
 
 @cache
-def made(source: Source, subset: str) -> ProblemSet:
-    """The first distinct problems of a held-out set. Made once per process: an evaluation asks for them again."""
+def held_out_problems(source: Source, subset: str) -> ProblemSet:
+    """Return the first distinct problems of a held-out set, generated once per process."""
     split, seed = source.held_out(subset)
-    found = enumerate(source.distinct(seed, split, PROBLEMS))
-    problems = tuple(source.problem(example, subset, number) for number, example in found)
-    content = json_text([(one.id, one.prompt, one.reference) for one in problems])
+    examples = enumerate(source.distinct(seed, split, PROBLEMS))
+    problems = tuple(source.problem(example, subset, number) for number, example in examples)
+    content = json_text([(problem.id, problem.prompt, problem.reference) for problem in problems])
     return ProblemSet(problems, hashlib.sha256(content.encode()).hexdigest(), "generated")
 
 
 def split_of(key: str) -> Split:
-    """The split of a problem: two in twenty are for tests, one in twenty for validation."""
+    """Return the split of a problem: 2 of 20 are for testing, 1 of 20 for validation."""
     bucket = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) % 20
     if bucket < 2:
         return "test"

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from twotemp.errors import UserError
 from twotemp.tasks import d1
-from twotemp.tasks.data import Prompt, Published, Row, Subset, benchmark
+from twotemp.tasks.data import DataRow, PromptTemplate, PublishedFile, Subset, benchmark
 
-TEST = Published(
+TEST = PublishedFile(
     hub="openai/gsm8k",
     file="main/test-00000-of-00001.parquet",
     fields=("question", "answer"),
@@ -27,14 +27,14 @@ TRAIN = replace(
 
 D1 = d1.instruction(gap=" ")
 
-# What the user's turn says, and what the assistant's turn already starts with.
-PROMPTS: dict[str, Prompt] = {
+# The text of the user's turn, and the beginning of the assistant's turn.
+PROMPTS: dict[str, PromptTemplate] = {
     "d1": lambda row: (f"{D1}\n\n{row['question']}", "<reasoning>"),
     "justgrpo": lambda row: (row["question"], ""),
 }
 
 
-def _reference(row: Row) -> dict[str, str]:
+def _reference(row: DataRow) -> dict[str, str]:
     _, mark, gold = row["answer"].rpartition("####")
     if not mark:
         raise UserError(

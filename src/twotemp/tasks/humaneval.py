@@ -1,10 +1,10 @@
-"""HumanEval: complete a Python function from its signature and docstring; judged by running its tests."""
+"""HumanEval: complete a Python function from its signature and docstring; graded by running its tests."""
 
 from __future__ import annotations
 
-from twotemp.tasks.data import Prompt, Published, Row, benchmark
+from twotemp.tasks.data import DataRow, PromptTemplate, PublishedFile, benchmark
 
-TEST = Published(
+TEST = PublishedFile(
     hub="openai/openai_humaneval",
     file="openai_humaneval/test-00000-of-00001.parquet",
     fields=("task_id", "prompt", "canonical_solution", "test", "entry_point"),
@@ -15,23 +15,23 @@ TEST = Published(
 )
 
 
-def _justgrpo(row: Row) -> tuple[str, str]:
+def _justgrpo(row: DataRow) -> tuple[str, str]:
     return (
         "You are an expert Python programmer. Your task is to complete the implementation of a function named "
         f"`{row['entry_point']}`.\n\nHere is the function to complete:\n```python\n{row['prompt']}```\n"
     ), ""
 
 
-def _dream_lmeval(row: Row) -> tuple[str, str]:
+def _dream_lmeval(row: DataRow) -> tuple[str, str]:
     return (
         "Write a solution to the following problem and make sure that it passes the tests:\n"
         f"```python\n{row['prompt']}```\n"
     ), f"Here is the completed function:\n```python\n{row['prompt']}"
 
 
-# What the user's turn says, and what the assistant's turn already starts with. The wording is that of the projects
+# The text of the user's turn, and the beginning of the assistant's turn. The wording is that of the projects
 # named; line breaks and fences between the pieces are ours.
-PROMPTS: dict[str, Prompt] = {
+PROMPTS: dict[str, PromptTemplate] = {
     "justgrpo": _justgrpo,
     "llada_oc": lambda row: (f"Complete the following python code:\n{row['prompt']}", ""),
     "dream_lmeval": _dream_lmeval,

@@ -1,37 +1,41 @@
-"""Tasks of other harnesses: their problems lie beside the samples that were imported."""
+"""Tasks of other harnesses: their problems are stored with the imported samples."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from twotemp.errors import UserError
+from twotemp.folders import read_json
 from twotemp.records import Problem
 from twotemp.serialization import record
 from twotemp.tasks.base import ProblemSet, Task
 
 FILE = "problems.json"
-GRADER = "recorded"  # the harness's own verdicts, unless somebody grades anew
+GRADER = "recorded"  # the harness's own grades
 
 
 def imported(name: str, folder: Path) -> Task | None:
-    """The task whose problems are in this folder; None where there are none."""
+    """Return the task whose problems are in this folder; None if it has none."""
     path = folder / FILE
     if not path.exists():
         return None
 
     def load(data: object, prompt: object, subset: object) -> ProblemSet:
         try:
-            found = json.loads(path.read_text("utf-8"))
-            problems = tuple(record(Problem, one, str(path)) for one in found["problems"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            content = read_json(path)
+            problems = tuple(record(Problem, problem, str(path)) for problem in content["problems"])
+            if not all(
+                isinstance(problem.id, str) and isinstance(problem.prompt, str) for problem in problems
+            ):
+                raise ValueError("a problem's id and prompt must be strings")
+            return ProblemSet(problems, str(content["digest"]), str(path))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is damaged ({error}); import the results again") from error
-        return ProblemSet(problems, found["digest"], str(path))
 
     return Task(name, "imported", GRADER, length=0, load=load)
 
 
 def to_dict(problems: ProblemSet) -> dict[str, Any]:
-    """What `imported` reads."""
+    """Return the JSON data that `imported` reads."""
     return {"digest": problems.digest, "problems": [vars(problem) for problem in problems.problems]}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from twotemp.tasks import d1
-from twotemp.tasks.data import Prompt, Published, benchmark
+from twotemp.tasks.data import PromptTemplate, PublishedFile, benchmark
 
-TEST = Published(
+TEST = PublishedFile(
     hub="HuggingFaceH4/MATH-500",
     file="test.jsonl",
     fields=("problem", "solution", "answer", "subject", "level", "unique_id"),
@@ -17,9 +17,9 @@ TEST = Published(
 
 D1 = d1.instruction(end='" \n')  # with a stray quote, space and line break
 
-# What the user's turn says, and what the assistant's turn already starts with. The wording of "justgrpo" and
+# The text of the user's turn, and the beginning of the assistant's turn. The wording of "justgrpo" and
 # "llada_oc" is theirs; the line break between question and instruction is ours.
-PROMPTS: dict[str, Prompt] = {
+PROMPTS: dict[str, PromptTemplate] = {
     "d1": lambda row: (f"{D1}\n\n{row['problem']}", "<reasoning>"),
     "justgrpo": lambda row: (
         f"{row['problem']}\n(Please put the final answer in \\boxed{{}} tag, i.e. $\\boxed{{answer here}}$)",

@@ -1,13 +1,13 @@
-"""MBPP: write a small Python function from one sentence and three tests; judged by running the tests."""
+"""MBPP: write a small Python function from one sentence and three tests; graded by running the tests."""
 
 from __future__ import annotations
 
 import ast
 
 from twotemp.errors import UserError
-from twotemp.tasks.data import Prompt, Published, Row, benchmark
+from twotemp.tasks.data import DataRow, PromptTemplate, PublishedFile, benchmark
 
-TEST = Published(
+TEST = PublishedFile(
     hub="google-research-datasets/mbpp",
     file="full/test-00000-of-00001.parquet",
     fields=("task_id", "text", "code", "test_list", "test_setup_code", "challenge_test_list"),
@@ -21,8 +21,8 @@ TEST = Published(
 TIMEOUTS = {123: 20.0}  # seconds; its reference solution takes 4 by itself
 
 
-def signature(row: Row) -> tuple[str, int]:
-    """Name and number of arguments of the function to write: what the code defines and the first test calls."""
+def signature(row: DataRow) -> tuple[str, int]:
+    """Return name and number of arguments of the function to write: defined by the code, called by the first test."""
     defined = {node.name for node in ast.walk(ast.parse(row["code"])) if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(ast.parse(row["test_list"][0])):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in defined:
@@ -32,7 +32,7 @@ def signature(row: Row) -> tuple[str, int]:
     )
 
 
-def _justgrpo(row: Row) -> tuple[str, str]:
+def _justgrpo(row: DataRow) -> tuple[str, str]:
     name, count = signature(row)
     tests = "\n".join(row["test_list"])
     parameters = ", ".join(f"input_param_{i}" for i in range(1, count + 1))
@@ -45,7 +45,7 @@ def _justgrpo(row: Row) -> tuple[str, str]:
     ), ""
 
 
-def _dream_lmeval(row: Row) -> tuple[str, str]:
+def _dream_lmeval(row: DataRow) -> tuple[str, str]:
     tests = "\n".join(row["test_list"])
     return (
         "Write a solution to the following problem and make sure that it passes the tests:\n"
@@ -53,12 +53,12 @@ def _dream_lmeval(row: Row) -> tuple[str, str]:
     ), "Here is the completed function:\n```python\n"
 
 
-# What the user's turn says, and what the assistant's turn already starts with. The wording is that of the projects
+# The text of the user's turn, and the beginning of the assistant's turn. The wording is that of the projects
 # named; line breaks and fences between the pieces are ours.
-PROMPTS: dict[str, Prompt] = {"justgrpo": _justgrpo, "dream_lmeval": _dream_lmeval}
+PROMPTS: dict[str, PromptTemplate] = {"justgrpo": _justgrpo, "dream_lmeval": _dream_lmeval}
 
 
-def _reference(row: Row) -> dict[str, object]:
+def _reference(row: DataRow) -> dict[str, object]:
     return {
         "kind": "mbpp",
         "tests": list(row["test_list"]),

@@ -14,7 +14,7 @@ from functools import cache, partial
 from random import Random
 from typing import Any
 
-from twotemp.tasks.generated import Check, Example, Source
+from twotemp.tasks.generated import Example, MaskedCheck, Source
 
 SHOWN, HIDDEN = 3, 5
 LARGEST = 99  # a number is one token
@@ -35,7 +35,7 @@ _FILTERS = tuple(
 _MAPS = tuple(f"x = [v {change} for v in x ]" for change in ("+ 1", "+ 2", "+ 3", "* 2", "* 3"))
 _SWAPS = tuple(f"x = x.replace( '{a}' , '{b}' )" for a in LETTERS for b in LETTERS if a != b)
 
-# One statement of a program is drawn from each of as many different groups.
+# The statements of a program are drawn from different groups.
 LIST_STATEMENTS = (_EITHER, ("x = sorted(x)",), _FILTERS, _MAPS)
 TEXT_STATEMENTS = (_EITHER, ("x = ''.join(sorted(x))",), _SWAPS)
 LIST_RESULTS = ("x", "sum(x)", "len(x)", "max(x)", "min(x)", "x[0]", "x[-1]")
@@ -59,15 +59,15 @@ VOCABULARY = (
 
 @cache
 def function(program: str) -> Callable[[Any], Value]:
-    """The function a program of ours defines. Never called with what a model wrote: that is the sandbox's."""
+    """Return the function that one of our own programs defines. What a model wrote runs in the sandbox only."""
     names: dict[str, Any] = {}
     exec(program, names)
-    found: Callable[[Any], Value] = names["f"]
-    return found
+    defined: Callable[[Any], Value] = names["f"]
+    return defined
 
 
 def draw(rng: Random, statements: int) -> Example:
-    """A program, inputs on which it is defined, and the results."""
+    """Draw a program, inputs on which it is defined, and its results."""
     while True:
         of_text = rng.random() < 0.25
         groups, results = (TEXT_STATEMENTS, TEXT_RESULTS) if of_text else (LIST_STATEMENTS, LIST_RESULTS)
@@ -76,7 +76,7 @@ def draw(rng: Random, statements: int) -> Example:
         inputs = [_input(rng, of_text) for _ in range(SHOWN + HIDDEN)]
         try:
             outputs = [function(program)(x) for x in inputs]
-        except (IndexError, ValueError):  # the first or the largest of nothing
+        except (IndexError, ValueError):  # the first or the largest item of an empty list
             continue
         if all(map(_writable, outputs)):
             break
@@ -102,7 +102,7 @@ def _input(rng: Random, of_text: bool) -> Value:
 
 
 def _writable(value: Value) -> bool:
-    """Can the value be written in a prompt: every number a single token, and one to four items?"""
+    """Return whether a prompt can contain the value: every number one token, and one to four items."""
     items = [value] if isinstance(value, int) else value
     return 1 <= len(items) <= 4 and all(isinstance(item, str) or item <= LARGEST for item in items)
 
@@ -111,27 +111,27 @@ def _write(value: Value) -> str:
     return str(value) if isinstance(value, int) else " ".join(map(str, value))
 
 
-def checks(words: Sequence[str], first: int) -> list[Check]:
-    """What does the program return for the inputs of the examples?"""
+def checks(words: Sequence[str], first: int) -> list[MaskedCheck]:
+    """Mask the outputs of the examples: the program determines them."""
     outputs, inside = [], False
     for k in range(1, first - 1):
         inside = words[k - 1] == "->" or (inside and words[k] != ";")
         if inside:
             outputs.append(k)
-    return [Check(outputs, outputs)]
+    return [MaskedCheck(outputs, outputs)]
 
 
 SOURCES = tuple(
     Source(
         f"programs-{count}",
-        about,
+        description,
         grader="programs",
         length=length,
         version=2,
         draw=partial(draw, statements=count),
         checks=checks,
     )
-    for count, length, about in (
+    for count, length, description in (
         (1, 20, "a Python function of 1 statement from three examples"),
         (2, 28, "a Python function of 2 statements from three examples"),
     )

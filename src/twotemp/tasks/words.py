@@ -1,10 +1,10 @@
-r"""Word problems: find out what was bought, then work out a bill, step by step, to a boxed number.
+r"""Word problems: find out what was bought, then compute a bill, step by step, to a boxed number.
 
     pen 9 cup 12 hat 15 map 7 bag 20 key 3 . Ann buys 3 for 36 . 2 of her cheapest and 3 of her dearest cost ?
     9 + 12 = 21 ; 21 + 15 = 36 ; 2 * 9 = 18 ; 3 * 15 = 45 ; 18 + 45 = 63 ; \boxed{ 63 }
 
 Only one choice of things adds up to the price, but there are many ways to write it down: the things in any
-order, added up or taken away from the price, either bill first. A wrong first thing cannot be repaired.
+order, added up or subtracted from the price, either bill first. A wrong first thing cannot be corrected later.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from itertools import combinations
 from random import Random
 
-from twotemp.tasks.generated import Check, Example, Source
+from twotemp.tasks.generated import Example, MaskedCheck, Source
 
 PEOPLE = ("Ann", "Cal", "Eve", "Joy")
 THINGS = ("pen", "cup", "hat", "map", "bag", "key", "box", "toy")
@@ -31,7 +31,7 @@ VOCABULARY = (
 
 
 def draw(rng: Random, count: int) -> Example:
-    """A shop, `count` things that only one choice can pay for, and one of the ways to write the solution."""
+    """Draw a shop, `count` things whose price has only one explanation, and one way to write the solution."""
     while True:
         prices = rng.sample(range(2, DEAREST + 1), ON_SALE)
         bought = rng.sample(prices, count)
@@ -53,14 +53,14 @@ def draw(rng: Random, count: int) -> Example:
     return Example(
         prompt=f"{shop} . {rng.choice(PEOPLE)} buys {count} for {total} . {bill}",
         answer=" ; ".join(steps) + f" ; \\boxed{{ {answer} }}",
-        # What has to be found out; the multipliers only change the bill that follows from it.
+        # What has to be found out; the multipliers only change the bill that follows.
         key=f"{sorted(prices)} {count} {total}",
         reference={"answer": str(answer)},
     )
 
 
 def _find(rng: Random, bought: list[int], total: int) -> list[str]:
-    """Steps that show which things were bought: added up to the total, or taken away from it."""
+    """Return steps that show which things were bought: added up to the total, or subtracted from it."""
     first, *rest = bought
     steps = []
     if rng.random() < 0.5:
@@ -74,18 +74,18 @@ def _find(rng: Random, bought: list[int], total: int) -> list[str]:
     return steps
 
 
-def checks(words: Sequence[str], first: int) -> list[Check]:
-    """What could have been asked and paid, if these are the bills?"""
+def checks(words: Sequence[str], first: int) -> list[MaskedCheck]:
+    """Mask the price and the multipliers: the bills determine them."""
     bills = next((k - 1 for k in range(first + 1, len(words)) if words[k] == "*"), len(words))
     asked = [k for k in range(1, first - 1) if words[k - 1] == "for" or words[k + 1] == "of"]
-    return [Check([*asked, *range(first, bills)], asked)]
+    return [MaskedCheck([*asked, *range(first, bills)], asked)]
 
 
-ABOUT = "which {} things were bought for the price, and what others like them cost"
+DESCRIPTION = "which {} things were bought for the price, and what others like them cost"
 SOURCES = tuple(
     Source(
         f"words-{count}",
-        ABOUT.format(count),
+        DESCRIPTION.format(count),
         grader="maths",
         length=length,
         version=2,

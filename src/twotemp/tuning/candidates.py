@@ -1,4 +1,4 @@
-"""The candidates: each policy at every combination of the numbers it has."""
+"""Expand policy specs into candidates: each policy with every combination of its parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twotemp.errors import UserError, unknown
 from twotemp.policies import PRESETS, policy
 from twotemp.records import PARAMETERS, Policy, Rule
 
-# Plain and tempered, each rule with its noise: Gumbel on logarithms, Logistic on probabilities.
+# Plain and tempered, by the scale of each rule's noise: Gumbel on logarithms, Logistic on probabilities.
 _T_POS: dict[Rule, tuple[float, ...]] = {
     "budget": (0.0, 0.5, 1.0),
     "entropy_bound": (0.0, 0.5, 1.0),
@@ -24,15 +24,16 @@ _K = (1, 2)
 
 
 def expand(specs: Sequence[str]) -> tuple[Policy, ...]:
-    """`tct` is tried over T_token, T_pos and lambda; `tct:t_pos=0.1,threshold=0.6|0.8` only where it says so.
+    """Return all candidates of some specs, without two that decode alike.
 
-    A parameter that is named takes the values given, the others those listed here. What decodes alike is kept once.
+    A parameter that a spec names takes the values given (`tct:t_pos=0.1,threshold=0.6|0.8`), the others take the
+    default values of this module: `tct` varies T_token, T_pos and lambda.
     """
-    found: dict[Policy, Policy] = {}
+    candidates: dict[Policy, Policy] = {}
     for spec in specs:
-        for one in _expand(spec):
-            found.setdefault(replace(one, name=""), one)
-    return tuple(found.values())
+        for candidate in _expand(spec):
+            candidates.setdefault(replace(candidate, name=""), candidate)
+    return tuple(candidates.values())
 
 
 def _expand(spec: str) -> list[Policy]:
@@ -48,14 +49,14 @@ def _expand(spec: str) -> list[Policy]:
             raise UserError(
                 f"policy {spec!r}: write parameters as name=value or name=value|value, not {part!r}"
             )
-        # An unknown name is `policy`'s to report, which knows the nearest one.
+        # `policy` reports an unknown name and suggests the nearest one.
         parameter = PARAMETERS.get(key)
         axes[key] = [parameter.read(key, v.strip()) if parameter else v for v in values.split("|")]
     return [policy(name, **dict(zip(axes, numbers))) for numbers in product(*axes.values())]
 
 
 def _axes(name: str) -> dict[str, Sequence[Any]]:
-    """What is tried of a preset by default."""
+    """Return the default values of each parameter of a preset."""
     preset = PRESETS[name]
     rule = preset.policy.rule
     axes: dict[str, Sequence[Any]] = {"t_token": _T_TOKEN}

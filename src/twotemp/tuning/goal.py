@@ -1,4 +1,4 @@
-"""What to be best at: pass@k, or the pass rate that a number of forward passes buys."""
+"""The goal of a race: pass@k, or the pass rate that a number of function evaluations buys."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Goal:
 
     @classmethod
     def parse(cls, text: str) -> Goal:
+        """Parse `pass@16` or `pass@NFE=200`."""
         match = re.fullmatch(r"pass@(nfe=)?(\d+(?:\.\d+)?)", text.strip().lower())
         if match and match[1] and float(match[2]) > 0:
             return cls(nfe=float(match[2]))
@@ -37,13 +38,13 @@ class Goal:
         return f"pass@{self.k}" if self.k is not None else f"pass@NFE={self.nfe:g}"
 
     def half(self, cost: float) -> Goal:
-        """The same with half of the samples that it buys, of so many NFE each; with one at least."""
+        """Return the goal with half of the samples, at least one, if a sample costs `cost` NFE."""
         if self.k is not None:
             return Goal(max(1, self.k // 2))
         return Goal(nfe=max(cost, (self.nfe or 0) / 2))
 
     def samples(self, cost: float) -> int:
-        """How many samples per question it takes, if one costs so many NFE."""
+        """Return how many samples per question the goal needs if a sample costs `cost` NFE."""
         if self.k is not None:
             return self.k
         assert self.nfe is not None
@@ -55,14 +56,14 @@ class Goal:
         return needed
 
     def price(self, cost: float) -> float:
-        """NFE per question: the x axis of the frontier."""
+        """Return the NFE per question if a sample costs `cost` NFE: the x axis of the frontier."""
         return self.k * cost if self.k is not None else float(self.nfe or 0)
 
     def values(self, passed: Sequence[NDArray[np.bool_]], cost: float) -> Floats:
-        """The pass rate of each question, from its samples; NaN where there are too few, or none is affordable."""
+        """Return the pass rate of each question; NaN if it has too few samples, or none is affordable."""
         n, correct = [len(p) for p in passed], [int(p.sum()) for p in passed]
         if self.k is not None:
             return metrics.pass_at_k(n, correct, [self.k])[:, 0]
         curves = metrics.pass_at_k(n, correct, range(1, max(1, *n) + 1))
-        found: Floats = metrics.at_budget(curves, cost, [self.nfe or 0])[:, 0]
-        return found
+        rates: Floats = metrics.at_budget(curves, cost, [self.nfe or 0])[:, 0]
+        return rates

@@ -1,11 +1,11 @@
 """Successive halving with paired intervals: many candidates on few questions, then few on many. Plain arrays only.
 
-A round measures everyone still in the race on the same questions, more of them each time. A candidate that is beaten
-beyond doubt by one that costs no more leaves, whatever the round; of the others half stay: the most promising, and
-the frontier. So the race is about the best, and about the best for less, in one go.
+A round measures all remaining candidates on the same questions, more of them each time. A candidate that is
+significantly worse than one that costs no more is eliminated in any round; of the others half stay: those with the
+highest expected scores, and the frontier. So one race finds the best candidate and the best for less.
 
-What is to be expected of a candidate is estimated from its own questions and, where these are few, from those of
-its neighbours (`neighbours.estimates`): on a handful of questions many are equal, and luck would choose.
+The expected score of a candidate is estimated from its own questions and, while these are few, from those of similar
+candidates (`smoothing.smoothed_means`): on a handful of questions many tie, and chance would choose.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ import numpy as np
 from twotemp import metrics
 from twotemp.errors import UserError
 from twotemp.metrics.passk import Floats
-from twotemp.tuning.neighbours import estimates, strangers
+from twotemp.tuning.smoothing import smoothed_means
 
 FINALISTS = 4
-PROBE = 2  # questions from which the first prices are known
+PROBE = 2  # questions from which the first costs are known
 LEAST = 4  # questions of the first round
-LEVEL = 0.99  # of the paired intervals that decide
+LEVEL = 0.99  # of the paired intervals that eliminate
 _RESAMPLES = 4000
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One candidate on the first so many questions."""
+class Measurement:
+    """One candidate on the first questions of the task."""
 
     values: Floats  # [questions]: the goal, in [0, 1]; NaN: not measured
-    cost: float  # NFE per question: where it stands on the frontier
+    cost: float  # NFE per question: the x axis of the frontier
     spent: float  # NFE of all its samples
-    # [questions]: the goal with half of the samples. Of two that reach it on a few questions, the one that does so
-    # with fewer samples is more likely to reach it on others.
-    sooner: Floats | None = None
+    # [questions]: the goal with half of the samples. Of two candidates that reach the goal on a few questions, the
+    # one that needs fewer samples is more likely to reach it on others.
+    half_budget: Floats | None = None
 
     @property
     def mean(self) -> float:
@@ -49,117 +49,128 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Round(Generic[T]):
-    """Who was measured on how many questions, and who goes on."""
+    """The measurements of a round, and the candidates that it kept."""
 
     questions: int
-    outcomes: dict[T, Outcome]
+    measurements: dict[T, Measurement]
     kept: tuple[T, ...]
 
 
-Measure = Callable[[Sequence[T], int], Sequence[Outcome]]
-Apart = Callable[[Sequence[T]], Floats]
+Measure = Callable[[Sequence[T], int], Sequence[Measurement]]
+Distances = Callable[[Sequence[T]], Floats]
 
 
 def race(
     candidates: Sequence[T],
     measure: Measure[T],
+    distances: Distances[T],
+    *,
     budget: float,
     questions: int,
     finalists: int = FINALISTS,
-    apart: Apart[T] = strangers,
 ) -> list[Round[T]]:
-    """Spend about `budget` NFE. measure(some, q): their outcomes on the first q questions, again from the start.
-    apart(some): [n, n], how many steps they are from each other.
+    """Race the candidates for about `budget` NFE.
 
-    Rounds share what is left of the budget evenly, as in successive halving: fewer candidates, more questions.
+    The rounds share the remaining budget evenly, as in successive halving: fewer candidates, more questions.
+
+    Args:
+        candidates: What to compare.
+        measure: Returns the measurements of some candidates on the first q questions, including earlier ones.
+        distances: Returns the distances between some candidates, [n, n].
+        budget: NFE of all samples.
+        questions: How many questions there are.
+        finalists: How many candidates the last round should have.
     """
     if not candidates:
         raise UserError("no candidate to tune; name some policies, e.g. --policies tlc,tct")
-    alive, at = tuple(candidates), min(PROBE, questions)
-    known = dict(zip(alive, measure(alive, at)))
-    if all(math.isnan(outcome.mean) for outcome in known.values()):
+    alive, measured = tuple(candidates), min(PROBE, questions)
+    known = dict(zip(alive, measure(alive, measured)))
+    if all(math.isnan(measurement.mean) for measurement in known.values()):
         raise _unmeasured()  # before the budget is spent
     rounds: list[Round[T]] = []
     left = 1 + max(0, math.ceil(math.log2(len(alive) / finalists)))
     while True:
-        price = max(1.0, sum(known[one].spent for one in alive) / at)
-        share = (budget - sum(outcome.spent for outcome in known.values())) / left
-        more = min(questions, at + max(0, int(share / price)))
+        price = max(1.0, sum(known[candidate].spent for candidate in alive) / measured)
+        share = (budget - sum(measurement.spent for measurement in known.values())) / left
+        more = min(questions, measured + max(0, int(share / price)))
         if not rounds and more < min(LEAST, questions):
-            needed = price * (at + (min(LEAST, questions) - at) * left)
+            needed = price * (measured + (min(LEAST, questions) - measured) * left)
             raise UserError(
                 f"a budget of {budget:,.0f} NFE is too small for {len(alive)} candidates: {LEAST} questions each in "
-                f"the first of {left} rounds take about {needed:,.0f}; raise --budget (what was drawn is kept), or "
-                "name fewer values: tct:t_pos=0.1,threshold=0.6|0.8"
+                f"the first of {left} rounds take about {needed:,.0f}; raise --budget (drawn samples are kept), "
+                "or name fewer values: tct:t_pos=0.1,threshold=0.6|0.8"
             )
-        if more > at:
+        if more > measured:
             known |= zip(alive, measure(alive, more))
-        at, left = more, left - 1
-        here = {one: known[one] for one in alive}
-        kept = alive if left == 0 else survivors(here, finalists, apart)
-        rounds.append(Round(at, here, kept))
+        measured, left = more, left - 1
+        current = {candidate: known[candidate] for candidate in alive}
+        kept = alive if left == 0 else survivors(current, distances, finalists)
+        rounds.append(Round(measured, current, kept))
         if left == 0 or len(kept) == 1:
             return rounds
         alive = kept
 
 
-def survivors(outcomes: dict[T, Outcome], finalists: int, apart: Apart[T] = strangers) -> tuple[T, ...]:
-    """Not beaten, and half of all: the most promising, and as many of the frontier; in the order they came."""
-    beaten = beaten_by(outcomes)
-    hopes = promises(outcomes, apart)
-    ranked = sorted(
-        (one for one in hopes if one not in beaten), key=lambda one: (-hopes[one], outcomes[one].cost)
-    )
-    ahead = sorted((one for one in frontier(outcomes) if one in hopes), key=lambda one: _merit(outcomes[one]))
-    places = max(finalists, math.ceil(len(outcomes) / 2))
-    best = ranked[: math.ceil(places / 2)]
-    chosen = set(list(dict.fromkeys([*best, *ahead, *ranked]))[:places])
-    return tuple(one for one in outcomes if one in chosen)
+def survivors(measurements: dict[T, Measurement], distances: Distances[T], finalists: int) -> tuple[T, ...]:
+    """Return half of the candidates, none of them beaten, in their given order.
+
+    Half of the slots go to the highest expected scores, the others to the frontier first.
+    """
+    beaten = beaten_by(measurements)
+    scores = expected_scores(measurements, distances)
+    ranked = sorted((c for c in scores if c not in beaten), key=lambda c: (-scores[c], measurements[c].cost))
+    ends = sorted((c for c in frontier(measurements) if c in scores), key=lambda c: _merit(measurements[c]))
+    slots = max(finalists, math.ceil(len(measurements) / 2))
+    best = ranked[: math.ceil(slots / 2)]
+    chosen = set(list(dict.fromkeys([*best, *ends, *ranked]))[:slots])
+    return tuple(candidate for candidate in measurements if candidate in chosen)
 
 
-def promises(outcomes: dict[T, Outcome], apart: Apart[T] = strangers) -> dict[T, float]:
-    """What to expect of everyone that was measured: the mean of the goal and of half of it, neighbours heard."""
-    some = [one for one, outcome in outcomes.items() if not math.isnan(outcome.mean)]
-    if not some:
+def expected_scores(measurements: dict[T, Measurement], distances: Distances[T]) -> dict[T, float]:
+    """Return the smoothed mean of each measured candidate: of the goal, averaged with the goal at half the budget."""
+    candidates = [c for c, measurement in measurements.items() if not math.isnan(measurement.mean)]
+    if not candidates:
         return {}
-    here = [outcomes[one] for one in some]
-    values = [o.values if o.sooner is None else (o.values + o.sooner) / 2 for o in here]
-    found = estimates(np.nan_to_num(np.stack(values, axis=1)), apart(some))
-    return dict(zip(some, np.round(found, 9).tolist()))
+    measured = [measurements[candidate] for candidate in candidates]
+    values = [m.values if m.half_budget is None else (m.values + m.half_budget) / 2 for m in measured]
+    means = smoothed_means(np.nan_to_num(np.stack(values, axis=1)), distances(candidates))
+    return dict(zip(candidates, np.round(means, 9).tolist()))
 
 
-def _merit(outcome: Outcome) -> tuple[float, float]:
-    """What to sort by, the best first: the goal, and for equal ones what they cost. The unmeasured come last."""
-    return 1.0 if math.isnan(outcome.mean) else -round(outcome.mean, 9), outcome.cost
+def _merit(measurement: Measurement) -> tuple[float, float]:
+    """Return a sort key, best first: the goal, then the cost. Unmeasured candidates come last."""
+    return 1.0 if math.isnan(measurement.mean) else -round(measurement.mean, 9), measurement.cost
 
 
-def frontier(outcomes: dict[T, Outcome]) -> list[T]:
-    """Those that no other equals for less, from the cheapest to the best."""
-    best, found = -math.inf, []
-    for one in sorted(outcomes, key=lambda one: (outcomes[one].cost, _merit(outcomes[one]))):
-        if outcomes[one].mean > best + 1e-9:
-            best = outcomes[one].mean
-            found.append(one)
-    return found
+def frontier(measurements: dict[T, Measurement]) -> list[T]:
+    """Return the candidates that no other equals for less, from the cheapest to the best."""
+    best, ends = -math.inf, []
+    for candidate in sorted(measurements, key=lambda c: (measurements[c].cost, _merit(measurements[c]))):
+        if measurements[candidate].mean > best + 1e-9:
+            best = measurements[candidate].mean
+            ends.append(candidate)
+    return ends
 
 
-def beaten_by(outcomes: dict[T, Outcome]) -> dict[T, T]:
-    """Loser -> winner: a rival on the frontier costs no more and is better, the whole paired interval below 0."""
-    names, rivals = list(outcomes), frontier(outcomes)
-    pairs = [(one, rival) for rival in rivals for one in names if outcomes[rival].cost <= outcomes[one].cost]
-    if not pairs:  # nobody could be measured
+def beaten_by(measurements: dict[T, Measurement]) -> dict[T, T]:
+    """Return loser -> winner: the winner is on the frontier, costs no more, and the paired interval favours it."""
+    candidates, rivals = list(measurements), frontier(measurements)
+    pairs = [
+        (c, rival) for rival in rivals for c in candidates if measurements[rival].cost <= measurements[c].cost
+    ]
+    if not pairs:  # no candidate could be measured
         return {}
-    first, second = (np.stack([outcomes[one].values for one in side], axis=1) for side in zip(*pairs))
-    # Percentiles of resamples: a candidate that ties with all should stay, and a prior would keep others as well.
+    first, second = (np.stack([measurements[c].values for c in side], axis=1) for side in zip(*pairs))
+    # Percentiles: a candidate that ties on all questions must stay, and a prior would keep others as well.
     high = metrics.paired_bootstrap(
         first, second, method="percentile", resamples=_RESAMPLES, level=LEVEL
     ).high
-    return {one: rival for (one, rival), most in zip(pairs, high) if most < 0}
+    return {candidate: rival for (candidate, rival), end in zip(pairs, high) if end < 0}
 
 
 @dataclass(frozen=True)
 class Standing(Generic[T]):
-    """Where a candidate ended. Intervals are 95 % over questions; `behind` is the paired difference to the winner."""
+    """The result of a candidate, with 95 % intervals over questions."""
 
     candidate: T
     questions: int  # how many it was measured on
@@ -169,53 +180,55 @@ class Standing(Generic[T]):
     cost: float
     finalist: bool = False
     on_frontier: bool = False  # among the finalists
-    behind: tuple[float, float, float] | None = None  # mean, low, high; of finalists
+    behind: tuple[float, float, float] | None = (
+        None  # of finalists: difference to the winner (mean, low, high)
+    )
     chance: float | None = None  # that it is the best finalist, if these questions are typical
 
 
-def standings(rounds: Sequence[Round[T]], apart: Apart[T] = strangers) -> list[Standing[T]]:
-    """Everyone: finalists from the most promising, then those who left, the last ones first."""
+def standings(rounds: Sequence[Round[T]], distances: Distances[T]) -> list[Standing[T]]:
+    """Return all candidates: finalists by expected score, then the eliminated ones, the last eliminated first."""
     final = rounds[-1]
-    here = final.outcomes
-    hopes = promises(here, apart)
-    ranked = sorted(hopes, key=lambda one: (-hopes[one], here[one].cost))
+    measurements = final.measurements
+    scores = expected_scores(measurements, distances)
+    ranked = sorted(scores, key=lambda c: (-scores[c], measurements[c].cost))
     if not ranked:
         raise _unmeasured()
-    ahead = frontier(here)
-    values = np.stack([here[one].values for one in ranked], axis=1)
+    ends = frontier(measurements)
+    values = np.stack([measurements[candidate].values for candidate in ranked], axis=1)
     behind = metrics.paired_bootstrap(values, np.repeat(values[:, :1], len(ranked), axis=1))
     gaps = list(zip(behind.mean.tolist(), behind.low.tolist(), behind.high.tolist()))
     gaps[0] = (0.0, 0.0, 0.0)  # the winner, to itself
-    found = [
-        replace(one, finalist=True, on_frontier=one.candidate in ahead, behind=gap, chance=chance)
-        for one, gap, chance in zip(_seen(final, ranked), gaps, _chances(values).tolist())
+    result = [
+        replace(row, finalist=True, on_frontier=row.candidate in ends, behind=gap, chance=chance)
+        for row, gap, chance in zip(_standings_in(final, ranked), gaps, _chances(values).tolist())
     ]
-    known = set(ranked)
+    listed = set(ranked)
     for round_ in reversed(rounds):
-        left = [one for one in round_.outcomes if one not in known]
-        known.update(left)
+        left = [candidate for candidate in round_.measurements if candidate not in listed]
+        listed.update(left)
         if left:
-            found += _seen(round_, sorted(left, key=lambda one: _merit(round_.outcomes[one])))
-    return found
+            result += _standings_in(round_, sorted(left, key=lambda c: _merit(round_.measurements[c])))
+    return result
 
 
 def _unmeasured() -> UserError:
     return UserError("no candidate could be measured: one sample costs more NFE than --at allows; raise it")
 
 
-def _seen(round_: Round[T], some: Sequence[T]) -> list[Standing[T]]:
-    """Some candidates, as this round saw them."""
-    outcomes = [round_.outcomes[one] for one in some]
-    interval = metrics.bootstrap(np.stack([outcome.values for outcome in outcomes], axis=1))
+def _standings_in(round_: Round[T], candidates: Sequence[T]) -> list[Standing[T]]:
+    """Return the standings of some candidates by the measurements of this round."""
+    measured = [round_.measurements[candidate] for candidate in candidates]
+    interval = metrics.bootstrap(np.stack([measurement.values for measurement in measured], axis=1))
     lows, highs = interval.low.tolist(), interval.high.tolist()
     return [
-        Standing(one, round_.questions, outcome.mean, low, high, outcome.cost)
-        for one, outcome, low, high in zip(some, outcomes, lows, highs)
+        Standing(candidate, round_.questions, measurement.mean, low, high, measurement.cost)
+        for candidate, measurement, low, high in zip(candidates, measured, lows, highs)
     ]
 
 
 def _chances(values: Floats) -> Floats:
-    """How often each column is the best if the questions are drawn again; equal ones share."""
+    """Return how often each column is the best if the questions are resampled; ties share."""
     table = np.nan_to_num(values)
     even = np.full(len(table), 1 / len(table))
     counts = np.random.default_rng(0).multinomial(len(table), even, size=_RESAMPLES)

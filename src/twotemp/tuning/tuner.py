@@ -1,4 +1,4 @@
-"""The race with a model: measuring is an ordinary evaluation, a round at a time."""
+"""Race policies with a model: each measurement is an ordinary evaluation."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from twotemp.policies import spell
 from twotemp.records import Policy
 from twotemp.store import Cell
 from twotemp.tuning.goal import Goal
-from twotemp.tuning.neighbours import apart
-from twotemp.tuning.race import Outcome, Round, Standing, race, standings
+from twotemp.tuning.race import Measurement, Round, Standing, race, standings
+from twotemp.tuning.smoothing import policy_distances
 
 if TYPE_CHECKING:
     from twotemp.backends import Backend
 
-# told(candidates, questions, progress of their evaluation)
-Watch = Callable[[int, int, Progress], None]
+# Called with (number of candidates, number of questions, progress of their evaluation).
+RoundCallback = Callable[[int, int, Progress], None]
 _VALIDATION = "validation"
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a race found."""
+    """The result of a race."""
 
     goal: Goal
     task: TaskChoice
     model: str
     spent: float  # NFE
     rounds: list[Round[Policy]]
-    standings: list[Standing[Policy]]  # the recommended one first
+    standings: list[Standing[Policy]]  # the recommended policy first
 
     @property
     def held_out(self) -> bool:
-        """Are there test problems that the race has not seen? Not every task has problems for validation."""
-        usual = tasks.get(self.task.name).subsets[:1]
-        return self.task.data is not None or self.task.subset not in (None, *usual)
+        """Whether there are test problems that the race has not seen. Not every task has validation problems."""
+        default = tasks.get(self.task.name).subsets[:1]
+        return self.task.data is not None or self.task.subset not in (None, *default)
 
 
 def validation(plan: Plan) -> Plan:
-    """The plan on validation problems of its one task, unless the user said which problems to tune on."""
+    """Return the plan on the validation problems of its one task, unless it names the problems to tune on."""
     if len(plan.tasks) != 1:
         raise UserError("tune works on one task at a time; name one, e.g. --task countdown-3")
     (choice,) = plan.tasks
@@ -63,23 +63,33 @@ def tune(
     out: Path | str,
     *,
     budget: float,
-    watch: Watch | None = None,
+    watch: RoundCallback | None = None,
 ) -> Tuned:
-    """Race the plan's policies on its one task (`validation`). `plan.n` is the goal's affair; `plan.questions`: the
-    most to use."""
+    """Race the policies of a plan on its one task.
+
+    Args:
+        plan: Policies, the task (see `validation`) and at most how many questions to use; `n` follows from the goal.
+        goal: What to be best at.
+        backend: Draws the samples.
+        out: The run directory.
+        budget: NFE of all samples.
+        watch: Called with the progress of each round.
+    """
     plan = validation(plan)
     (choice,) = plan.tasks
     ids = [problem.id for problem in choice.problems().problems[: plan.questions]]
     spent: dict[Policy, float] = {}
 
-    def measure(some: Sequence[Policy], questions: int) -> list[Outcome]:
-        told = None if watch is None else lambda state: watch(len(some), questions, state)
-        found = _measure(replace(plan, questions=questions), goal, backend, out, some, ids[:questions], told)
-        spent.update((one, outcome.spent) for one, outcome in zip(some, found))
-        return found
+    def measure(policies: Sequence[Policy], questions: int) -> list[Measurement]:
+        report = None if watch is None else lambda state: watch(len(policies), questions, state)
+        part = replace(plan, questions=questions)
+        measurements = _measure(part, goal, backend, out, policies, ids[:questions], report)
+        spent.update((policy, measurement.spent) for policy, measurement in zip(policies, measurements))
+        return measurements
 
-    rounds = race(plan.policies, measure, budget, len(ids), apart=apart)
-    return Tuned(goal, choice, backend.name, sum(spent.values()), rounds, standings(rounds, apart))
+    rounds = race(plan.policies, measure, policy_distances, budget=budget, questions=len(ids))
+    ranked = standings(rounds, policy_distances)
+    return Tuned(goal, choice, backend.name, sum(spent.values()), rounds, ranked)
 
 
 def _measure(
@@ -90,45 +100,47 @@ def _measure(
     policies: Sequence[Policy],
     ids: Sequence[str],
     watch: Callable[[Progress], None] | None,
-) -> list[Outcome]:
-    """Draw until each policy has the samples that the goal takes at its cost, which its samples say."""
-    wanted = dict.fromkeys(policies, goal.k or 1)
-    found: dict[Policy, Outcome] = {}
-    while wanted:
+) -> list[Measurement]:
+    """Draw until each policy has the samples that the goal needs at the policy's cost, which its samples tell."""
+    samples = dict.fromkeys(policies, goal.k or 1)
+    result: dict[Policy, Measurement] = {}
+    while samples:
         groups: dict[int, list[Policy]] = defaultdict(list)
-        for policy, n in wanted.items():
+        for policy, n in samples.items():
             groups[n].append(policy)
-        for n, some in groups.items():
-            with Evaluation(replace(plan, policies=tuple(some), n=n), out) as evaluation:
+        for n, group in groups.items():
+            with Evaluation(replace(plan, policies=tuple(group), n=n), out) as evaluation:
                 store = evaluation.run_with(backend, watch=watch)
-                task, judge = plan.tasks[0].name, evaluation.judges[plan.tasks[0].name]
-            for policy in some:
-                outcome, needed = _read(store[f"{task}@{spell(policy)}"], judge, ids, n, goal)
+                ((task, grader),) = evaluation.grader_names.items()
+            for policy in group:
+                measurement, needed = _read(store[f"{task}@{spell(policy)}"], grader, ids, n, goal)
                 if needed > n:
-                    wanted[policy] = needed
+                    samples[policy] = needed
                 else:
-                    found[policy] = outcome
-                    del wanted[policy]
-    return [found[policy] for policy in policies]
+                    result[policy] = measurement
+                    del samples[policy]
+    return [result[policy] for policy in policies]
 
 
-def _read(cell: Cell, judge: str, ids: Sequence[str], n: int, goal: Goal) -> tuple[Outcome, int]:
-    """A cell's first n samples of these questions, whatever else it holds; and how many the goal takes."""
-    if judge not in cell.graders():
+def _read(cell: Cell, grader: str, ids: Sequence[str], n: int, goal: Goal) -> tuple[Measurement, int]:
+    """Measure a policy by the first n samples of these questions; also return how many samples the goal needs."""
+    if grader not in cell.graders():
         run = cell.path.parent
-        raise UserError(f"{cell.path} has no grades; run `twotemp regrade {run}`, then the same command")
-    table = cell.table(judge)
-    place = {question: row for row, question in enumerate(table.questions)}
+        raise UserError(
+            f"{cell.path} has no grades; run `twotemp regrade {run}`, then the same command again"
+        )
+    table = cell.table(grader)
+    row_of = {question: row for row, question in enumerate(table.questions)}
     passed, costs = [], []
     nothing = np.zeros(0, dtype=bool)
     for question in ids:
-        row = place.get(question)
+        row = row_of.get(question)
         first = nothing if row is None else table.index[row] < n
         passed.append(nothing if row is None else table.passed[row][first])
         if row is not None and first.any():
             costs.append(table.nfe[row][first])
-    # By the paper's accounting an empty answer of AR costs nothing; somebody has to find out that it is empty.
+    # By the paper's accounting an empty answer of AR costs nothing, but one pass is needed to see that it is empty.
     cost = max(1.0, metrics.mean_cost(costs))
     spent = float(sum(c.sum() for c in costs))
-    sooner = goal.half(cost).values(passed, cost)
-    return Outcome(goal.values(passed, cost), goal.price(cost), spent, sooner), goal.samples(cost)
+    half = goal.half(cost).values(passed, cost)
+    return Measurement(goal.values(passed, cost), goal.price(cost), spent, half), goal.samples(cost)

@@ -1,4 +1,4 @@
-"""What policies, tasks and models are called, in sentences, tables and figures alike."""
+"""Display names of policies, tasks and models, the same in sentences, tables and figures."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ VARIES = "varies"
 
 
 def task_name(task: str) -> str:
+    """Return the display name of a task."""
     return TASKS.get(task, task)
 
 
 def model_name(model: str) -> str:
-    """`GSAI-ML/LLaDA-8B-Instruct` -> `LLaDA-8B-Instruct`; a folder by its own name, or by its run's.
+    """Return the last part of a hub id or a path: `GSAI-ML/LLaDA-8B-Instruct` -> `LLaDA-8B-Instruct`.
 
     All models that `twotemp grpo` and `python -m recipes` save are called `model`: RUN/model is RUN's.
     """
@@ -35,12 +36,12 @@ def model_name(model: str) -> str:
 
 
 def dataset(model: str, task: str, models: Collection[str]) -> str:
-    """The task; with the model where there are several."""
+    """Return the display name of the task, with the model if there are several."""
     return f"{task_name(task)}, {model_name(model)}" if len(set(models)) > 1 else task_name(task)
 
 
 def parameters(policy: Policy, hide: Collection[str] = ()) -> dict[str, Any]:
-    """What a name must say: T_pos of a tempered family, and whatever differs from the preset."""
+    """Return the parameters that a label shows: T_pos of a tempered policy, and all that differ from the preset."""
     if policy.name not in PRESETS:
         return {}
     preset = PRESETS[policy.name]
@@ -53,30 +54,29 @@ def parameters(policy: Policy, hide: Collection[str] = ()) -> dict[str, Any]:
 
 
 def label(policy: Policy, *, plain: bool = False, hide: Collection[str] = ()) -> str:
-    """`TCT ($T_pos=0.1$)` for figures and LaTeX; plain: `TCT (t_pos=0.1)`, for terminals and Markdown."""
+    """Return `TCT ($T_pos=0.1$)` for figures and LaTeX; plain: `TCT (t_pos=0.1)`, for terminals and Markdown."""
     return _labelled(policy.name, parameters(policy, hide), plain)
 
 
 def family_label(policies: Sequence[Policy], *, plain: bool = False) -> str:
-    """One label for policies of one name, of which each task may have its own: `TCT (t_pos varies, k=2)`."""
-    said = [parameters(policy) for policy in policies]
-    keys = dict.fromkeys(key for one in said for key in one)
+    """Return one label for policies of one name with parameters per task: `TCT (t_pos varies, k=2)`."""
+    keys = dict.fromkeys(key for policy in policies for key in parameters(policy))
     values = {key: {getattr(policy, key) for policy in policies} for key in keys}
-    common = {key: found.pop() if len(found) == 1 else VARIES for key, found in values.items()}
+    common = {key: options.pop() if len(options) == 1 else VARIES for key, options in values.items()}
     return _labelled(policies[0].name, common, plain)
 
 
 def family_labels(policies: Iterable[Policy], *, plain: bool = False) -> dict[str, str]:
-    """The label of each name among the policies."""
+    """Return the family label of each policy name."""
     named: dict[str, list[Policy]] = {}
     for policy in policies:
         named.setdefault(policy.name, []).append(policy)
     return {name: family_label(family, plain=plain) for name, family in named.items()}
 
 
-def _labelled(name: str, said: Mapping[str, Any], plain: bool) -> str:
+def _labelled(name: str, shown: Mapping[str, Any], plain: bool) -> str:
     write = _plain if plain else _mathematical
-    inside = ", ".join(write(key, value) for key, value in said.items())
+    inside = ", ".join(write(key, value) for key, value in shown.items())
     return NAMES.get(name, name) + (f" ({inside})" if inside else "")
 
 
@@ -96,5 +96,5 @@ def _mathematical(key: str, value: Any) -> str:
 
 
 def signed(value: float, digits: int = 1) -> str:
-    """`+0.5`, and `+0.0` for what rounds to zero from below."""
+    """Return `+0.5` or `-0.5`; a negative value that rounds to zero is `+0.0`."""
     return f"{round(value, digits) + 0.0:+.{digits}f}"
