@@ -24,6 +24,7 @@ from twotemp.analysis import (
 from twotemp.cli import app
 from twotemp.errors import UserError
 from twotemp.evaluation.data import problems_of, record_data_files
+from twotemp.folders import claim
 from twotemp.policies import parse
 from twotemp.records import Grade
 from twotemp.report import figures

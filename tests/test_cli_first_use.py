@@ -199,7 +199,7 @@ def test_a_worker_of_a_small_model_has_one_thread(size, count, threads, tmp_path
 def test_one_worker_says_that_it_has_one_thread(micro_folder, tmp_path, toy_tasks, monkeypatch):
     monkeypatch.setattr(workers, "usable_cpus", lambda: 8)
     monkeypatch.setattr(
-        workers, "Supervisor", lambda *given, **options: (_ for _ in ()).throw(UserError("started"))
+        workers.Workload, "pool", lambda *given, **options: (_ for _ in ()).throw(UserError("started"))
     )
     asked = ["eval", "--model", str(micro_folder), "--tasks", "toy", "--out", str(tmp_path / "run")]
     result = CliRunner().invoke(app, [*asked, "--workers", "1"])
@@ -262,7 +262,7 @@ def test_trace_does_not_ask_the_hub_for_the_model_that_a_run_names(monkeypatch, 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     assert trace._tokenizer(None, "someone/else") is None
     assert "the page shows token ids" in capsys.readouterr().err
-    with pytest.raises(UserError, match="could not be fetched from the hub"):
+    with pytest.raises(UserError, match="could not be downloaded from the hub"):
         trace._tokenizer("someone/else", None)
     assert calls == [(True, False), (False, False)], (
         "local files, unless the user names the model; never weights"
