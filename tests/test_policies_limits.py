@@ -160,17 +160,3 @@ def test_every_parameter_can_be_spelled():
             value = getattr(preset.policy, key)
             assert type(PARAMETERS[key].read(key, str(value))) is type(value)
             assert parse(f"{name}:{key}={value}") == preset.policy
-
-
-def test_policies_of_the_first_version_keep_their_meaning():
-    """They had neither a fallback nor a schedule; `steps` was Dream's."""
-    younger = {"tpp", "egi", "fork", "llada2.1", "t2m", "odd"}
-    for name, preset in PRESETS.items():
-        if name in younger:
-            continue
-        old = {
-            key: value
-            for key, value in preset.policy.to_dict().items()
-            if key not in ("fallback", "schedule")
-        }
-        assert Policy.from_dict(old) == policy(name)
