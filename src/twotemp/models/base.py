@@ -114,6 +114,9 @@ class LanguageModel(ABC):
     config: Mapping[str, Any]  # config.json as it was read
     # Optional; the defaults mean that nothing is known.
     lookback: int = 0  # how far before a position the network predicts it (Dream: 1)
+    completes_blocks: bool = (
+        True  # of a block-causal one: its sampler also writes what a last, partial block lacks
+    )
     module: nn.Module | None = None  # the network, if there is one to train
     # Variables of its chat template, as its authors' code sets them.
     template_options: Mapping[str, bool] = {}
