@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from twotemp.errors import UserError, unknown
 from twotemp.models import catalogue
 from twotemp.models.base import LanguageModel
+from twotemp.models.card import HUB_ID
 from twotemp.models.checkpoint import read_json
 from twotemp.models.device_map import check_device_map
 from twotemp.models.families import family
@@ -23,8 +23,6 @@ from twotemp.models.transformer import Transformer
 from twotemp.models.weight_loading import Storage
 
 EMBEDDED = ("tiny", "tiny-ar")
-# Neither part begins with a dot: `./name` and `../name` are paths.
-HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 # No Python files: a checkpoint is data.
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 

@@ -137,6 +137,17 @@ class Transformer(LoadedModel):
             raise UserError(f"cannot save adapters such as {extra}: merge them into the model first")
         save_file(self.original(stored), folder / SINGLE, metadata={"format": "pt"})
 
+    def published_modules(self) -> dict[str, str]:
+        """Return by the names of the checkpoint's own code those of the native modules that are the same."""
+        with torch.device("meta"):
+            native = _stored(self.native(self.module.config))
+        names = {id(tensor): name for name, tensor in native.items()}
+        return {
+            name.removesuffix(".weight"): names[id(parts[0])].removesuffix(".weight")
+            for name, parts in self.layout(native, self.module.config).items()
+            if name.endswith(".weight") and len(parts) == 1 and id(parts[0]) in names
+        }
+
     def original(self, native: Weights) -> Weights:
         """Return native weights in the family's layout."""
         layout = self.layout(native, self.module.config)
