@@ -16,6 +16,7 @@ from twotemp.errors import UserError
 from twotemp.groups import parts
 from twotemp.models.base import Denoiser, LanguageModel, Message, language_model
 from twotemp.policies import parse
+from twotemp.policies.keywords import explain_keywords
 from twotemp.records import Policy, Request, Sample
 from twotemp.samples import Samples
 
@@ -37,6 +38,7 @@ class Drawing(TypedDict, total=False):
     observer: Observer | None
 
 
+@explain_keywords
 def sample(
     model: Denoiser,
     prompts: Prompt | Sequence[Prompt],
@@ -100,6 +102,7 @@ def sample(
     )
 
 
+@explain_keywords
 def stream(
     model: Denoiser,
     prompts: Prompt | Sequence[Prompt],
@@ -130,6 +133,7 @@ def stream(
     return draw(model, requests, **drawing)
 
 
+@explain_keywords
 def infill(
     model: Denoiser,
     texts: Prompt | Sequence[Prompt],

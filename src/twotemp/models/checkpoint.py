@@ -212,6 +212,11 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def is_panic(error: BaseException) -> bool:
+    """Return whether the Rust code of a tokenizer panicked; its exception's class is not importable."""
+    return type(error).__name__ == "PanicException"
+
+
 def read_tokenizer(folder: Path) -> Any | None:
     """Return the folder's tokenizer, or None if it has none: the model then works on token ids."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
@@ -225,7 +230,9 @@ def read_tokenizer(folder: Path) -> Any | None:
                 return Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
             if names & {"tokenizer_config.json", "vocab.txt", "tokenizer.model", "spiece.model"}:
                 return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the library raises anything from OSError to a wrapped Rust panic
+    except BaseException as error:  # the library raises anything from OSError to a Rust panic
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
         raise UserError(
             f"{folder}: the tokenizer files cannot be read ({error}); repair them, or remove them to work "
             "on token ids"

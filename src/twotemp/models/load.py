@@ -13,7 +13,7 @@ from twotemp.errors import UserError, unknown
 from twotemp.models import catalogue
 from twotemp.models.base import LanguageModel
 from twotemp.models.card import HUB_ID
-from twotemp.models.checkpoint import read_json
+from twotemp.models.checkpoint import DTYPES, read_json
 from twotemp.models.device_map import check_device_map
 from twotemp.models.families import family
 from twotemp.models.masked_lm import MaskedLM
@@ -134,6 +134,8 @@ def locate(
             are downloaded in vain.
         weights: False downloads only the small files.
     """
+    if not isinstance(source, (str, Path)):
+        raise UserError(f"a model is an embedded name, a folder or a hub id, not {source!r}")
     name = str(source)
     if name in embedded:
         folder = Path(str(files("twotemp.models") / "weights" / name))
@@ -206,9 +208,8 @@ def usable_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch
     """Return the dtype; None is float32 on the CPU and stays None elsewhere: the checkpoint's own."""
     if dtype is None:
         return torch.float32 if device.type == "cpu" else None
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if dtype not in known:
-        raise unknown("dtype", dtype, known)
-    return known[dtype]
+    known = {str(kind).removeprefix("torch."): kind for kind in DTYPES.values()}
+    name = str(dtype).removeprefix("torch.")
+    if name not in known:
+        raise unknown("dtype", name, known)
+    return known[name]

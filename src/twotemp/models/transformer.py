@@ -108,8 +108,14 @@ class Transformer(LoadedModel):
             )
         if config.tie_word_embeddings and cls.head in headers:
             config.tie_word_embeddings = False  # a stored head is used, whatever config.json says
-        with torch.device("meta"):  # shapes only: nothing is allocated or initialized in vain
-            module = cls.native(config)
+        try:
+            with torch.device("meta"):  # shapes only: nothing is allocated or initialized in vain
+                module = cls.native(config)
+        except (RuntimeError, OverflowError, TypeError) as error:
+            raise UserError(
+                f"{files[0].parent}: no network has the sizes of config.json ({str(error).splitlines()[0]}); take it "
+                "from the published checkpoint"
+            ) from error
         load_weights(
             module, lambda: cls.layout(_stored(module), config), files, storage, float32=cls.float32_weights
         )
