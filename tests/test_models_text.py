@@ -131,6 +131,39 @@ def test_a_template_that_fails_is_a_user_error(template: str) -> None:
         model.encode("a b")
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+        "{{ 'x' * 10 ** 8 }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{% set s = namespace(x='ab') %}{% for i in range(60) %}{% set s.x = s.x ~ s.x %}{% endfor %}",
+        "{% set s = namespace(x='ab') %}{% for i in range(60) %}{% set s.x = s.x + s.x %}{% endfor %}",
+        "{% set x = 'x' * 10000 %}{% for i in range(9999) %}{{ x }}{% endfor %}",
+        "x" * 10**6,
+    ],
+)
+def test_an_endless_or_enormous_template_is_a_user_error(template: str) -> None:
+    model = random_model("llada", word_tokenizer())
+    model.tokenizer.chat_template = template
+    with pytest.raises(UserError, match="chat template"):
+        model.encode("a b")
+
+
+def test_a_template_is_rendered_as_transformers_renders_it() -> None:
+    model = random_model("llada", word_tokenizer())
+    model.tokenizer.chat_template = (
+        "{%- macro turn(m) %}<{{ m.role ~ ':' ~ m['content'] | trim }}>{% endmacro -%}"
+        "{%- for m in messages if m.content %}{{ loop.index0 + 1 }}/{{ loop.length }} {{ turn(m) }}"
+        "{%- if loop.last and add_generation_prompt %}{{ '-' * 3 }}{% endif %}{% else %}none{% endfor %}"
+        "{% for i in range(3) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}{{ messages | tojson }}"
+    )
+    turns = [said("system", " a "), said("user", "b"), said("assistant", "a"), said("user", "c")]
+    expected = model.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert model.conversation(turns) == expected
+
+
 def test_a_lone_surrogate_is_a_user_error() -> None:
     model = random_model("llada", word_tokenizer())
     with pytest.raises(UserError, match="lone surrogates"):

@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from torch import Tensor, device, nn
 
 from twotemp.errors import UserError, unknown
+from twotemp.models.chat_template import render
 from twotemp.models.checkpoint import fingerprint, is_panic
 from twotemp.models.token_ids import TokenIds
 from twotemp.records import first_eos
@@ -196,9 +197,7 @@ class LanguageModel(ABC):
         prefill = turns.pop()["content"] if turns[-1]["role"] == "assistant" else ""
         tokenizer = self._tokenizer("render a chat")
         try:
-            text = tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True, **self.template_options
-            )
+            text = render(tokenizer, turns, **self.template_options)
         except (TemplateError, ValueError) as error:  # templates refuse what their model was not trained on
             raise UserError(
                 f"the chat template of {self.name!r} refuses these messages ({error}); give turns it knows "
@@ -216,7 +215,7 @@ class LanguageModel(ABC):
                 f"the chat template of {self.name!r} does not work ({type(error).__name__}: {error}); repair it, or "
                 "give plain text (chat=False)"
             ) from error
-        return cast(str, text) + prefill
+        return text + prefill
 
     def tokens(self, text: str) -> list[int]:
         """Return the token ids of text as it is: no chat format, no special tokens added."""
