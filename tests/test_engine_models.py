@@ -46,12 +46,14 @@ def test_half_precision_logits_are_accepted(dtype):
     assert len(list(run(model, requests_of(model, policy("tct"), count=3, trace=True)))) == 3
 
 
-# --- block-causal models know whole blocks only
+# --- the last block of block-causal models
 
 
-def whole_blocks(model, prompt, length, threshold, k):
-    """SDAR's and LLaDA-2's loop, greedy: a canvas of whole blocks, cut to `length` at the end."""
-    canvas = -(-(len(prompt) + length) // BLOCK) * BLOCK
+def block_by_block(model, prompt, length, threshold, k):
+    """Upstream's loop, greedy: SDAR and LLaDA-2 have a canvas of whole blocks, cut to `length` at the end."""
+    canvas = len(prompt) + length
+    if model.completes_blocks:
+        canvas = -(-canvas // BLOCK) * BLOCK
     ids = torch.tensor([[*prompt, *[model.mask_id] * (canvas - len(prompt))]])
     for start in range(len(prompt) // BLOCK * BLOCK, canvas, BLOCK):
         seen = ids[:, : start + BLOCK]
@@ -69,17 +71,22 @@ def whole_blocks(model, prompt, length, threshold, k):
 @pytest.mark.parametrize("family", BLOCK_CAUSAL)
 @pytest.mark.parametrize("threshold", [0.25, 1.0])
 @torch.inference_mode()
-def test_the_last_block_is_completed_as_upstream_does(family, threshold):
+def test_the_last_block_is_as_upstream_leaves_it(family, threshold):
     model = random_model(family)
     chosen = policy("sdar", t_token=0.0, threshold=threshold, k=2)
     wanted = [Request(str(n), tuple(range(2, 4 + n)), chosen, 5 + n % 3, trace=True) for n in range(8)]
     assert any((len(r.prompt) + r.length) % BLOCK for r in wanted)
     for request, found in zip(wanted, sorted(run(model, wanted, batch_size=3), key=lambda s: s.request)):
-        assert found.tokens == whole_blocks(model, request.prompt, request.length, threshold, 2)
+        assert found.tokens == block_by_block(model, request.prompt, request.length, threshold, 2)
         assert len(found.positions) == len(found.trace.steps) == request.length
         assert max(found.trace.steps) + 1 == found.nfe == found.forwards, (
             "over when all that was asked for is written"
         )
+
+
+def test_families_whose_samplers_end_inside_a_block():
+    ending = {family for family in BLOCK_CAUSAL if not random_model(family).completes_blocks}
+    assert ending == {"StableDiffcoderForCausalLM"} | {family for family in BLOCK_CAUSAL if "a2d" in family}
 
 
 def test_a_block_is_completed_no_further_than_the_context():

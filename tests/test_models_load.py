@@ -50,7 +50,7 @@ def test_save_and_load_give_the_same_model(model_type: str, tied: bool, tmp_path
     ):
         assert getattr(model, field) == getattr(again, field)
     assert model.config.items() <= json.loads((folder / "config.json").read_text()).items()
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", SINGLE]
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.json", SINGLE]
     assert [path.name for path in folder.parent.iterdir()] == ["copy"]
 
 
@@ -81,6 +81,24 @@ def test_a_dream_tokenizer_needs_no_remote_code(tmp_path: Path) -> None:
     model = load(folder)
     assert model.tokenizer("ab b<|mask|>")["input_ids"] == [2, 3, 1, MASK]
     assert 35 in model.forbidden_ids
+    again = save(model, tmp_path / "again") / "tokenizer_config.json"
+    assert "auto_map" not in json.loads(again.read_text())
+
+
+@pytest.mark.parametrize("name", ["org/model", "/somewhere/model"])
+def test_a_saved_copy_names_no_code_that_it_lacks(name: str, tmp_path: Path) -> None:
+    """The Python files are not copied: `auto_map` points at their hub repository, or goes; a card says what it is."""
+    model = random_model("llada")
+    before, model.name = model.fingerprint, name
+    model.config["auto_map"] = {"AutoModel": "modeling_llada.LLaDAModelLM", "AutoConfig": "a/b--c.D"}
+    folder = save(model, tmp_path / "copy", about="Trained for a test.")
+    hub = {"AutoModel": "org/model--modeling_llada.LLaDAModelLM", "AutoConfig": "a/b--c.D"}
+    config = json.loads((folder / "config.json").read_text())
+    assert config.get("auto_map") == (hub if name == "org/model" else None)
+    card = (folder / "README.md").read_text()
+    assert "Trained for a test." in card
+    assert ('base_model: "org/model"' in card) == (name == "org/model")
+    assert load(folder).fingerprint == model.fingerprint == before
 
 
 def test_saving_never_replaces_a_folder_and_leaves_nothing_half_written(tmp_path: Path) -> None:

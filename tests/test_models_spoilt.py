@@ -108,6 +108,12 @@ SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
         "unknown model family",
     ),
     "eos is the mask": (lambda f: change_config(f, eos_token_id=MASK), "both the mask"),
+    "an enormous width": (lambda f: change_config(f, d_model=10**30), "d_model is 1000"),
+    "enormous widths": (
+        lambda f: change_config(f, d_model=2**30, n_heads=1, n_kv_heads=1, mlp_hidden_size=2**31 - 1),
+        "config.json",
+    ),
+    "init_std is a word": (lambda f: change_config(f, init_std="x"), "init_std is 'x'"),
     "tokenizer broken": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer files"),
 }
 
@@ -211,6 +217,11 @@ def test_bad_arguments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load(folder, eos_ids=(99,))
     with pytest.raises(UserError, match="did you mean 'float32'"):
         load(folder, dtype="float3")
+    for dtype in (torch.int8, torch.float8_e4m3fn, torch.complex64):
+        with pytest.raises(UserError, match="unknown dtype"):
+            load(folder, dtype=dtype)
+    with pytest.raises(UserError, match="a folder or a hub id, not 5"):
+        load(5)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="device 'abacus'"):
         load(folder, device="abacus")
     for path in ("./nope", "../nope", "/nope/nope"):

@@ -121,6 +121,75 @@ def test_a_template_may_refuse_a_turn() -> None:
         model.encode([said("system", "c"), said("user", "b")])
 
 
+@pytest.mark.parametrize(
+    "template", ["{% include 'x' %}", "{% import 'x' as y %}", "{{ 1 / 0 }}", "{{ [][3].a }}"]
+)
+def test_a_template_that_fails_is_a_user_error(template: str) -> None:
+    model = random_model("llada", word_tokenizer())
+    model.tokenizer.chat_template = template
+    with pytest.raises(UserError, match="chat template"):
+        model.encode("a b")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+        "{{ 'x' * 10 ** 8 }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{% set s = namespace(x='ab') %}{% for i in range(60) %}{% set s.x = s.x ~ s.x %}{% endfor %}",
+        "{% set s = namespace(x='ab') %}{% for i in range(60) %}{% set s.x = s.x + s.x %}{% endfor %}",
+        "{% set x = 'x' * 10000 %}{% for i in range(9999) %}{{ x }}{% endfor %}",
+        "x" * 10**6,
+    ],
+)
+def test_an_endless_or_enormous_template_is_a_user_error(template: str) -> None:
+    model = random_model("llada", word_tokenizer())
+    model.tokenizer.chat_template = template
+    with pytest.raises(UserError, match="chat template"):
+        model.encode("a b")
+
+
+def test_a_template_is_rendered_as_transformers_renders_it() -> None:
+    model = random_model("llada", word_tokenizer())
+    model.tokenizer.chat_template = (
+        "{%- macro turn(m) %}<{{ m.role ~ ':' ~ m['content'] | trim }}>{% endmacro -%}"
+        "{%- for m in messages if m.content %}{{ loop.index0 + 1 }}/{{ loop.length }} {{ turn(m) }}"
+        "{%- if loop.last and add_generation_prompt %}{{ '-' * 3 }}{% endif %}{% else %}none{% endfor %}"
+        "{% for i in range(3) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}{{ messages | tojson }}"
+    )
+    turns = [said("system", " a "), said("user", "b"), said("assistant", "a"), said("user", "c")]
+    expected = model.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert model.conversation(turns) == expected
+
+
+def test_a_lone_surrogate_is_a_user_error() -> None:
+    model = random_model("llada", word_tokenizer())
+    with pytest.raises(UserError, match="lone surrogates"):
+        model.encode("a \ud800", chat=False)
+
+
+def test_a_tokenizer_that_panics_is_a_user_error() -> None:
+    class PanicException(BaseException):
+        """As the Rust side raises it."""
+
+    class Panicking:
+        unk_token_id = None
+
+        def __call__(self, text: str, **options: bool) -> None:
+            raise PanicException("stack overflow in a regex")
+
+    model = random_model("llada", word_tokenizer())
+    model.tokenizer = Panicking()
+    with pytest.raises(UserError, match="stack overflow in a regex"):
+        model.encode("a b", chat=False)
+
+
+def test_a_model_says_what_it_is() -> None:
+    assert repr(random_model("sdar")) == "<sdar: sdar, blocks of 4, 40 tokens, on cpu>"
+
+
 def test_text_ends_at_the_first_end_token() -> None:
     model = random_model("llada", word_tokenizer())
     assert model.decode([0, 1, 4, 2, 2]) == "a b"

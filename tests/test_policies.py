@@ -193,6 +193,21 @@ def test_dream_schedule():
     assert sum(taken) == 16
 
 
+def test_dream_exact_schedule_is_upstreams_arithmetic():
+    """int(n (1 - s/t)) of float32 tensors, for every step; it wastes steps where ours commits a position."""
+    wasted = 0
+    for steps in (1, 2, 3, 7, 8, 64, 100, 256, 512, 777):
+        time = torch.linspace(1, 1e-3, steps + 1)
+        left, step = torch.tensor(512), torch.arange(steps)
+        shares = where.dream_exact(left.expand(steps), torch.full((steps,), steps), step)
+        upstream = [int(left * (1 - time[i + 1] / time[i])) for i in range(steps - 1)] + [512]
+        assert shares.tolist() == upstream
+        wasted += upstream.count(0)
+    assert wasted > 0
+    assert where.dream_exact(torch.tensor([512]), torch.tensor([512]), torch.tensor([0])).tolist() == [0]
+    assert where.dream(torch.tensor([512]), torch.tensor([512]), torch.tensor([0])).tolist() == [1]
+
+
 def test_alg_temp_tempers_c_not_log_c():
     c = [0.9, 0.6, 0.3]
     found = decide(policy("alg-temp", t_pos=0.4, t_token=0.0), logits_with_confidence(c), DRAWS)

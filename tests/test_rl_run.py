@@ -17,6 +17,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 from tests.helpers import rl_toys
 from tests.helpers.rl_toys import ManyNumbers, go, micro_model, tensors
+from tests.helpers.tiny_checkpoints import MIXTURES, random_model
 from twotemp.backends.local import LocalBackend
 from twotemp.errors import UserError
 from twotemp.folders import only_writer
@@ -24,6 +25,7 @@ from twotemp.likelihood.estimators import ESTIMATORS
 from twotemp.models.load import load
 from twotemp.records import Grade
 from twotemp.rl import checkpoint, evaluation, telemetry
+from twotemp.rl.adapters import published, trainable
 from twotemp.rl.learner import Learner
 from twotemp.rl.objective import advantages
 from twotemp.rl.parallel import accelerator
@@ -208,8 +210,6 @@ def test_groups_without_signal_are_skipped(tmp_path):
 
 
 def test_the_adapter_has_peft_layout_and_the_merged_model_its_family_layout(tmp_path):
-    from peft import PeftModel
-
     trained = micro_model()
     go(tmp_path / "run", "3steps", model=trained, learning_rate=1e-2)
     ids = torch.arange(5, 25)[None]
@@ -218,13 +218,69 @@ def test_the_adapter_has_peft_layout_and_the_merged_model_its_family_layout(tmp_
         expected = trained.logits(ids, None, want)
         untrained = micro_model().logits(ids, None, want)
         assert (expected - untrained).abs().max() > 1e-2
-        adapted = micro_model()
-        PeftModel.from_pretrained(adapted.module, str(checkpoint.latest(tmp_path / "run") / "adapter"))
-        torch.testing.assert_close(adapted.logits(ids, None, want), expected)
         checkpoint.export(micro_model(), tmp_path / "run", tmp_path / "model")
         merged = load(tmp_path / "model", device="cpu")
         torch.testing.assert_close(merged.logits(ids, None, want), expected, atol=1e-4, rtol=1e-4)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"] == "llada"
+    assert "after 3 steps of GRPO" in (tmp_path / "model" / "README.md").read_text()
+    adapter = checkpoint.latest(tmp_path / "run") / "adapter"
+    assert_adapts(micro_model().original(micro_model().module.state_dict()), adapter, merged)
+
+
+def own_code(weights: dict[str, torch.Tensor]) -> torch.nn.Module:
+    """A stand-in for a checkpoint's own code: a module of every matrix, under the checkpoint's names."""
+    root = torch.nn.Module()
+    for key, weight in weights.items():
+        *path, name, kind = key.split(".")
+        if weight.dim() == 2 and kind == "weight":
+            module = root
+            for part in path:
+                if part not in module._modules:
+                    module.add_module(part, torch.nn.Module())
+                module = module.get_submodule(part)
+            leaf = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+            leaf.weight.data = weight.clone()
+            module.add_module(name, leaf)
+    return root
+
+
+def assert_adapts(untrained: dict[str, torch.Tensor], adapter: Path, trained) -> None:
+    """PEFT loads the adapter onto the checkpoint's own module names, and merged it is the trained model."""
+    from peft import PeftModel
+
+    loaded = PeftModel.from_pretrained(own_code(untrained), str(adapter)).merge_and_unload().state_dict()
+    expected = trained.original(trained.module.state_dict())
+    assert any((expected[key] - untrained[key]).abs().max() > 1e-3 for key in loaded)
+    for key, weight in loaded.items():
+        torch.testing.assert_close(weight, expected[key], atol=1e-5, rtol=1e-5)
+
+
+def adapted(family: str):
+    """A model with a random adapter: the weights before, the model, its network, the adapter."""
+    model = random_model(family)
+    untrained = {key: weight.clone() for key, weight in model.original(model.module.state_dict()).items()}
+    network = trainable(model, rl_toys.settings(lora_rank=2))
+    weights = {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
+    for tensor in weights.values():
+        torch.nn.init.normal_(tensor, std=0.1, generator=torch.Generator().manual_seed(tensor.numel()))
+    return untrained, model, network, weights
+
+
+@pytest.mark.parametrize("family", ["llada", "Dream", "sdar"])
+def test_an_adapter_has_the_names_of_the_checkpoints_own_code(family, tmp_path):
+    untrained, model, network, weights = adapted(family)
+    adapter = published(model, network.peft_config["default"], weights)
+    folder = checkpoint.write(tmp_path, checkpoint.State(), weights, {}, adapter) / "adapter"
+    assert same(checkpoint.read(tmp_path)[1], weights)
+    model.module = network.merge_and_unload()
+    assert_adapts(untrained, folder, model)
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_mixture_has_no_adapter_for_its_own_code(family):
+    """The native class stacks its experts, whose updates have no modules there."""
+    _, model, network, weights = adapted(family)
+    assert published(model, network.peft_config["default"], weights) is None
 
 
 def test_export_ignores_the_adapter_config(tmp_path):

@@ -287,3 +287,25 @@ def test_a_notebook_shows_the_distinct_answers_and_the_trace(chatty):
     assert html.unescape(inside).lstrip().lower().startswith("<!doctype html>")
     dangerous = Samples([replace(plain[0], text="<script>alert(1)</script>")])
     assert "<script>" not in dangerous._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("keyword", "advice"),
+    [
+        ("temperature", "t_token in the policy's spelling"),
+        ("max_new_tokens", "use length"),
+        ("num_return_sequences", "use n"),
+        ("t_pos", "tct:t_pos="),
+    ],
+)
+@pytest.mark.parametrize("function", [twotemp.sample, twotemp.stream, twotemp.infill])
+def test_keywords_of_other_libraries_name_ours(function, keyword, advice):
+    if function is twotemp.infill and keyword == "max_new_tokens":
+        advice = "leave it out"  # the masks say what is written
+    with pytest.raises(UserError, match=advice):
+        function(twotemp.load("tiny"), "a", "tct", **{keyword: 1})
+
+
+def test_other_unknown_keywords_stay_type_errors():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'lenght'"):
+        twotemp.sample(twotemp.load("tiny"), "a", "tct", lenght=1)

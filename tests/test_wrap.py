@@ -131,6 +131,24 @@ def test_wrong_ids_are_refused(options, message):
         wrapped(native, native.module, **options)
 
 
+def test_a_causal_module_is_refused():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    network = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=32, n_embd=16, n_layer=2, n_head=2))
+    with pytest.raises(UserError, match="is causal"):
+        twotemp.wrap(network, mask_id=19)
+
+
+def test_messages_name_what_wrap_takes():
+    native = random_model("llada")
+    with pytest.raises(UserError, match=r"pass twotemp\.wrap\(\.\.\., tokenizer="):
+        wrapped(native, native.module).encode("a b")
+    with pytest.raises(UserError, match="pass another mask_id") as error:
+        twotemp.wrap(native.module, mask_id=99)
+    assert "load(" not in str(error.value)
+
+
 def test_a_module_that_returns_something_else_is_refused():
     with pytest.raises(UserError, match="must return logits"):
         twotemp.wrap(nn.Flatten(0), mask_id=4)

@@ -21,7 +21,7 @@ Rule = Literal["budget", "threshold", "entropy_bound", "stable"]
 Confidence = Literal["model", "drawn"]
 Fallback = Literal["best", "leftmost"]
 Edit = Literal["never", "overwrite", "remask"]
-Schedule = Literal["even", "dream"]
+Schedule = Literal["even", "dream", "dream-exact"]
 Eos = Literal["free", "last", "never"]
 Finish = Literal["length", "eos", "stop"]
 Outcome = Literal["passed", "failed", "timeout", "ungraded"]
@@ -94,7 +94,11 @@ class Policy:
     edit_share: Annotated[float, "largest share of a block's tokens rewritten per step", "(0, 1]"] = 1.0
     edits: Annotated[int, "how often a position may be rewritten, so that rows end", "[0, inf)"] = 0
     steps: Annotated[int, "> 0: k follows a schedule over this many steps", "[0, inf)"] = 0
-    schedule: Annotated[Schedule, "even: this many steps per block; dream: Dream's time grid"] = "even"
+    schedule: Annotated[
+        Schedule,
+        "even: this many steps per block; dream: Dream's time grid, at least one position per step; dream-exact: "
+        "the grid as published, whose share of a step can round to none",
+    ] = "even"
     repel: Annotated[float, "alpha: how far a sample is pushed away from those before it", "[0, inf)"] = 0.0
     top_k: Annotated[int, "0: no filter", "[0, inf)"] = 0
     top_p: Annotated[float, "1: no filter", "(0, 1]"] = 1.0

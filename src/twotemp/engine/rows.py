@@ -111,11 +111,12 @@ def block_of(request: Request, model: Denoiser) -> int:
 def columns_of(request: Request, model: Denoiser) -> int:
     """Return the number of columns of the request's row.
 
-    A block-causal model knows whole blocks only, so the last one is completed with masks, as in SDAR and LLaDA-2;
-    what is written beyond `length` is not part of the sample.
+    Most block-causal families know whole blocks only (`completes_blocks`): the last one is completed with masks, as
+    in SDAR and LLaDA-2, and what is written beyond `length` is not part of the sample.
     """
     requested = len(request.prompt) + request.length
-    if model.block_size is None or not request.length:
+    completes = model.completes_blocks if isinstance(model, LanguageModel) else True
+    if model.block_size is None or not completes or not request.length:
         return requested
     whole = -(-requested // model.block_size) * model.block_size
     return whole if model.max_length is None else min(whole, model.max_length)

@@ -11,7 +11,8 @@ from jinja2 import TemplateError
 from torch import Tensor, device, nn
 
 from twotemp.errors import UserError, unknown
-from twotemp.models.checkpoint import fingerprint
+from twotemp.models.chat_template import render
+from twotemp.models.checkpoint import fingerprint, is_panic
 from twotemp.models.token_ids import TokenIds
 from twotemp.records import first_eos
 
@@ -114,7 +115,11 @@ class LanguageModel(ABC):
     config: Mapping[str, Any]  # config.json as it was read
     # Optional; the defaults mean that nothing is known.
     lookback: int = 0  # how far before a position the network predicts it (Dream: 1)
+    completes_blocks: bool = (
+        True  # of a block-causal one: its sampler also writes what a last, partial block lacks
+    )
     module: nn.Module | None = None  # the network, if there is one to train
+    tokenizer_fix: str = "put the tokenizer files into its folder"  # what to do about a missing one
     # Variables of its chat template, as its authors' code sets them.
     template_options: Mapping[str, bool] = {}
 
@@ -146,6 +151,11 @@ class LanguageModel(ABC):
         """A hash of everything that determines the logits; computed on each access, as weights may be trained."""
         return fingerprint(self)
 
+    def __repr__(self) -> str:
+        blocks = f"blocks of {self.block_size}" if self.block_size else "bidirectional"
+        family = self.config.get("model_type", type(self).__name__)
+        return f"<{self.name}: {family}, {blocks}, {self.vocab_size} tokens, on {self.device}>"
+
     # Text in and out.
 
     @property
@@ -164,7 +174,6 @@ class LanguageModel(ABC):
             chat: None uses the chat format if there is one. Without it the text is encoded as it is, with the special
                 tokens that the tokenizer adds by default.
         """
-        tokenizer = self._tokenizer("encode text")
         if isinstance(prompt, str):
             messages: Sequence[Message] = [{"role": "user", "content": prompt}]
         else:
@@ -175,9 +184,7 @@ class LanguageModel(ABC):
         if chat or (chat is None and self.has_chat):
             return self.tokens(self.conversation(messages) + prefill)
         text = messages[0]["content"] + prefill
-        ids = list(tokenizer(text)["input_ids"])
-        self._refuse_unknown(ids, text)
-        return ids
+        return self._ids(text)
 
     def conversation(self, messages: Sequence[Message]) -> str:
         """Return the text of a chat up to the assistant's next word, by the tokenizer's template.
@@ -190,19 +197,45 @@ class LanguageModel(ABC):
         prefill = turns.pop()["content"] if turns[-1]["role"] == "assistant" else ""
         tokenizer = self._tokenizer("render a chat")
         try:
-            text = tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True, **self.template_options
-            )
+            text = render(tokenizer, turns, **self.template_options)
         except (TemplateError, ValueError) as error:  # templates refuse what their model was not trained on
             raise UserError(
                 f"the chat template of {self.name!r} refuses these messages ({error}); give turns it knows "
                 "(many take no system turn, or require user and assistant to alternate)"
             ) from error
-        return cast(str, text) + prefill
+        except (
+            TypeError,
+            ArithmeticError,
+            LookupError,
+            AttributeError,
+            RecursionError,
+            MemoryError,
+        ) as error:
+            raise UserError(
+                f"the chat template of {self.name!r} does not work ({type(error).__name__}: {error}); repair it, or "
+                "give plain text (chat=False)"
+            ) from error
+        return text + prefill
 
     def tokens(self, text: str) -> list[int]:
         """Return the token ids of text as it is: no chat format, no special tokens added."""
-        ids = list(self._tokenizer("encode text")(text, add_special_tokens=False)["input_ids"])
+        return self._ids(text, add_special_tokens=False)
+
+    def _ids(self, text: str, **options: bool) -> list[int]:
+        tokenizer = self._tokenizer("encode text")
+        try:
+            ids = list(tokenizer(text, **options)["input_ids"])
+        except BaseException as error:
+            if isinstance(error, (UnicodeError, TypeError)):  # half of a surrogate pair is not text
+                raise UserError(
+                    f"the prompt {text!a:.60} is not text that can be encoded as UTF-8; remove lone surrogates"
+                ) from error
+            if is_panic(error):
+                raise UserError(
+                    f"the tokenizer of {self.name!r} fails on this text ({error}); repair tokenizer.json, or give "
+                    "token ids"
+                ) from error
+            raise
         self._refuse_unknown(ids, text)
         return ids
 
@@ -216,8 +249,8 @@ class LanguageModel(ABC):
     def _tokenizer(self, purpose: str) -> Any:
         if self.tokenizer is None:
             raise UserError(
-                f"{self.name!r} has no tokenizer, so it cannot {purpose}; give token ids, or put the "
-                "tokenizer files into its folder"
+                f"{self.name!r} has no tokenizer, so it cannot {purpose}; give token ids, or "
+                f"{self.tokenizer_fix}"
             )
         return self.tokenizer
 

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from twotemp.errors import UserError
 from twotemp.folders import make_folder, replacing, write_json
+from twotemp.models.card import model_card, remote_code
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ID_FIELDS = ("mask_token_id", "eos_token_id", "block_size")  # resolved when loading, written when saving
+REMOTE_CODE = "auto_map"  # of config.json and tokenizer_config.json: classes in Python files beside them
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 VOCABULARIES = {"vocab.json", "vocab.txt", "tokenizer.model", "spiece.model"}  # besides tokenizer.json
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -28,6 +30,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 class Saveable(Protocol):
     """A model that came from, or can become, a checkpoint folder."""
 
+    name: str
     config: Mapping[str, Any]
     tokenizer: Any | None
     mask_id: int
@@ -210,6 +213,11 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def is_panic(error: BaseException) -> bool:
+    """Return whether the Rust code of a tokenizer panicked; its exception's class is not importable."""
+    return type(error).__name__ == "PanicException"
+
+
 def read_tokenizer(folder: Path) -> Any | None:
     """Return the folder's tokenizer, or None if it has none: the model then works on token ids."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
@@ -223,7 +231,9 @@ def read_tokenizer(folder: Path) -> Any | None:
                 return Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
             if names & {"tokenizer_config.json", *VOCABULARIES}:
                 return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the library raises anything from OSError to a Rust panic's wrapper
+    except BaseException as error:  # the library raises anything from OSError to a Rust panic
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
         if not names & {"tokenizer.json", *VOCABULARIES}:
             raise UserError(
                 f"{folder} has no tokenizer.json; copy it from the checkpoint (or remove tokenizer_config.json to "
@@ -236,10 +246,18 @@ def read_tokenizer(folder: Path) -> Any | None:
     return None
 
 
-def save(model: Saveable, folder: str | os.PathLike[str]) -> Path:
-    """Write a model as a checkpoint folder in its family's layout; `load` gives the same logits.
+def save(
+    model: Saveable, folder: str | os.PathLike[str], *, about: str = "A copy that twotemp saved."
+) -> Path:
+    """Write a model as a checkpoint folder in its family's layout, with a model card; `load` gives the same logits.
 
-    The folder, which is returned, appears complete or not at all. An existing one is an error.
+    Args:
+        model: The model.
+        folder: Where to write. It appears complete or not at all; an existing one is an error.
+        about: For the card: how the model differs from the one it was loaded as, as a sentence.
+
+    Returns:
+        The folder.
     """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -250,7 +268,11 @@ def save(model: Saveable, folder: str | os.PathLike[str]) -> Path:
         model.write_weights(partial)
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(partial)
-        write_json(partial / "config.json", _config_to_write(model))
+            settings = partial / "tokenizer_config.json"
+            write_json(settings, _without_local_code(read_json(settings), model.name))
+        write_json(partial / "config.json", _without_local_code(_config_to_write(model), model.name))
+        family = str(model.config.get("model_type"))
+        (partial / "README.md").write_text(model_card(model.name, family, about), encoding="utf-8")
         for file in partial.iterdir():
             file.chmod(0o644)  # safetensors creates private files
     return target
@@ -266,6 +288,13 @@ def _config_to_write(model: Saveable) -> dict[str, Any]:
     return config
 
 
+def _without_local_code(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the config without classes in Python files beside it, which are not saved, or pointing at the hub's."""
+    pointed = remote_code(config.get(REMOTE_CODE), name)
+    rest = {key: value for key, value in config.items() if key != REMOTE_CODE}
+    return rest if pointed is None else {**rest, REMOTE_CODE: pointed}
+
+
 def fingerprint(model: Any) -> str:
     """Return a hash of everything that determines the logits, for keys of stored results.
 
@@ -273,7 +302,7 @@ def fingerprint(model: Any) -> str:
     them, so these distinguish two checkpoints, and 8B parameters take seconds instead of minutes.
     """
     digest = hashlib.sha256()
-    config = {key: value for key, value in model.config.items() if key not in ID_FIELDS}
+    config = {key: value for key, value in model.config.items() if key not in (*ID_FIELDS, REMOTE_CODE)}
     facts = [config, model.mask_id, model.eos_ids, model.forbidden_ids, model.block_size]
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
     for key, tensor in sorted(model.tensors().items()):

@@ -98,6 +98,7 @@ class StableDiffCoder(OnLlama):
         published=PublishedIds((155_136,), mask_id=5, eos_ids=(2,), block_size=4),
         blocks="always",
     )
+    completes_blocks = False
 
 
 class A2DQwen3(OnQwen3):
@@ -108,17 +109,20 @@ class A2DQwen3(OnQwen3):
     """
 
     facts = Facts("a2d-qwen3", end_tokens=_QWEN_ENDS, blocks="either")
+    completes_blocks = False
     # Qwen3's template then starts the answer with an empty thinking section.
     template_options: Mapping[str, bool] = {"enable_thinking": False}
 
 
 class A2DQwen2(OnQwen2):
     facts = replace(A2DQwen3.facts, family="a2d-qwen2")
+    completes_blocks = False
     template_options = A2DQwen3.template_options
 
 
 class A2DLlama(OnLlama):
     facts = replace(A2DQwen3.facts, family="a2d-llama", end_tokens=("<|end_of_text|>", "<|eot_id|>"))
+    completes_blocks = False
 
 
 # By one of the `architectures` of config.json, else by its `model_type`.

@@ -95,7 +95,7 @@ class LLaDA(Transformer):
                 "rope_theta": positive(family, config, "rope_theta", float),
             },
             attention_bias=bool(config.get("include_qkv_bias", False)),
-            initializer_range=float(config.get("init_std") or 0.02),
+            initializer_range=positive(family, {"init_std": 0.02, **config}, "init_std", float),
             tie_word_embeddings=bool(config.get("weight_tying", False)),
         )
 

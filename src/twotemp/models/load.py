@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -13,7 +12,8 @@ import torch
 from twotemp.errors import UserError, unknown
 from twotemp.models import catalogue
 from twotemp.models.base import LanguageModel
-from twotemp.models.checkpoint import read_json
+from twotemp.models.card import HUB_ID
+from twotemp.models.checkpoint import DTYPES, read_json
 from twotemp.models.device_map import check_device_map
 from twotemp.models.families import family
 from twotemp.models.masked_lm import MaskedLM
@@ -23,8 +23,6 @@ from twotemp.models.transformer import Transformer
 from twotemp.models.weight_loading import Storage
 
 EMBEDDED = ("tiny", "tiny-ar")
-# Neither part begins with a dot: `./name` and `../name` are paths.
-HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 # No Python files: a checkpoint is data.
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 
@@ -135,6 +133,8 @@ def locate(
         weights: False downloads only the small files.
         local_files_only: Do not ask the hub; use its cache on this machine.
     """
+    if not isinstance(source, (str, Path)):
+        raise UserError(f"a model is an embedded name, a folder or a hub id, not {source!r}")
     name = str(source)
     if name in embedded:
         folder = Path(str(files("twotemp.models") / "weights" / name))
@@ -216,9 +216,8 @@ def usable_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch
     """Return the dtype; None is float32 on the CPU and stays None elsewhere: the checkpoint's own."""
     if dtype is None:
         return torch.float32 if device.type == "cpu" else None
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if dtype not in known:
-        raise unknown("dtype", dtype, known)
-    return known[dtype]
+    known = {str(kind).removeprefix("torch."): kind for kind in DTYPES.values()}
+    name = str(dtype).removeprefix("torch.")
+    if name not in known:
+        raise unknown("dtype", name, known)
+    return known[name]

@@ -18,6 +18,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from twotemp.checks import MOST
 from twotemp.errors import UserError
 from twotemp.models.transformer import Transformer
 from twotemp.models.weight_loading import Layout, Weights, split_experts
@@ -151,11 +152,11 @@ def check_fixed(family: str, config: Mapping[str, Any], allowed: AllowedValues) 
 
 
 def positive(family: str, config: Mapping[str, Any], field: str, kind: type = int) -> Any:
-    """Return a required finite number > 0 of the config; `kind` float also accepts integers."""
+    """Return a required number > 0 of the config, of a size that tensors can have; `kind` float accepts integers."""
     value = config.get(field)
     accepted = (int, float) if kind is float else (int,)
-    if isinstance(value, bool) or not isinstance(value, accepted) or not 0 < value < float("inf"):
-        problem = "is missing" if field not in config else f"is {value!r}"
+    if isinstance(value, bool) or not isinstance(value, accepted) or not 0 < value <= MOST:
+        problem = "is missing" if field not in config else f"is {value!r:.40}"
         raise UserError(
             f"{family} config.json: {field} {problem}; it must be a positive {kind.__name__} ({TAKE_PUBLISHED})"
         )

@@ -88,9 +88,8 @@ def resolve(
     # A tokenizer may have fewer tokens than the model has rows (a padded vocabulary), and a few more (added ones).
     if len(used) < rows / 2 or getattr(tokenizer, "vocab_size", 0) > rows:
         raise UserError(
-            f"the tokenizer read from this {facts.family} checkpoint has {len(used)} tokens, the model {rows}: it "
-            "belongs to another model or class; put the right tokenizer.json into the folder, or take the "
-            "tokenizer files out to work on token ids"
+            f"the tokenizer of this {facts.family} model has {len(used)} tokens, the model {rows}: it belongs to "
+            "another model or class; use the right one (a checkpoint's tokenizer.json), or none to work on token ids"
         )
     candidates = (
         overrides.mask_id,
@@ -115,8 +114,8 @@ def resolve(
         for i in ids:
             if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < rows:
                 raise UserError(
-                    f"{argument}: {i!r} is not one of the model's {rows} token ids; correct config.json, or pass "
-                    f"load(..., {argument}=...)"
+                    f"{argument}: {i!r} is not one of the model's {rows} token ids; pass another {argument}, or "
+                    "correct the checkpoint's config.json"
                 )
     if mask_id in eos_ids:
         raise UserError(f"token {mask_id} cannot be both the mask and an end-of-text token; correct eos_ids")

@@ -108,8 +108,14 @@ class Transformer(LoadedModel):
             )
         if config.tie_word_embeddings and cls.head in headers:
             config.tie_word_embeddings = False  # a stored head is used, whatever config.json says
-        with torch.device("meta"):  # shapes only: nothing is allocated or initialized in vain
-            module = cls.native(config)
+        try:
+            with torch.device("meta"):  # shapes only: nothing is allocated or initialized in vain
+                module = cls.native(config)
+        except (RuntimeError, OverflowError, TypeError) as error:
+            raise UserError(
+                f"{files[0].parent}: no network has the sizes of config.json ({str(error).splitlines()[0]}); take it "
+                "from the published checkpoint"
+            ) from error
         load_weights(
             module, lambda: cls.layout(_stored(module), config), files, storage, float32=cls.float32_weights
         )
@@ -136,6 +142,17 @@ class Transformer(LoadedModel):
             extra = sorted(stored.keys() ^ plain.keys())[0]
             raise UserError(f"cannot save adapters such as {extra}: merge them into the model first")
         save_file(self.original(stored), folder / SINGLE, metadata={"format": "pt"})
+
+    def published_modules(self) -> dict[str, str]:
+        """Return by the names of the checkpoint's own code those of the native modules that are the same."""
+        with torch.device("meta"):
+            native = _stored(self.native(self.module.config))
+        names = {id(tensor): name for name, tensor in native.items()}
+        return {
+            name.removesuffix(".weight"): names[id(parts[0])].removesuffix(".weight")
+            for name, parts in self.layout(native, self.module.config).items()
+            if name.endswith(".weight") and len(parts) == 1 and id(parts[0]) in names
+        }
 
     def original(self, native: Weights) -> Weights:
         """Return native weights in the family's layout."""

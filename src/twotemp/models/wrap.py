@@ -52,6 +52,8 @@ def wrap(
 
 
 class _Wrapped(LanguageModel):
+    tokenizer_fix = "pass twotemp.wrap(..., tokenizer=...)"
+
     def __init__(
         self,
         module: nn.Module,
@@ -80,7 +82,27 @@ class _Wrapped(LanguageModel):
             )
             self.mask_id, self.eos_ids = token_ids.mask_id, token_ids.eos_ids
             self.forbidden_ids = tuple(sorted({*token_ids.forbidden_ids, *forbidden_ids}))
+            self._refuse_causal()
             self._respects_masks = "attention_mask" in takes and self._try_padding()
+
+    def _refuse_causal(self) -> None:
+        """Raise a UserError if a position sees what is before it but not what is after it."""
+        row = torch.full((1, _PROBED), self.mask_id, device=self.device)
+        token = next((i for i in range(self.vocab_size) if i != self.mask_id), 0)
+        plain, middle = self._forward(row).float(), slice(1, _PROBED - 1)
+        moved = []
+        for changed in (0, _PROBED - 1):
+            other = row.clone()
+            other[:, changed] = token
+            moved.append(float((self._forward(other).float() - plain)[:, middle].abs().max()))
+        before, after = moved
+        rounding = torch.finfo(self._dtype).eps ** 0.75 * float(plain.abs().max())
+        if after <= rounding < before:
+            raise UserError(
+                f"{self.name} is causal: a position does not see what comes after it, so it cannot fill masks in any "
+                "order; wrap a network that attends in both directions (in transformers, config.is_causal = False "
+                "where the class honors it)"
+            )
 
     def _try_padding(self) -> bool:
         """Return whether the logits of a row are the same with and without padding after it, up to rounding."""

@@ -182,7 +182,7 @@ def even(remaining: Tensor, steps: Tensor, taken: Tensor) -> Tensor:
 def dream(remaining: Tensor, steps: Tensor, step: Tensor) -> Tensor:
     """Return the next share of Dream's schedule: int(n (1 - s/t)) on a time grid from 1 to eps, then all.
 
-    Upstream's can round to 0 and waste a forward pass; ours commits at least one.
+    Upstream's (`dream_exact`) can round to 0, which wastes a forward pass; this one commits at least one position.
     """
     total = steps.clamp_min(1)
     now = step.clamp_max(total - 1)
@@ -190,6 +190,24 @@ def dream(remaining: Tensor, steps: Tensor, step: Tensor) -> Tensor:
     s = 1 - (1 - _DREAM_EPS) * (now + 1).double() / total
     planned = (remaining * (1 - s / t)).long().clamp_min(1)
     return torch.where(now == total - 1, remaining, planned)
+
+
+def dream_exact(remaining: Tensor, steps: Tensor, step: Tensor) -> Tensor:
+    """Return the next share of Dream's schedule as published, which may be 0.
+
+    Upstream computes in float32, whose rounding decides what int() cuts off, so this does the same.
+    """
+    total = steps.clamp_min(1)
+    now = step.clamp_max(total - 1)
+    planned = (remaining * (1 - _linspace(now + 1, total) / _linspace(now, total))).long()
+    return torch.where(now == total - 1, remaining, planned)
+
+
+def _linspace(index: Tensor, steps: Tensor) -> Tensor:
+    """Return `torch.linspace(1, eps, steps + 1)[index]`, which counts its second half from the end in fused sums."""
+    end = torch.tensor(_DREAM_EPS, dtype=torch.float32).item()
+    spacing = ((end - 1) / steps).float().double()
+    return torch.where(index < (steps + 1) // 2, 1 + spacing * index, end - spacing * (steps - index)).float()
 
 
 def known(value: Tensor | None) -> Tensor:

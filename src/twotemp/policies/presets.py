@@ -150,9 +150,9 @@ PRESETS: dict[str, Preset] = {
         ),
         _preset(
             _BEST,
-            "dream steps t_pos",
-            "the k(step) highest -H(q) + T_pos Gumbel, q tempered and filtered, k from Dream's time grid; "
-            "decode in one block (block = length), as upstream does",
+            "dream steps schedule t_pos",
+            "the k(step) highest -H(q) + T_pos Gumbel, q tempered and filtered, k >= 1 from Dream's time grid "
+            "(schedule=dream-exact: upstream's k, which can be 0); decode in one block (block = length), as it does",
             "Dream's diffusion_generate (alg=entropy)",
             score="neg_entropy",
             confidence="drawn",

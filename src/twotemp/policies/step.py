@@ -110,8 +110,9 @@ class PolicyBatch:
             return torch.tensor(flags, device=device) if any(flags) else None
 
         self.eos_last = where(lambda p: p.eos == "last")
-        self.dream_schedule = where(lambda p: p.steps > 0 and p.schedule == "dream")
         self.even_schedule = where(lambda p: p.steps > 0 and p.schedule == "even")
+        self.dream_schedule = where(lambda p: p.steps > 0 and p.schedule == "dream")
+        self.dream_exact_schedule = where(lambda p: p.steps > 0 and p.schedule == "dream-exact")
         self.any_tempered = any(p.t_pos > 0 for p in policies)
         # Strictly left to right only the K leftmost masks can be committed.
         # (Samples that repel each other compare their predictions at every mask of the block.)
@@ -280,6 +281,9 @@ class PolicyBatch:
         if self.dream_schedule is not None:
             dream = positions.dream(masked.sum(1), self.parameters.steps, step)
             k = torch.where(self.dream_schedule, dream, k)
+        if self.dream_exact_schedule is not None:
+            exact = positions.dream_exact(masked.sum(1), self.parameters.steps, step)
+            k = torch.where(self.dream_exact_schedule, exact, k)
         return k
 
     def _remember(self, memory: Memory | None, drawn: DrawnTokens, masked: Tensor) -> Memory:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from twotemp.errors import UserError
 from twotemp.models.transformer import Transformer
 from twotemp.rl.settings import GrpoSettings
 
-NAME = (
-    "default"  # PEFT's name of the adapter, which is part of its parameters' names but not of those on disk
-)
+NAME = "default"  # PEFT's name of the adapter, part of its parameters' names but not of those on disk
+_PREFIX = "base_model.model."  # of all names in a `PeftModel`
 
 
 def trainable(model: Transformer, settings: GrpoSettings) -> Any:
@@ -36,12 +38,27 @@ def trainable(model: Transformer, settings: GrpoSettings) -> Any:
         return get_peft_model(model.module, config, adapter_name=NAME)
 
 
-def name_on_disk(parameter: str) -> str:
-    """Return `...lora_A.weight` for the parameter `...lora_A.default.weight`."""
-    return parameter.replace(f".{NAME}.", ".")
+def published(
+    model: Transformer, config: Any, weights: Mapping[str, Tensor]
+) -> tuple[Any, dict[str, Tensor]] | None:
+    """Return an adapter's config and weights under the module names of the checkpoint's own code.
 
+    That code, to which others attach the adapter, may have other names than the native class (LLaDA).
 
-def parameter_name(on_disk: str) -> str:
-    """Return `...lora_A.default.weight` for `...lora_A.weight`."""
-    module, _, kind = on_disk.rpartition(".")
-    return f"{module}.{NAME}.{kind}"
+    Args:
+        model: The model.
+        config: The adapter's PEFT config.
+        weights: The adapter's parameters by name.
+
+    Returns:
+        The config and the weights; None for a mixture of experts, whose own code has no modules like the native ones.
+    """
+    modules = {native: own for own, native in model.published_modules().items()}
+    targets, tensors = set(), {}
+    for name, tensor in weights.items():
+        native, _, kind = name.removeprefix(_PREFIX).removesuffix(f".{NAME}.weight").rpartition(".")
+        if native not in modules:
+            return None
+        targets.add(modules[native])
+        tensors[f"{_PREFIX}{modules[native]}.{kind}.weight"] = tensor
+    return replace(config, target_modules=sorted(targets)), tensors

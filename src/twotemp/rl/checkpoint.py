@@ -1,7 +1,7 @@
 """The state of a run on disk, in folders that appear whole or not at all. safetensors and JSON, no pickle.
 
-RUN/checkpoints/step-00000020/   adapter/ (PEFT layout) or weights.safetensors,
-                                 optimizer.safetensors, state.json
+RUN/checkpoints/step-00000020/   weights.safetensors, optimizer.safetensors, state.json; of LoRA also adapter/,
+                                 the same weights as PEFT loads them onto the checkpoint's own code
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from twotemp.errors import UserError
 from twotemp.folders import disk_errors, expect, make_folder, read_json, read_run, replacing, write_json
 from twotemp.models.transformer import Transformer
-from twotemp.rl.adapters import name_on_disk, parameter_name, trainable
+from twotemp.rl.adapters import trainable
 from twotemp.rl.settings import GrpoSettings
 
 FOLDER = "checkpoints"
@@ -44,7 +44,11 @@ class State:
 
 
 def write(
-    run: Path, state: State, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], adapter: Any | None
+    run: Path,
+    state: State,
+    weights: Mapping[str, Tensor],
+    moments: Mapping[str, Tensor],
+    adapter: tuple[Any, Mapping[str, Tensor]] | None,
 ) -> Path:
     """Write a checkpoint next to the older ones, then remove all but the last two.
 
@@ -53,7 +57,7 @@ def write(
         state: the counters; `state.step` names the checkpoint.
         weights: trained parameters by name.
         moments: the optimizer's state, `<parameter>/<field>`.
-        adapter: the PEFT config of adapters; None: all weights are trained.
+        adapter: what `adapters.published` returned; None: there is none to write.
 
     Returns:
         The checkpoint's folder.
@@ -65,11 +69,10 @@ def write(
     make_folder(parent)
     with replacing(target) as partial:
         partial.mkdir()
-        if adapter is None:
-            save_file(_contiguous(weights), partial / WEIGHTS)
-        else:
-            adapter.save_pretrained(str(partial / ADAPTER))
-            named = {name_on_disk(name): tensor for name, tensor in weights.items()}
+        save_file(_contiguous(weights), partial / WEIGHTS)
+        if adapter is not None:
+            config, named = adapter
+            config.save_pretrained(str(partial / ADAPTER))
             save_file(_contiguous(named), partial / ADAPTER / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         save_file(_contiguous(moments), partial / OPTIMIZER)
         write_json(partial / STATE, asdict(state))
@@ -84,12 +87,7 @@ def read(run: Path) -> tuple[State, dict[str, Tensor], dict[str, Tensor]]:
     folder = latest(run)
     try:
         state = State(**read_json(folder / STATE))
-        if (folder / ADAPTER).is_dir():
-            named = load_file(folder / ADAPTER / ADAPTER_WEIGHTS)
-            weights = {parameter_name(name): tensor for name, tensor in named.items()}
-        else:
-            weights = load_file(folder / WEIGHTS)
-        return state, weights, load_file(folder / OPTIMIZER)
+        return state, load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER)
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise UserError(
             f"{folder} cannot be read ({error}); remove this folder to continue from the checkpoint before it"
@@ -122,7 +120,7 @@ def export(model: Transformer, run: Path, out: Path) -> Path:
     """
     from twotemp.models.checkpoint import save
 
-    settings, weights = _settings(run), read(run)[1]
+    settings, (state, weights, _) = _settings(run), read(run)
     network = trainable(model, settings)
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
     if {name: p.shape for name, p in trained.items()} != {name: t.shape for name, t in weights.items()}:
@@ -134,7 +132,7 @@ def export(model: Transformer, run: Path, out: Path) -> Path:
             trained[name].copy_(tensor)
     if settings.lora_rank:
         model.module = network.merge_and_unload()
-    return save(model, out)
+    return save(model, out, about=f"The model after {state.step} steps of GRPO with twotemp.")
 
 
 def _settings(run: Path) -> GrpoSettings:

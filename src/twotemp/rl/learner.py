@@ -7,9 +7,10 @@ accelerate gives the device, DDP and mixed precision, `parallel` FSDP2. The loss
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -21,7 +22,7 @@ from twotemp.likelihood import estimators
 from twotemp.likelihood.queries import Completion, CompletionBatch, MaskedQueries, empty_query, log_q
 from twotemp.models.transformer import Transformer
 from twotemp.records import Sample
-from twotemp.rl.adapters import trainable
+from twotemp.rl.adapters import NAME, published, trainable
 from twotemp.rl.objective import advantages, grpo_loss
 from twotemp.rl.parallel import accumulating, assign, distribute, gathered, most, reshard, whole
 from twotemp.rl.rollouts import Rollouts
@@ -266,6 +267,12 @@ class Learner:
     def weights(self) -> dict[str, Tensor]:
         """Return the trained parameters by name, whole and on the CPU."""
         return {name: whole(p).cpu() for name, p in self._trained().items()}
+
+    def adapter(self, weights: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]] | None:
+        """Return `adapters.published` of these weights; None where all weights are trained."""
+        if self.peft is None:
+            return None
+        return published(self.model, self.peft.peft_config[NAME], weights)
 
     def moments(self) -> dict[str, Tensor]:
         """Return AdamW's state: `<parameter>/<field>`."""

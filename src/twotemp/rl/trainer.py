@@ -244,8 +244,7 @@ class Trainer:
         """Write a checkpoint of the last finished step. Collective."""
         weights, moments = self.learner.weights(), self.learner.moments()
         if self.accelerator.is_main_process:
-            adapter = self.learner.peft.peft_config["default"] if self.learner.peft else None
-            checkpoint.write(self.out, self.state, weights, moments, adapter)
+            checkpoint.write(self.out, self.state, weights, moments, self.learner.adapter(weights))
         self.accelerator.wait_for_everyone()
 
     def _evaluate(self, only_if_new: bool = False) -> None:

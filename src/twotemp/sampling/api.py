@@ -10,6 +10,7 @@ from twotemp.backends.local import LocalBackend
 from twotemp.engine import Observer, Steps, StepView
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser
+from twotemp.policies.keywords import explain_keywords
 from twotemp.records import Key, Policy, Request, Sample
 from twotemp.sampling.prompts import Prompt, prompt_requests
 from twotemp.sampling.samples import Samples
@@ -37,6 +38,7 @@ class StreamEvent:
     sample: Sample | None = None
 
 
+@explain_keywords
 def sample(
     model: Denoiser,
     prompts: Prompt | Sequence[Prompt],
@@ -122,6 +124,7 @@ def sample(
     )
 
 
+@explain_keywords
 def stream(
     model: Denoiser,
     prompts: Prompt | Sequence[Prompt],
@@ -168,6 +171,7 @@ def stream(
     return _stream(_backend(model, **options), requests)
 
 
+@explain_keywords
 def infill(
     model: Denoiser,
     texts: Prompt | Sequence[Prompt],
