@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-Stream = int | IO[bytes] | None
+ChildStream = int | IO[bytes] | None
 
 # What a child needs to find programs, libraries and checkpoints, and to compute.
 NEEDED = set(
@@ -43,9 +43,9 @@ def start(
     *,
     environment: Mapping[str, str],
     folder: str = "/",
-    stdin: Stream = subprocess.DEVNULL,
-    stdout: Stream = subprocess.DEVNULL,
-    stderr: Stream = subprocess.DEVNULL,
+    stdin: ChildStream = subprocess.DEVNULL,
+    stdout: ChildStream = subprocess.DEVNULL,
+    stderr: ChildStream = subprocess.DEVNULL,
     pass_fds: Sequence[int] = (),
     memory: int | None = None,
 ) -> subprocess.Popen[bytes]:

@@ -226,7 +226,7 @@ class LocalService:
                 self._handles[ticket] = handle
                 self._rows[handle] = _Row(ticket, perf_counter(), prefix)
 
-    def _handle_event(self, handle: Handle, event: engine.Event) -> None:
+    def _handle_event(self, handle: Handle, event: engine.RowEvent) -> None:
         if isinstance(event, Sample):
             self._end(handle, finish(self.text, handle.request, event))
         elif isinstance(event, Exception):

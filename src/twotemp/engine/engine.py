@@ -130,7 +130,7 @@ class RowHandle:
 
 # What happened to a request: a step of a watched row, then either its sample or its error: a `UserError` if it is
 # about the request, any other exception if its whole batch failed.
-Event = Written | Sample | Exception
+RowEvent = Written | Sample | Exception
 
 
 class Live:
@@ -195,14 +195,14 @@ class Live:
             loop.scheduler.cancel(handle)
         self._forget(handle)
 
-    def turn(self) -> list[tuple[RowHandle, Event]]:
+    def turn(self) -> list[tuple[RowHandle, RowEvent]]:
         """Take one step of every batch.
 
         Returns:
             What was written into watched rows, then the samples of rows that finished and the errors of rows that
             failed. A batch that fails as a whole is abandoned; the others continue.
         """
-        events: list[tuple[RowHandle, Event]] = []
+        events: list[tuple[RowHandle, RowEvent]] = []
         for key, loop in list(self._loops.items()):
             try:
                 if not loop.scheduler.idle:
@@ -234,7 +234,7 @@ class _BatchLoop:
         self.batch: Batch | None = None
 
     @torch.inference_mode()
-    def turn(self) -> list[tuple[RowHandle, Event]]:
+    def turn(self) -> list[tuple[RowHandle, RowEvent]]:
         """Schedule, run, commit: take one step of every row."""
         with self.observer.turn():
             with CatchOutOfMemory() as attempt:
@@ -247,7 +247,7 @@ class _BatchLoop:
                 return self._recover()
             self.observer.step(view)
             handles = self.scheduler.running
-            events: list[tuple[RowHandle, Event]] = []
+            events: list[tuple[RowHandle, RowEvent]] = []
             if watched := [n for n, handle in enumerate(handles) if handle.watched and n not in failed]:
                 events += [(handles[slot], written) for slot, written in zip(watched, view.written(watched))]
             samples = zip(finished, batch.samples(finished)) if finished else ()
@@ -279,7 +279,7 @@ class _BatchLoop:
         self.batch = batch
         return batch
 
-    def _recover(self) -> list[tuple[RowHandle, Event]]:
+    def _recover(self) -> list[tuple[RowHandle, RowEvent]]:
         """Send half of the rows back to the queue after running out of memory.
 
         If there is not even enough memory to shrink the batch, it is abandoned and its rows start again, with the

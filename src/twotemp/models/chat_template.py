@@ -15,7 +15,7 @@ _BITS = 4096  # of a power
 _TOO_LONG = f"it computes a value of more than {TEXT} items"
 
 
-class Limits:
+class TemplateLimits:
     """What one rendering may still do."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ def render(tokenizer: Any, turns: list[dict[str, str]], **options: bool) -> str:
         "+": _plus,
         "**": _power,
     }
-    limits = Limits()
+    limits = TemplateLimits()
     names = {"__each": limits.each, "__spend": limits.spend, "__join": limits.join, "range": limits.range}
     template = environment.template_class.from_code(
         environment,

@@ -50,7 +50,7 @@ CAPTION = (
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingRun:
+class GrpoRun:
     """The settings, steps and evaluations that a run directory holds."""
 
     name: str  # of its directory
@@ -65,7 +65,7 @@ class TrainingRun:
         return np.array([getattr(record, name) for record in self.records], dtype=np.float64)
 
 
-def read(folder: Path) -> TrainingRun:
+def read(folder: Path) -> GrpoRun:
     """Read a run of `twotemp grpo`."""
     from twotemp.folders import expect, read_run
     from twotemp.rl import evaluation, telemetry
@@ -75,7 +75,7 @@ def read(folder: Path) -> TrainingRun:
     records = tuple(telemetry.read(folder))
     if not records:
         raise UserError(f"{folder} has not finished a step yet; wait for the first one")
-    return TrainingRun(
+    return GrpoRun(
         folder.resolve().name,
         described["model"],
         described["task"],
@@ -99,7 +99,7 @@ def write(folders: Sequence[Path], out: Path) -> tuple[Path, SavedFigure | None]
     return page, drawn
 
 
-def draw(runs: Sequence[TrainingRun], folder: Path) -> SavedFigure:
+def draw(runs: Sequence[GrpoRun], folder: Path) -> SavedFigure:
     """Draw reward, within-group std, and accuracy against NFE; a row of panels per task."""
     tasks = unique(run.task for run in runs)
     with styled():
@@ -114,7 +114,7 @@ def draw(runs: Sequence[TrainingRun], folder: Path) -> SavedFigure:
         return save(folder, "grpo", figure, CAPTION)
 
 
-def _training(axis: Axes, runs: Sequence[TrainingRun], name: str, label: str) -> None:
+def _training(axis: Axes, runs: Sequence[GrpoRun], name: str, label: str) -> None:
     for run, title, line in zip(runs, names(runs), _lines(runs)):
         values = run.column(name)
         steps = run.column("step")
@@ -124,7 +124,7 @@ def _training(axis: Axes, runs: Sequence[TrainingRun], name: str, label: str) ->
     axis.set(xlabel="step", ylabel=label)
 
 
-def _frontier(axis: Axes, runs: Sequence[TrainingRun]) -> None:
+def _frontier(axis: Axes, runs: Sequence[GrpoRun]) -> None:
     untrained = [run for run in runs if run.evaluations and run.evaluations[0].step == 0]
     before = {run.model: run.evaluations[0] for run in reversed(untrained)}  # of several runs, the first
     for model, marker in zip(before, "x+1234|_"):
@@ -149,7 +149,7 @@ def _points(axis: Axes, checkup: Checkup, label: str, line: dict[str, Any]) -> N
     )
 
 
-def names(runs: Sequence[TrainingRun], *, plain: bool = False) -> list[str]:
+def names(runs: Sequence[GrpoRun], *, plain: bool = False) -> list[str]:
     """Return the policy label of each run, with the run's name if several runs of a task have the same policy."""
     labels = [policy_label(run.policy, plain=plain) for run in runs]
     count = Counter((run.task, label) for run, label in zip(runs, labels))
@@ -158,7 +158,7 @@ def names(runs: Sequence[TrainingRun], *, plain: bool = False) -> list[str]:
     ]
 
 
-def _lines(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:
+def _lines(runs: Sequence[GrpoRun]) -> list[dict[str, Any]]:
     """Return the line style of each run, in shades if several runs have the same policy."""
     policies = [run.policy for run in runs]
     return [
@@ -178,7 +178,7 @@ def running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
-def table(runs: Sequence[TrainingRun]) -> str:
+def table(runs: Sequence[GrpoRun]) -> str:
     """Return a Markdown table: what each run completed, how diverse its rollouts were, and its held-out gain."""
     header = (*DONE, *COMPARED)
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]

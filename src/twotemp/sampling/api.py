@@ -17,7 +17,7 @@ from twotemp.sampling.samples import Samples
 from twotemp.sampling.text import Prefix
 
 
-class DecodingOptions(TypedDict, total=False):
+class SamplingOptions(TypedDict, total=False):
     """Keywords that `sample` explains and the other functions share."""
 
     batch_size: int | None
@@ -139,7 +139,7 @@ def stream(
     stop: Sequence[str] = (),
     eos_stop: bool = False,
     trace: bool = False,
-    **options: Unpack[DecodingOptions],
+    **options: Unpack[SamplingOptions],
 ) -> Iterator[StreamEvent]:
     """Yield the text of n samples per prompt while it is written.
 
@@ -184,7 +184,7 @@ def infill(
     stop: Sequence[str] = (),
     trace: bool = False,
     on_sample: Callable[[Sample], None] | None = None,
-    **options: Unpack[DecodingOptions],
+    **options: Unpack[SamplingOptions],
 ) -> Samples:
     """Fill the mask tokens inside texts, n times each.
 
@@ -230,7 +230,7 @@ def _in_order(
     model: Denoiser,
     requests: Iterable[Request],
     on_sample: Callable[[Sample], None] | None,
-    **options: Unpack[DecodingOptions],
+    **options: Unpack[SamplingOptions],
 ) -> Samples:
     """Return all samples in the order of their requests."""
     backend = _backend(model, **options)

@@ -40,7 +40,7 @@ class Busy(Exception):
     """More rows wait than the server takes."""
 
 
-class Failed(Exception):
+class RequestFailed(Exception):
     """A row that was accepted could not be drawn."""
 
 
@@ -52,7 +52,7 @@ class Late(Exception):
     """The time limit has passed."""
 
 
-class Rows:
+class RequestRows:
     """The samples of one HTTP request while the service draws them; `close` frees those that still run."""
 
     def __init__(self, service: Service, want: Wanted, limits: Limits) -> None:
@@ -86,7 +86,7 @@ class Rows:
             if not isinstance(event, Written):
                 self._handles.pop(number)
             if isinstance(event, UserError):
-                raise Failed(str(event))
+                raise RequestFailed(str(event))
             yield number, event
 
     def leave(self) -> None:
@@ -99,10 +99,10 @@ class Rows:
         self._handles = {}
 
 
-class Stream(StreamingResponse):
+class EventStream(StreamingResponse):
     """Server-sent events; whichever way it ends, its rows are freed."""
 
-    def __init__(self, chunks: AsyncIterator[str], rows: Rows) -> None:
+    def __init__(self, chunks: AsyncIterator[str], rows: RequestRows) -> None:
         super().__init__(chunks, media_type="text/event-stream", headers={"cache-control": "no-store"})
         self._rows = rows
 
@@ -159,7 +159,7 @@ class Server:
             HTTPException: _http_error,
             UserError: _user_error,
             Busy: _busy,
-            Failed: _failed,
+            RequestFailed: _failed,
             Gone: _left,
             ClientDisconnect: _left,
             Late: _late,
@@ -219,10 +219,10 @@ class Server:
         want = await self._understood(
             request, lambda data: wanted(data, chat, self.model, self.name, self.limits)
         )
-        rows = Rows(self.service, want, self.limits)
+        rows = RequestRows(self.service, want, self.limits)
         replies = Replies(want, self.name)
         if want.stream:
-            return Stream(self._chunks(want, rows, replies), rows)
+            return EventStream(self._chunks(want, rows, replies), rows)
         gone = asyncio.ensure_future(_gone(request))
         gone.add_done_callback(lambda _: rows.leave())
         try:
@@ -232,14 +232,14 @@ class Server:
             rows.close()
         return Response(json_text(replies.whole(answers)), media_type="application/json")
 
-    async def _collected(self, want: Wanted, rows: Rows) -> list[Answer]:
+    async def _collected(self, want: Wanted, rows: RequestRows) -> list[Answer]:
         answers: dict[int, Answer] = {}
         async for number, event in rows.events():
             assert isinstance(event, Sample)  # no row is watched
             answers[number] = self._answer(want, number, event)
         return [answers[number] for number in range(len(answers))]
 
-    async def _chunks(self, want: Wanted, rows: Rows, replies: Replies) -> AsyncIterator[str]:
+    async def _chunks(self, want: Wanted, rows: RequestRows, replies: Replies) -> AsyncIterator[str]:
         streams = [RowStream(self.model, want, request) for request in want.requests]
         answers: dict[int, Answer] = {}
         try:
@@ -250,7 +250,7 @@ class Server:
                 else:
                     last = answers[number] = self._answer(want, number, event)
                     yield _event(replies.last(number, streams[number].rest(last.text), last))
-        except Failed as failure:
+        except RequestFailed as failure:
             yield _event({"error": {"message": str(failure), "type": "server_error"}})
         except Late:
             yield _event({"error": {"message": "the time limit has passed", "type": "timeout"}})
@@ -323,7 +323,7 @@ async def _busy(_request: HttpRequest, _failure: Busy) -> Response:
     return error(429, message, kind="rate_limit_error", headers={"retry-after": "1"})
 
 
-async def _failed(_request: HttpRequest, failure: Failed) -> Response:
+async def _failed(_request: HttpRequest, failure: RequestFailed) -> Response:
     return error(500, str(failure), kind="server_error")
 
 
