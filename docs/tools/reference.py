@@ -101,7 +101,7 @@ def policies() -> str:
     """Every policy with its numbers, its formula and its source."""
     rows = []
     for name, preset in PRESETS.items():
-        numbers = [f"{key} = {getattr(preset.policy, key):g}" for key in (*preset.parameters, "t_token")]
+        numbers = [f"{key} = {getattr(preset.policy, key)}" for key in (*preset.parameters, "t_token")]
         rows.append([f"`{name}`", ", ".join(numbers), _escaped(preset.formula), _escaped(preset.source)])
     return table(["policy", "numbers", "commits at each step", "source"], rows)
 
