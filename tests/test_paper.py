@@ -88,7 +88,7 @@ def one_result(monkeypatch, tmp_path):
 def test_a_document_differs_when_the_result_or_the_weights_change(one_result, tmp_path):
     page, shipped = tmp_path / "page.md", paper.inputs(paper.PARTS["claims"])
     paper.write_documents()
-    assert 'Not measured with these models yet: `make paper PARTS="claims"`' in page.read_text()
+    assert 'Not measured with these models yet; run `make paper PARTS="claims"`' in page.read_text()
     one_result(shipped, ar=40.0, lc=55.7, tlc=47.4, ct=44.7, tct=37.8)
     assert paper.differing()
     paper.write_documents()
@@ -96,9 +96,9 @@ def test_a_document_differs_when_the_result_or_the_weights_change(one_result, tm
     assert "| LC | 12.0 | **55.7** ± 2.0 | **56.7** ± 2.0 |" in page.read_text()
     assert "0.8 M parameters" in page.read_text()
     tlc, tct = comparison.T_POS["countdown-4"]
-    assert f"2 blocks per answer, T_token = 0.8, K = 1, λ = {comparison.THRESHOLD}; T_pos" in page.read_text()
-    assert f"{tlc} and {tct} (countdown-4)" in page.read_text()
-    assert "Measured with other" not in page.read_text()
+    assert f"2 blocks per answer, T_token = 0.8, K = 1, λ = {comparison.THRESHOLD}. T_pos" in page.read_text()
+    assert f"{tlc} and {tct} on countdown-4" in page.read_text()
+    assert "have changed since" not in page.read_text()
     assert paper.current("claims", 500, 64)
     assert not paper.current("claims", 100, 64)
     one_result(shipped, ar=40.0, lc=55.8, tlc=47.4, ct=44.7, tct=37.8)
@@ -106,12 +106,12 @@ def test_a_document_differs_when_the_result_or_the_weights_change(one_result, tm
     for what in ("weights", "settings"):
         one_result({**shipped, what: "others"}, ar=40.0, lc=55.7, tlc=47.4, ct=44.7, tct=37.8)
         paper.write_documents()
-        assert f"Measured with other {what} than the present ones" in page.read_text()
+        assert f"The {what} have changed since this was measured" in page.read_text()
         assert not paper.current("claims", 500, 64)
 
 
 def test_numbers_and_verdicts_are_spelled_from_the_intervals():
-    assert blocks.spelled(PAIR) == "+4.0 (−2.0 to +10.0)"
+    assert blocks.with_interval(PAIR) == "+4.0 (−2.0 to +10.0)"
     assert blocks.signed(-0.04) == "0.0"
     assert blocks.listed(["a", "b", "c"]) == "a, b and c"
     up, no = {"task": "a", **PAIR, "low": 1.0}, {"task": "b", **PAIR}
@@ -152,7 +152,7 @@ def test_the_claims_are_drawn_summed_up_and_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(embedded, "draw", lambda out, **size: [easy, hard])
     monkeypatch.setattr(embedded, "summary", lambda cells, samples: {"cells": cells, "samples": samples})
     monkeypatch.setattr(paper, "write", lambda cells, folder: written.append((cells, folder)))
-    assert paper.claims(paper.Asked(tmp_path, 1, 1)) == {"cells": [easy, hard], "samples": 1}
+    assert paper.claims(paper.PartOptions(tmp_path, 1, 1)) == {"cells": [easy, hard], "samples": 1}
     assert written == [([hard], tmp_path / "claims" / "report")]
 
 
@@ -162,7 +162,7 @@ def test_of_a_folder_only_what_was_asked_for_is_read():
     before, now = (
         graded(f"tct:t_pos={t_pos}", [8, 8, 8, 0, 0], questions=ids[::-1]) for t_pos in (0.15, 0.3)
     )
-    (found,) = command.only([before, now], ["tct:t_pos=0.3"], 2)
+    (found,) = command.select([before, now], ["tct:t_pos=0.3"], 2)
     assert (found.policy, found.questions) == (now.policy, tuple(ids[:2]))
     assert found.passes[:, 0].tolist() == [0.0, 0.0]
 
@@ -191,14 +191,14 @@ def test_a_method_that_buys_nothing_has_no_rate_and_one_that_solves_nothing_has_
         "seeds": 1,
         "studies": [{"task": "a", "questions": 9, "ar": 12.0, "methods": methods}],
     }
-    assert frontier.shown(found).endswith("| AR | `ar` | 12.0 | **0.0** | – | – | – |")
+    assert frontier.render(found).endswith("| AR | `ar` | 12.0 | **0.0** | – | – | – |")
     assert frontier.ahead(found) == "- a: AR at k = 1 (0.0 %)."
 
 
 def test_cells_without_right_and_wrong_samples_say_nothing_about_the_verifier():
     judged = {"task": "a", "name": "ar", "mixed": 3, "auc": {"verifier": {"mean": 71.0}}}
     found = {"questions": 9, "samples": 4, "auc": [{**judged, "mixed": 0, "auc": {}}, judged]}
-    assert verifier.told_apart(found).endswith("The verifier's lowest: 0.71 on a.")
+    assert verifier.render_auc(found).endswith("The verifier's lowest AUC is 0.71 on a.")
 
 
 class Rates:
