@@ -1,8 +1,8 @@
-"""What one driver and one store can take from a model that costs nothing, and what a second worker gives.
+"""Measure the throughput of the driver and the store with a free model, and the gain of a second worker.
 
 python -m benchmarks --only driver      samples/s through the driver, with and without workers
-python -m benchmarks --only workers     the same; and a mix of tasks in this process, with 1 and 2 workers, beside a
-                                        busy loop and, where Ray is installed, with one actor
+python -m benchmarks --only workers     also a mix of tasks in this process, with 1 and 2 workers, next to a busy
+                                        loop and, if Ray is installed, with one actor
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MIX = {"countdown-4": 3, "words-2": 1, "programs-1": 2}  # questions of each tas
 
 
 class Free:
-    """A drawer that costs as good as nothing, with samples of a usual size."""
+    """A drawer that costs almost nothing, with samples of a usual size."""
 
     name, fingerprint = "free", "0"
 
@@ -46,7 +46,7 @@ class Free:
 
     def draw(self, chunks: Any) -> Iterator[tuple[Any, Sample]]:
         positions, tokens = tuple(range(PROMPT, PROMPT + LENGTH)), tuple(range(1000, 1000 + LENGTH))
-        costs, text = (LENGTH, LENGTH, LENGTH * PROMPT, 0.1), "so many words " * 12
+        costs, text = (LENGTH, LENGTH, LENGTH * PROMPT, 0.1), "words of an answer " * 9
         for name, requests in chunks:
             for r in requests:
                 self._stepped()
@@ -54,11 +54,13 @@ class Free:
                 yield name, Sample(*row, finish="length", text=f"{text}{r.index}")
 
 
-def free(place: int, stepped: Callable[[], None]) -> Drawer:
+def free(index: int, stepped: Callable[[], None]) -> Drawer:
     return Free(stepped)
 
 
 class FreeGrader:
+    """A grader that passes everything."""
+
     name = "free 1"
 
     def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
@@ -72,20 +74,22 @@ class FreeGrader:
 
 
 def load(data: Path | None = None, prompt: str | None = None, subset: str | None = None) -> ProblemSet:
+    """Return the problems of the free task."""
     problems = tuple(Problem(f"free/{i}", "free", f"question {i}") for i in range(QUESTIONS))
     return ProblemSet(problems, "free", "generated")
 
 
 def rate(drawer: Drawer, plan: Plan) -> float:
-    """Samples per second of an evaluation, drawn, stored and graded; loading is not in it."""
-    drawer.name  # noqa: B018 - whoever loads has loaded
+    """Return the samples per second of an evaluation that draws, stores and grades; loading is not included."""
+    drawer.name  # noqa: B018 - waits until the workers have loaded
     with tempfile.TemporaryDirectory() as folder, Evaluation(plan, Path(folder) / "run") as evaluation:
-        began = time.perf_counter()
+        start = time.perf_counter()
         evaluation.run_with(drawer)
-        return evaluation.samples / (time.perf_counter() - began)
+        return evaluation.samples / (time.perf_counter() - start)
 
 
 def driver() -> None:
+    """Print the throughput with a free model, with and without workers."""
     tasks.TASKS["free"] = Task("free", "nothing", "free", LENGTH, load)
     graders.GRADERS["free"] = FreeGrader
     plan = Plan((TaskChoice("free"),), tuple(map(parse, POLICIES)), n=N)
@@ -93,24 +97,27 @@ def driver() -> None:
     for count in (1, 2):
         with Supervisor(Processes(free), count) as drawer:
             rows.append([f"{count} worker{'s' * (count > 1)}", f"{rate(drawer, plan):,.0f}"])
-    print(f"{QUESTIONS * N * len(POLICIES):,} samples of {LENGTH} tokens, no trace, graded for nothing\n")
+    print(
+        f"{QUESTIONS * N * len(POLICIES):,} samples of {LENGTH} tokens, without traces, with a free grader\n"
+    )
     print(table(["drawn", "samples/s"], rows))
 
 
 def workers() -> None:
+    """Print the throughput of the embedded model with several numbers of workers."""
     plan = Plan(
         tuple(TaskChoice(name, questions=questions) for name, questions in MIX.items()),
         tuple(map(parse, POLICIES)),
         n=N,
     )
     driver()
-    found: dict[str, list[float]] = {}
-    here, idle, beside = "in this process", "2 workers", "2 workers beside a busy loop"
+    rates: dict[str, list[float]] = {}
+    local, idle, loaded = "in this process", "2 workers", "2 workers next to a busy loop"
     cases: dict[str, Callable[[], AbstractContextManager[Drawer]]] = {
-        here: lambda: nullcontext(InProcess(load_model("tiny"))),
+        local: lambda: nullcontext(InProcess(load_model("tiny"))),
         "1 worker": lambda: Supervisor(Processes(Loading("tiny")), 1),
         idle: lambda: Supervisor(Processes(Loading("tiny")), 2),
-        beside: lambda: Supervisor(Processes(Loading("tiny")), 2),
+        loaded: lambda: Supervisor(Processes(Loading("tiny")), 2),
     }
     if find_spec("ray"):
         cases["1 Ray actor"] = lambda: Supervisor(
@@ -118,26 +125,28 @@ def workers() -> None:
         )
     for _ in range(3):
         for name, make in cases.items():
-            with make() as drawer, busy() if name == beside else nullcontext():
-                found.setdefault(name, []).append(rate(drawer, plan))
-                print(f"{name}: {found[name][-1]:.1f} samples/s", file=sys.stderr, flush=True)
-    best = {name: max(rates) for name, rates in found.items()}
-    rows = [[name, f"{best[name]:.0f}", f"{min(rates):.0f}"] for name, rates in found.items()]
-    print("\nSix policies on three tasks, one thread each; the best and the worst of 3 rounds\n")
+            with make() as drawer, busy() if name == loaded else nullcontext():
+                rates.setdefault(name, []).append(rate(drawer, plan))
+                print(f"{name}: {rates[name][-1]:.1f} samples/s", file=sys.stderr, flush=True)
+    best = {name: max(values) for name, values in rates.items()}
+    rows = [[name, f"{best[name]:.0f}", f"{min(values):.0f}"] for name, values in rates.items()]
+    print("\nSix policies on three tasks, one thread per worker; the best and the worst of 3 rounds\n")
     print(table(["", "samples/s", "worst"], rows))
     ratios = [
-        ["2 workers to 1 (at least 1.8)", best[idle] / best["1 worker"]],
-        ["beside a busy loop to idle (at least 0.6)", best[beside] / best[idle]],
+        ["2 workers / 1 worker (at least 1.8)", best[idle] / best["1 worker"]],
+        ["next to a busy loop / idle (at least 0.6)", best[loaded] / best[idle]],
     ]
     if "1 Ray actor" in best:
-        ratios.append(["time of a Ray actor to in-process (at most 1.15)", best[here] / best["1 Ray actor"]])
+        ratios.append(
+            ["time with a Ray actor / in this process (at most 1.15)", best[local] / best["1 Ray actor"]]
+        )
     print()
-    print(table(["", "ratio"], [[what, f"{ratio:.2f}"] for what, ratio in ratios]))
+    print(table(["", "ratio"], [[name, f"{ratio:.2f}"] for name, ratio in ratios]))
 
 
 @contextmanager
 def busy() -> Iterator[None]:
-    """Another program that wants a core all the time."""
+    """Run another program that keeps a core busy."""
     loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield
