@@ -356,7 +356,7 @@ def test_blocks_run(block, tmp_path):
     examples.run_shell(needs(block) + block.code, tmp_path, main=SMALL)
 
 
-def needs(block: examples.Block) -> str:
+def needs(block: examples.CodeBlock) -> str:
     """What the page's earlier blocks left behind, and files that a block names."""
     earlier = [b.code for b in RUN if b.page == block.page and b.line < block.line]
     made = re.findall(r"--out (runs/\w+)", block.code)
