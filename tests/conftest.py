@@ -76,7 +76,7 @@ def _fork_server() -> Iterator[None]:
 @pytest.fixture
 def forked_processes(_fork_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Start Python processes from a server that has imported torch and twotemp; see tests/helpers/forked.py."""
-    monkeypatch.setattr(subprocess, "Popen", forked.Forked)
+    monkeypatch.setattr(subprocess, "Popen", forked.ForkedPopen)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from twotemp.folders.frames import read_batches
 from twotemp.policies import parse
 
 POLICIES = tuple(parse(spec) for spec in ("ar", "tlc", "tct:threshold=0.3"))
-# The two tasks have the same ids: only their chunk says whose a sample is.
+# The two tasks have the same question ids, so that only the chunk tells their samples apart.
 PLAN = Plan((TaskChoice("toy"), TaskChoice("toy-b")), POLICIES, n=4, questions=6, trace=True)
 WANTED = 2 * 6 * 4 * 3
 UNIT = 16
@@ -19,7 +19,7 @@ DRIVER_PLAN = Plan((TaskChoice("toy"), TaskChoice("toy-b")), (parse("ar"), parse
 
 
 def run(drawer, out: Path):
-    """PLAN's rows, each on the disk once."""
+    """Run PLAN and return its rows, after checking that each is stored exactly once."""
     with Evaluation(PLAN, out) as prepared:
         found = rows(prepared.run_with(drawer))
     written = (batch for file in out.glob("*/samples-*") for batch in read_batches(file))
