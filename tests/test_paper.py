@@ -77,9 +77,9 @@ def write_result(monkeypatch, tmp_path):
             for first, second, k in embedded.AT_EQUAL_SAMPLES
         ]
         easier = {"countdown-3": {"mean": 80.0, "low": 78.0, "high": 82.0}}
-        result = {"cells": cells(**rates), "easier": easier, "differences": differences}
-        result |= {"parameters": 835_968, "blocks": 2}
-        result = {**inputs, "questions": 500, "samples": 64, "figures": {}, "found": result}
+        summary = {"cells": cells(**rates), "easier": easier, "differences": differences}
+        summary |= {"parameters": 835_968, "blocks": 2}
+        result = {**inputs, "questions": 500, "samples": 64, "figures": {}, "found": summary}
         (tmp_path / "claims.json").write_text(json.dumps(result))
 
     return write
