@@ -1,1 +1,1 @@
-"""Measurements, as ratios in one run. `make bench` runs them all; docs/BENCHMARKS.md has the numbers."""
+"""Benchmarks that compare contenders within one run. `make bench` runs all; docs/BENCHMARKS.md has the numbers."""

@@ -1,4 +1,4 @@
-"""`make bench`: every measurement in turn, as Markdown on stdout."""
+"""Run every benchmark and print the results as Markdown (`make bench`)."""
 
 from __future__ import annotations
 
@@ -17,33 +17,39 @@ def main() -> None:
     parser.add_argument("--peers", default="", help="folder with checkouts named LLaDA, Fast-dLLM and dllm")
     parser.add_argument("--batches", default="1,8,64", help="batch sizes, e.g. 1,8")
     parser.add_argument(
-        "--seconds", type=float, default=15.0, help="for one case; at least one round is made"
+        "--seconds", type=float, default=15.0, help="time per case; every case runs at least one round"
     )
-    parser.add_argument("--only", default="", help="some parts, e.g. caches,growth")
-    given = parser.parse_args()
+    parser.add_argument("--only", default="", help="run only these parts, e.g. caches,growth")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    peers = Path(given.peers) if given.peers else None
-    batches = [int(size) for size in given.batches.split(",")]
+    peers = Path(arguments.peers) if arguments.peers else None
+    batches = [int(size) for size in arguments.batches.split(",")]
     parts: dict[str, tuple[str, Callable[[], None]]] = {
-        "bare": ("The engine and its forward passes", lambda: decoding.beside_bare(batches, given.seconds)),
-        "peers": ("Samplers", lambda: decoding.beside_peers(peers, batches, given.seconds)),
-        "caches": ("Caches", lambda: caching.report(peers, given.seconds)),
-        "drift": ("What an approximate cache changes", lambda: caching.drifts(20)),
-        "quantized": ("Quantized weights", lambda: quantized.report(given.seconds)),
-        "scheduling": ("Scheduling", lambda: scheduling.report(given.seconds)),
+        "bare": (
+            "The engine against its bare forward passes",
+            lambda: decoding.compare_forwards(batches, arguments.seconds),
+        ),
+        "peers": (
+            "Samplers of other projects",
+            lambda: decoding.compare_peers(peers, batches, arguments.seconds),
+        ),
+        "caches": ("Caches", lambda: caching.report(peers, arguments.seconds)),
+        "drift": ("What an approximate cache changes", lambda: caching.report_drift(20)),
+        "quantized": ("Quantized weights", lambda: quantized.report(arguments.seconds)),
+        "scheduling": ("Scheduling", lambda: scheduling.report(arguments.seconds)),
         "growth": ("Growth", growth.report),
-        "driver": ("The driver's ceiling", workers.driver),
+        "driver": ("The driver's highest throughput", workers.driver),
         "workers": ("Workers", workers.workers),
-        "serving": ("Requests that arrive together", serving.report),
+        "serving": ("Concurrent requests", serving.report),
     }
-    chosen = given.only.split(",") if given.only else list(parts)
-    if unknown := set(chosen) - set(parts):
-        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
+    selected = arguments.only.split(",") if arguments.only else list(parts)
+    if unknown := set(selected) - set(parts):
+        parser.error(f"unknown parts: {', '.join(sorted(unknown))}; the parts are {', '.join(parts)}")
     print(f"{machine()}\n")
-    for name in chosen:
-        title, show = parts[name]
+    for name in selected:
+        title, report = parts[name]
         print(f"## {title}\n", flush=True)
-        show()
+        report()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The engine beside the bare forward passes it makes, and beside the samplers people use today."""
+"""Compare the engine with its bare forward passes, and with the samplers of other projects."""
 
 from __future__ import annotations
 
@@ -13,49 +13,50 @@ import torch
 from torch import Tensor
 
 from benchmarks import peers
-from benchmarks.measure import Contender, Enough, Spread, interleave, ratio, table
-from benchmarks.peers import FullLogits, Peer, Task
+from benchmarks.measure import Contender, EnoughSteps, Spread, interleave, ratio, table
+from benchmarks.peers import FullLogits, Peer, SamplingTask
 from benchmarks.proxies import POLICIES, RATIO, T_TOKEN, VOCABULARY, Proxy, prompts, requests
 from twotemp.engine import Ledger, Observer, StepView, run
 from twotemp.errors import UserError
 from twotemp.models.llada import LLaDA
 from twotemp.records import Policy, Request
 
-# Canvas 96, block 32: what a step costs is the same as with a prompt of 32 and a length of 64.
+# The canvas has 96 positions, so a step costs the same as with a prompt of 32 and a length of 64.
 PROMPT, LENGTH, BLOCK = 64, 32, 32
-LEAST_STEPS = 2
-GIGABYTES = 12  # what a peer may need at once; they keep several float64 copies of the canvas's logits
+MIN_STEPS = 2
+GIGABYTES = 12  # a peer's memory limit; peers keep several float64 copies of the canvas's logits
 PROXIES = (RATIO, VOCABULARY)
 OURS = "twotemp"
 
 
 def steps_of(batch: int) -> int:
-    """Large batches are measured over their first steps, where most is masked and our head is dearest."""
-    return max(LEAST_STEPS, LENGTH // batch)
+    """Return how many steps to time: fewer for large batches, whose first steps are the most expensive for us."""
+    return max(MIN_STEPS, LENGTH // batch)
 
 
-class Limited(Ledger):
-    """A ledger that ends the run after so many steps."""
+class LimitedLedger(Ledger):
+    """A ledger that ends the run after `steps` steps."""
 
     def __init__(self, model: LLaDA | None, steps: int) -> None:
         super().__init__(model)
-        self.most = steps
+        self.limit = steps
 
     def step(self, view: StepView) -> None:
         super().step(view)
-        if self.steps == self.most:
-            raise Enough
+        if self.steps == self.limit:
+            raise EnoughSteps
 
 
-def limited(model: LLaDA, wanted: list[Request], steps: int, *, timed: bool = False) -> Limited:
-    """The engine for at most so many steps; timed: also inside the model."""
-    ledger = Limited(model if timed else None, steps)
-    with suppress(Enough):
+def limited(model: LLaDA, wanted: list[Request], steps: int, *, timed: bool = False) -> LimitedLedger:
+    """Run the engine for at most `steps` steps and return its ledger; `timed` also times the parts of the model."""
+    ledger = LimitedLedger(model if timed else None, steps)
+    with suppress(EnoughSteps):
         list(run(model, wanted, batch_size=len(wanted), observer=ledger))
     return ledger
 
 
 def introduction(proxy: Proxy) -> str:
+    """Return the heading and the settings of a proxy's section."""
     return (
         f"### {proxy.name}\n\nd = {proxy.width}, {proxy.layers} layers, vocabulary {proxy.vocabulary:,}, "
         f"body : head = {proxy.body_to_head:.1f} : 1; prompt {PROMPT}, length {LENGTH}, block {BLOCK}, "
@@ -63,11 +64,11 @@ def introduction(proxy: Proxy) -> str:
     )
 
 
-# --- beside the bare forward passes
+# --- against bare forward passes
 
 
-def beside_bare(batches: list[int], seconds: float) -> None:
-    """Engine time over the time of the forward passes it makes, and where the rest goes."""
+def compare_forwards(batches: list[int], seconds: float) -> None:
+    """Print engine time over the time of its forward passes, and the share of every part of a step."""
     for proxy in PROXIES:
         model, rows = proxy.model(), []
         print(introduction(proxy))
@@ -92,54 +93,61 @@ def beside_bare(batches: list[int], seconds: float) -> None:
 
 
 def paired(model: LLaDA, wanted: list[Request], steps: int, seconds: float) -> list[tuple[float, float]]:
-    """CPU seconds per step of the engine, and of its forward pass alone, run by run.
+    """Return the CPU seconds per step of the engine and of its forward pass alone, run by run.
 
-    After each of the engine's steps the same call is made once more by itself: same ids, the head on the same
-    positions. Taking turns step by step, both see the same moments of the machine.
+    After each step of the engine the same forward pass is repeated alone, with the same ids and the head on the same
+    positions. Taking turns step by step exposes both to the same load of the machine.
+
+    Args:
+        model: the model; its `logits` is wrapped during the measurement.
+        wanted: the requests of the batch.
+        steps: the steps of a run that are timed.
+        seconds: time for all runs; there are at least two, and the first one is a warm-up that is not returned.
     """
-    honest = model.logits
+    original = model.logits
     last: list[tuple[Tensor, Tensor | None, Tensor]] = []
-    engine = bare = began = 0.0
+    engine = bare = start = 0.0
     taken = 0
 
-    def listening(ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
+    def recording(ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
         last[:] = [(ids.clone(), attention_mask, want)]
-        return honest(ids, attention_mask, want)
+        return original(ids, attention_mask, want)
 
-    class Alternate(Observer):
+    class AlternatingObserver(Observer):
         def step(self, view: StepView) -> None:
-            nonlocal engine, bare, began, taken
+            nonlocal engine, bare, start, taken
             now = time.process_time()
-            engine += now - began
-            honest(*last[0])
-            began = time.process_time()
-            bare += began - now
+            engine += now - start
+            original(*last[0])
+            start = time.process_time()
+            bare += start - now
             taken += 1
             if taken == steps:
-                raise Enough
+                raise EnoughSteps
 
-    found: list[tuple[float, float]] = []
-    model.logits = listening  # type: ignore[method-assign]
+    pairs: list[tuple[float, float]] = []
+    model.logits = recording  # type: ignore[method-assign]
     until = time.perf_counter() + seconds
     try:
-        while len(found) < 2 or time.perf_counter() < until:  # the first run warms up and is not kept
-            engine, bare, taken, began = 0.0, 0.0, 0, time.process_time()
-            with suppress(Enough):
-                list(run(model, wanted, batch_size=len(wanted), observer=Alternate()))
-                engine += time.process_time() - began  # the samples, after the last step
-            found.append((engine / taken, bare / taken))
+        while len(pairs) < 2 or time.perf_counter() < until:  # the first run warms up and is not kept
+            engine, bare, taken, start = 0.0, 0.0, 0, time.process_time()
+            with suppress(EnoughSteps):
+                list(run(model, wanted, batch_size=len(wanted), observer=AlternatingObserver()))
+                engine += time.process_time() - start  # the samples, after the last step
+            pairs.append((engine / taken, bare / taken))
     finally:
         del model.logits
-    return found[1:]
+    return pairs[1:]
 
 
-# --- beside the peers
+# --- against peers
 
 
-def beside_peers(folder: Path | None, batches: list[int], seconds: float) -> None:
-    found, missing = peers.uncached(folder)
+def compare_peers(folder: Path | None, batches: list[int], seconds: float) -> None:
+    """Print the times of the engine and of the samplers found under `folder`, and whether they agree."""
+    available, missing = peers.uncached(folder)
     print("".join(f"*{reason}*\n\n" for reason in missing), end="")
-    if not found:
+    if not available:
         return
     for proxy in PROXIES:
         ours, rows = {OURS: proxy.model()}, []
@@ -148,11 +156,14 @@ def beside_peers(folder: Path | None, batches: list[int], seconds: float) -> Non
             ours[f"{OURS} --compile"] = proxy.compiled()
         except UserError as error:
             print(f"*{error}*\n")
-        print(agreement(ours, found))
+        print(agreement(ours, available))
         for name, chosen in POLICIES.items():
             for batch in batches:
-                rows += _compare(proxy, ours, name, chosen, batch, found, seconds)
-        print(table(["", "B", "steps", "CPU s", "to ours", "a step", "by the clock"], rows), flush=True)
+                rows += _compare(proxy, ours, name, chosen, batch, available, seconds)
+        print(
+            table(["", "B", "steps", "CPU s", "ratio to ours", "ratio per step", "ratio of wall time"], rows),
+            flush=True,
+        )
 
 
 def _compare(
@@ -161,33 +172,46 @@ def _compare(
     name: str,
     chosen: Policy,
     batch: int,
-    found: dict[str, Peer],
+    available: dict[str, Peer],
     seconds: float,
 ) -> list[list[str]]:
-    """One policy at one batch size: everybody's time, in the same rounds."""
+    """Time one policy at one batch size with every sampler, in the same rounds.
+
+    Args:
+        proxy: the proxy that the models are made from.
+        ours: our models, plain and compiled.
+        name: the policy's title in the table.
+        chosen: the policy.
+        batch: the batch size.
+        available: the peers' samplers.
+        seconds: time for the case.
+
+    Returns:
+        The lines of the table.
+    """
     model = ours[OURS]
     texts, steps = prompts(model, batch, PROMPT), steps_of(batch)
     wanted = requests(texts, chosen, LENGTH, BLOCK)
     threshold = chosen.threshold if chosen.rule == "threshold" else None
-    task = Task(texts, LENGTH, BLOCK, chosen.t_token, threshold, model.mask_id)
+    task = SamplingTask(texts, LENGTH, BLOCK, chosen.t_token, threshold, model.mask_id)
 
     def engine(ours: LLaDA, small: bool) -> int:
         return limited(ours, wanted, 1 if small else steps).steps
 
     def theirs(peer: str, small: bool) -> int:
         full = FullLogits(model, 1 if small else steps)
-        with suppress(Enough):
-            found[peer].sample(full, task)
+        with suppress(EnoughSteps):
+            available[peer].sample(full, task)
         return full.calls
 
     fits = 5 * 8 * batch * (PROMPT + LENGTH) * proxy.vocabulary < GIGABYTES * 2**30
-    able = [peer for peer, it in found.items() if it.can(task) and fits]
+    able = [name for name, peer in available.items() if peer.can(task) and fits]
     contenders: dict[str, Contender] = {name: partial(engine, model) for name, model in ours.items()}
     times = interleave(contenders | {peer: partial(theirs, peer) for peer in able}, seconds)
     plain = times[OURS]
     rows = [
         [
-            f"{name}: {who}",
+            f"{name}: {contender}",
             str(batch),
             f"{mean(spent.count):.0f}",
             Spread(tuple(spent.cpu)).text(2),
@@ -195,27 +219,27 @@ def _compare(
             f"{spent.each / plain.each:.2f}",
             ratio(spent.wall, plain.wall).text(2),
         ]
-        for who, spent in times.items()
+        for contender, spent in times.items()
     ]
     if not fits:
-        rows.append([f"{name}: the others", str(batch), "", f"more than {GIGABYTES} GB", "", "", ""])
+        rows.append([f"{name}: peers", str(batch), "", f"more than {GIGABYTES} GB", "", "", ""])
     return rows
 
 
 @torch.inference_mode()
-def agreement(ours: dict[str, LLaDA], found: dict[str, Peer]) -> str:
-    """At T_token = 0 every sampler must write the same tokens; else speeds of different things are compared."""
+def agreement(ours: dict[str, LLaDA], available: dict[str, Peer]) -> str:
+    """Say which samplers write the same tokens as ours at T_token = 0; the speeds of others mean little."""
     greedy = replace(POLICIES["LC, K = 1"], t_token=0.0)
     model = ours[OURS]
     texts = prompts(model, 1, PROMPT)
-    task = Task(texts, LENGTH, BLOCK, 0.0, None, model.mask_id)
+    task = SamplingTask(texts, LENGTH, BLOCK, 0.0, None, model.mask_id)
     written = {
-        name: next(run(it, requests(texts, greedy, LENGTH, BLOCK))).tokens for name, it in ours.items()
+        name: next(run(own, requests(texts, greedy, LENGTH, BLOCK))).tokens for name, own in ours.items()
     }
     first = written.pop(OURS)
-    for name, peer in found.items():
+    for name, peer in available.items():
         written[name] = tuple(peer.sample(FullLogits(model, LENGTH), task)[0, PROMPT:].tolist())
     same = [name for name, tokens in written.items() if tokens == first]
-    other = [name for name in written if name not in same]
+    different = [name for name in written if name not in same]
     text = f"Same tokens as ours at T_token = 0: {', '.join(same) or 'none'}."
-    return text + (f" NOT the same: {', '.join(other)}.\n" if other else "\n")
+    return text + (f" NOT the same: {', '.join(different)}.\n" if different else "\n")

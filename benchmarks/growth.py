@@ -1,4 +1,4 @@
-"""Time and peak memory of a step as length, batch and vocabulary grow; each point is a process of its own.
+"""Measure time and peak memory of a step as length, batch and vocabulary grow, each point in its own process.
 
 python -m benchmarks.growth LENGTH BATCH VOCABULARY      one point, as JSON
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.measure import Enough, exponent, table
+from benchmarks.measure import EnoughSteps, exponent, table
 from benchmarks.proxies import Proxy, prompts, requests
 from twotemp.engine import Observer, StepView, run
 from twotemp.policies import policy
@@ -31,55 +31,60 @@ GROWN = {
 
 
 def measure(length: int, batch: int, vocabulary: int) -> dict[str, float]:
+    """Return the median seconds of a step and the peak megabytes above the model."""
     torch.set_num_threads(1)
     model = Proxy("growth", width=128, layers=2, vocabulary=vocabulary).model()
     wanted = requests(prompts(model, batch, PROMPT), policy("lc", t_token=0.8), length, BLOCK)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of building the model
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak, which building the model has set
     before, marks = _memory("VmRSS"), [time.process_time()]
 
-    class Stop(Observer):
+    class StoppingObserver(Observer):
         def step(self, view: StepView) -> None:
             marks.append(time.process_time())
             if len(marks) > STEPS:
-                raise Enough
+                raise EnoughSteps
 
-    with suppress(Enough):
-        list(run(model, wanted, batch_size=batch, observer=Stop()))
+    with suppress(EnoughSteps):
+        list(run(model, wanted, batch_size=batch, observer=StoppingObserver()))
     steps = [after - start for start, after in pairwise(marks)]
     return {"seconds": statistics.median(steps[1:]), "megabytes": _memory("VmHWM") - before}
 
 
 def _memory(field: str) -> float:
+    """Return a field of /proc/self/status in megabytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (kilobytes,) = (line.split()[1] for line in lines if line.startswith(field + ":"))
     return int(kilobytes) / 1024
 
 
 def report() -> None:
+    """Print time and memory for every size, and their exponents."""
     if not Path("/proc/self/clear_refs").exists():
-        print("*Growth left out: peak memory is read from Linux's /proc.*\n")
+        print("*Growth is not measured: it needs Linux, whose /proc has the peak memory.*\n")
         return
     rows = []
     for name, sizes in GROWN.items():
         points = [_point(BASE | {name: size}) for size in sizes]
         lengths = [size + PROMPT for size in sizes] if name == "length" else list(sizes)
-        time_, memory = [p["seconds"] for p in points], [p["megabytes"] for p in points]
+        seconds, megabytes = [p["seconds"] for p in points], [p["megabytes"] for p in points]
         rows += [
-            [f"{name} {size:,}", f"{1e3 * t:.1f}", f"{m:.0f}"] for size, t, m in zip(sizes, time_, memory)
+            [f"{name} {size:,}", f"{1e3 * t:.1f}", f"{m:.0f}"]
+            for size, t, m in zip(sizes, seconds, megabytes)
         ]
         rows.append(
             [
                 f"**{name}, exponent**",
-                f"**{exponent(lengths, time_):.2f}**",
-                f"**{exponent(lengths, memory):.2f}**",
+                f"**{exponent(lengths, seconds):.2f}**",
+                f"**{exponent(lengths, megabytes):.2f}**",
             ]
         )
     base = ", ".join(f"{name} {size:,}" for name, size in BASE.items())
-    print(f"d = 128, 2 layers, block {BLOCK}, prompt {PROMPT}, LC; the others stay at {base}\n")
-    print(table(["", "ms per step (CPU)", "peak MB over the model"], rows))
+    print(f"d = 128, 2 layers, block {BLOCK}, prompt {PROMPT}, LC; the sizes that do not vary are {base}\n")
+    print(table(["", "ms per step (CPU)", "peak MB above the model"], rows))
 
 
 def _point(sizes: dict[str, int]) -> dict[str, float]:
+    """Run `measure` in a new process."""
     arguments = [str(sizes[name]) for name in ("length", "batch", "vocabulary")]
     command = [sys.executable, "-m", "benchmarks.growth", *arguments]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

@@ -1,4 +1,4 @@
-"""How things are timed and shown: contenders in turn, medians with their range, exponents, tables."""
+"""Time contenders in turn, and format medians with their range, exponents and tables."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 
 import torch
 
-MOST_ROUNDS = 5
+MAX_ROUNDS = 5
 
 
-class Enough(Exception):
-    """A measurement needs a few steps, not a whole sample."""
+class EnoughSteps(Exception):
+    """Raised to end a run that has been measured for enough steps."""
 
 
 @dataclass
 class Times:
-    """Seconds of one contender, and what it counted in them (steps, forwards, samples); one entry a round."""
+    """Seconds of one contender and what it counted in them (steps, forwards, samples), one entry per round."""
 
     cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
@@ -30,13 +30,16 @@ class Times:
 
     @property
     def each(self) -> float:
-        """CPU seconds for one of what is counted. Over all rounds: how many an adaptive policy needs is chance."""
+        """Return the CPU seconds per counted unit.
+
+        The mean is over all rounds, because the number of steps of an adaptive policy varies by chance.
+        """
         return sum(self.cpu) / sum(self.count)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A median and what it is the median of."""
+    """Values of several rounds, shown as their median and range."""
 
     values: tuple[float, ...]
 
@@ -45,61 +48,62 @@ class Spread:
         return statistics.median(self.values)
 
     def text(self, digits: int) -> str:
+        """Format as `median (lowest to highest)`."""
         low, high = min(self.values), max(self.values)
-        shown = f"{self.median:.{digits}f}"
-        return shown if len(self.values) == 1 else f"{shown} ({low:.{digits}f} to {high:.{digits}f})"
+        median = f"{self.median:.{digits}f}"
+        return median if len(self.values) == 1 else f"{median} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-Contender = Callable[
-    [bool], int
-]  # (a small piece of the work only?) -> how many steps, or what else it counts
+# Does its work, or a small piece of it if the argument is true; returns the number of steps (or of what it counts).
+Contender = Callable[[bool], int]
 
 
 def interleave(contenders: Mapping[str, Contender], seconds: float) -> dict[str, Times]:
-    """Every contender once a round, so that a busy moment of the machine is everybody's.
+    """Run every contender once per round and return their times.
 
-    Each warms up on a small piece first. Then at least one round, and more while the next one should end within
-    `seconds`; another contender begins each, and all start from the same seed. With one thread, CPU time is what
-    the clock would show on an idle machine; both are kept.
+    Taking turns exposes all contenders to the same load of the machine. Each warms up on a small piece of its work.
+    Then there is at least one round, and more as long as the next one should end within `seconds`. Every round starts
+    with a different contender, and all contenders of a round get the same seed. With one thread, CPU time is the time
+    that an idle machine would take; wall time is recorded as well.
     """
-    found = {name: Times() for name in contenders}
+    times = {name: Times() for name in contenders}
     for work in contenders.values():
         work(True)
     names = list(contenders)
-    began = time.perf_counter()
-    for done in range(1, MOST_ROUNDS + 1):
+    start = time.perf_counter()
+    for number in range(1, MAX_ROUNDS + 1):
         for name in names:
-            torch.manual_seed(done)
+            torch.manual_seed(number)
             cpu, wall = time.process_time(), time.perf_counter()
             count = contenders[name](False)
-            found[name].cpu.append(time.process_time() - cpu)
-            found[name].wall.append(time.perf_counter() - wall)
-            found[name].count.append(count)
+            times[name].cpu.append(time.process_time() - cpu)
+            times[name].wall.append(time.perf_counter() - wall)
+            times[name].count.append(count)
         names = names[1:] + names[:1]
-        if (time.perf_counter() - began) * (done + 1) / done > seconds:
+        if (time.perf_counter() - start) * (number + 1) / number > seconds:
             break
-    return found
+    return times
 
 
-def ratio(above: Sequence[float], below: Sequence[float]) -> Spread:
-    """Ratios of the same round, so that they share its circumstances."""
-    return Spread(tuple(a / b for a, b in zip(above, below, strict=True)))
+def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
+    """Return the ratios round by round, so that both times were measured under the same load."""
+    return Spread(tuple(a / b for a, b in zip(numerators, denominators, strict=True)))
 
 
 def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
-    """The p of cost ~ size^p: least squares on logarithms."""
+    """Return p of cost ~ size^p, by least squares on logarithms."""
     x, y = [log(s) for s in sizes], [log(c) for c in costs]
     return statistics.linear_regression(x, y).slope
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table whose columns after the first are right-aligned."""
     lines = [header, ["---"] + ["--:"] * (len(header) - 1), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def machine() -> str:
-    """What the numbers were measured on."""
+    """Describe the machine and the versions that the numbers were measured with."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

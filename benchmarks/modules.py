@@ -1,4 +1,4 @@
-"""How much code does one request pass through? Modules and functions of twotemp that are entered, as JSON on stdout.
+"""Count the modules and functions of twotemp that one request enters, and print them as JSON.
 
     python -m benchmarks.modules > before.json
 
@@ -6,8 +6,8 @@ load: `twotemp.load("tiny")`. sample: one `twotemp.sample` call on the loaded mo
 question, which loads, draws, grades and shows a table. eval_inner: the same without the command line and without what
 only loading enters. http: one chat request with n = 2 and a stop string to the application of `twotemp serve`.
 
-All threads are counted, other processes are not. Before the request that counts, a similar one is made, so that
-imports are left out. Only entry points that a redesign keeps are used.
+All threads are counted, other processes are not. A similar request is made first, so that imports do not count.
+Only entry points that a redesign keeps are used.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from twotemp.cli import main as command_line
 SOURCE = str(Path(twotemp.__file__).parent) + os.sep
 PROMPT = "20 10 15 -> 45"
 WARM_UP, COUNTED = "tct:t_pos=0.2,threshold=0.6", "tct:t_pos=0.1,threshold=0.6"
-STOP = ["20"]  # with seed 0 it ends the second sample of COUNTED, and the first one goes on to its end
+STOP = ["20"]  # with seed 0 it ends the second sample of COUNTED but not the first
 Functions = set[tuple[str, str]]  # module, qualified name
 
 
 class Profiler:
-    """Note the functions of twotemp called inside `counting`, in this thread and in all threads started later."""
+    """Record the functions of twotemp called inside `counting`, in this thread and in all threads started later."""
 
     def __init__(self) -> None:
         self._entered: Functions | None = None
-        threading.setprofile(self._note)
-        sys.setprofile(self._note)
+        threading.setprofile(self._record)
+        sys.setprofile(self._record)
 
-    def _note(self, frame: FrameType, event: str, _: Any) -> None:
+    def _record(self, frame: FrameType, event: str, _: Any) -> None:
         entered, code = self._entered, frame.f_code
         # Names such as <genexpr> and <lambda> belong to a function that is counted.
         if entered is None or event != "call" or code.co_name.startswith("<"):
@@ -57,6 +57,7 @@ class Profiler:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[Functions]:
+        """Yield a set that receives every function called inside the context."""
         self._entered = entered = set()
         try:
             yield entered
@@ -75,6 +76,7 @@ def run(*arguments: str) -> None:
 
 
 def load(profiler: Profiler) -> Functions:
+    """Return the functions entered by `twotemp.load`."""
     twotemp.load("tiny")
     with profiler.counting() as entered:
         twotemp.load("tiny")
@@ -82,6 +84,7 @@ def load(profiler: Profiler) -> Functions:
 
 
 def sample(profiler: Profiler) -> Functions:
+    """Return the functions entered by `twotemp.sample`."""
     model = twotemp.load("tiny")
     for policy in (WARM_UP, COUNTED):
         with profiler.counting() as entered:
@@ -91,6 +94,7 @@ def sample(profiler: Profiler) -> Functions:
 
 
 def evaluate(profiler: Profiler) -> Functions:
+    """Return the functions entered by `twotemp eval`."""
     options = "--tasks countdown-3 --questions 1 -n 2".split()
     with tempfile.TemporaryDirectory() as folder:
         for name, policy in enumerate((WARM_UP, COUNTED)):
@@ -100,6 +104,7 @@ def evaluate(profiler: Profiler) -> Functions:
 
 
 def http(profiler: Profiler) -> Functions:
+    """Return the functions entered by a chat request to the server."""
     body = {
         "messages": [{"role": "user", "content": PROMPT}],
         "n": 2,

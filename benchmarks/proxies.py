@@ -1,4 +1,4 @@
-"""Random LLaDA-layout models whose costs are shaped like the real one's, and requests for them."""
+"""Random models in LLaDA's layout whose costs have the proportions of LLaDA-8B, and requests for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twotemp.models.load import compile_body
 from twotemp.policies import policy
 from twotemp.records import Policy, Request
 
-LOGIT_SCALE = 8.0  # confidences then range over (0, 1), as those of a trained model do
+LOGIT_SCALE = 8.0  # spreads confidences over (0, 1), as in a trained model
 REAL_VOCABULARY = 126_464
 T_TOKEN, THRESHOLD = 0.8, 0.6
 POLICIES: dict[str, Policy] = {
@@ -24,6 +24,8 @@ POLICIES: dict[str, Policy] = {
 
 @dataclass(frozen=True)
 class Proxy:
+    """The sizes of a random model."""
+
     name: str
     width: int
     layers: int
@@ -38,7 +40,7 @@ class Proxy:
             "embedding_size": self.vocabulary,
             "eos_token_id": 1,
             "init_device": "cpu",
-            "init_std": self.width**-0.5,  # so that the layers, and with them the context, matter
+            "init_std": self.width**-0.5,  # large enough for the layers, and thus the context, to matter
             "layer_norm_type": "rms",
             "mask_token_id": self.vocabulary - 1,
             "max_sequence_length": 2048,
@@ -56,25 +58,26 @@ class Proxy:
 
     @property
     def body_to_head(self) -> float:
-        """Multiplications of the layers a token, over those of the head."""
+        """Return the multiplications of the layers per token, divided by those of the head."""
         return self.layers * (4 + 9) * self.width / self.vocabulary
 
     def model(self) -> LLaDA:
-        made = llada.new(self.config, name=self.name)
-        made.module.eval().requires_grad_(False)
-        # The last hidden state is normalised: a head of this spread gives logits of the scale wanted.
+        """Build the model."""
+        model = llada.new(self.config, name=self.name)
+        model.module.eval().requires_grad_(False)
+        # The last hidden state is normalised, so the spread of the head sets the scale of the logits.
         torch.nn.init.normal_(
-            made.module.lm_head.weight,
+            model.module.lm_head.weight,
             std=LOGIT_SCALE / self.width**0.5,
             generator=torch.Generator().manual_seed(1),
         )
-        return made
+        return model
 
     def compiled(self) -> LLaDA:
-        """The same model behind torch.compile; a UserError where that does not work."""
-        made = self.model()
-        compile_body(made)
-        return made
+        """Build the model with torch.compile; raise a UserError where that does not work."""
+        model = self.model()
+        compile_body(model)
+        return model
 
 
 # LLaDA-8B with every width divided by 16: its 32 layers and its ratio of body to head, 13.5 : 1.
@@ -83,10 +86,18 @@ VOCABULARY = Proxy("the real vocabulary, a tiny body", width=256, layers=2, voca
 
 
 def prompts(model: LLaDA, rows: int, tokens: int) -> torch.Tensor:
-    """Different prompts, so that no two rows are ever in the same state and nothing is computed once for all."""
+    """Return random prompts; they differ, so that the engine cannot share computation between rows."""
     noise = torch.Generator().manual_seed(0)
     return torch.randint(2, min(model.vocab_size, 1000) - 1, (rows, tokens), generator=noise)
 
 
 def requests(texts: torch.Tensor, chosen: Policy, length: int, block: int) -> list[Request]:
+    """Return one request per prompt.
+
+    Args:
+        texts: the prompts' token ids, [rows, tokens].
+        chosen: the policy of all requests.
+        length: tokens to sample.
+        block: the block length.
+    """
     return [Request(str(i), tuple(row), chosen, length, block) for i, row in enumerate(texts.tolist())]

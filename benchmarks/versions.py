@@ -1,10 +1,11 @@
-"""Is this checkout's engine as fast as another's? The same requests through both, in turn.
+"""Compare the speed of this checkout's engine with that of another checkout, on the same requests.
 
     python -m benchmarks.versions ../old            # another checkout, for instance of the last release
     python -m benchmarks.versions ../old --rounds 9 --only tiny,lc
 
-Each version lives in a process of its own, with one thread, and both take turns: a busy moment of the machine is
-everybody's. CPU seconds of `engine.run`; the ratio is the median of the ratios of a round. Samples are compared, too.
+Each version runs in its own process with one thread, and both take turns, so that they see the same load of the
+machine. The times are CPU seconds of `engine.run`; the ratio is the median over rounds. The samples are compared as
+well.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ POLICIES = ("ar", "lc", "tlc:t_pos=1", "ct:threshold=0.6", "tct:t_pos=0.1,thresh
 
 
 def worker() -> None:
-    """Answers each case on stdin with its CPU seconds and a hash of what was sampled; runs inside either version."""
+    """Answer each case on stdin with its CPU seconds and a hash of the samples; runs inside either version."""
     import torch
 
     from benchmarks import proxies
@@ -36,24 +37,26 @@ def worker() -> None:
     from twotemp.policies import parse
 
     torch.set_num_threads(1)
-    made: dict[str, Any] = {}
+    models: dict[str, Any] = {}
     for line in sys.stdin:
         name, spec, rows, length = json.loads(line)
-        if name not in made:
+        if name not in models:
             proxy = {"ratio": proxies.RATIO, "vocabulary": proxies.VOCABULARY}.get(name)
-            made[name] = proxy.model() if proxy else load(TINY)
-        model = made[name]
+            models[name] = proxy.model() if proxy else load(TINY)
+        model = models[name]
         texts = proxies.prompts(model, rows, 64)
         texts[texts == model.mask_id] = 5
         wanted = proxies.requests(texts, parse(spec), length, length)
-        began = time.process_time()
+        start = time.process_time()
         samples = list(run(model, wanted, batch_size=rows))
-        spent = time.process_time() - began
-        written = sorted((s.request, s.tokens) for s in samples)
-        print(json.dumps([spent, hashlib.sha256(repr(written).encode()).hexdigest()]), flush=True)
+        spent = time.process_time() - start
+        tokens = sorted((s.request, s.tokens) for s in samples)
+        print(json.dumps([spent, hashlib.sha256(repr(tokens).encode()).hexdigest()]), flush=True)
 
 
 class Version:
+    """A worker process that runs the engine of one checkout; call it with a case."""
+
     def __init__(self, checkout: Path) -> None:
         paths = os.pathsep.join([str(checkout), str(checkout / "src")])
         self._process = subprocess.Popen(
@@ -69,20 +72,20 @@ class Version:
         assert self._process.stdin
         assert self._process.stdout
         print(json.dumps(case), file=self._process.stdin, flush=True)
-        spent, written = json.loads(self._process.stdout.readline())
-        return spent, written
+        seconds, digest = json.loads(self._process.stdout.readline())
+        return seconds, digest
 
 
 def main() -> None:
     from benchmarks.measure import Spread, machine, ratio, table
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.versions", description=__doc__)
-    parser.add_argument("checkout", type=Path, help="of the version to compare with")
+    parser.add_argument("checkout", type=Path, help="the checkout to compare with")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", default="", help="models and policies, e.g. tiny,ratio,lc")
-    given = parser.parse_args()
-    only = set(given.only.split(",")) if given.only else set()
-    here, there = Version(ROOT), Version(given.checkout.resolve())
+    parser.add_argument("--only", default="", help="only these models and policies, e.g. tiny,ratio,lc")
+    arguments = parser.parse_args()
+    only = set(arguments.only.split(",")) if arguments.only else set()
+    this, other = Version(ROOT), Version(arguments.checkout.resolve())
     rows = []
     for model, sizes in SIZES.items():
         for spec in POLICIES:
@@ -90,12 +93,12 @@ def main() -> None:
                 continue
             for batch, length in sizes:
                 case = [model, spec, batch, length]
-                same = here(case)[1] == there(case)[1]  # warms up, too
+                same = this(case)[1] == other(case)[1]  # also warms up
                 pairs = []
-                for turn in range(given.rounds):
-                    order = [here, there] if turn % 2 else [there, here]
+                for turn in range(arguments.rounds):
+                    order = [this, other] if turn % 2 else [other, this]
                     spent = {version: version(case)[0] for version in order}
-                    pairs.append((spent[here], spent[there]))
+                    pairs.append((spent[this], spent[other]))
                 ours, theirs = zip(*pairs)
                 row = [
                     f"{model}, {spec}",
@@ -105,8 +108,8 @@ def main() -> None:
                 ]
                 rows.append([*row, f"{min(ours) / min(theirs):.3f}", "yes" if same else "no"])
                 print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
-    print(f"{machine()}; {given.rounds} rounds\n")
-    print(table(["", "rows", "there, CPU s", "here / there", "of the minima", "same samples"], rows))
+    print(f"{machine()}; {arguments.rounds} rounds\n")
+    print(table(["", "rows", "other, CPU s", "this / other", "ratio of the minima", "same samples"], rows))
 
 
 if __name__ == "__main__":

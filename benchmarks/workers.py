@@ -1,8 +1,8 @@
-"""What one driver and one store can take from a model that costs nothing, and what a second worker gives.
+"""Measure the throughput of the driver and the store with a free model, and the gain of a second worker.
 
 python -m benchmarks --only driver      samples/s through the driver, with and without workers
-python -m benchmarks --only workers     the same; and a mix of tasks in this process, with 1 and 2 workers, beside a
-                                        busy loop and, where Ray is installed, with one actor
+python -m benchmarks --only workers     also a mix of tasks in this process, with 1 and 2 workers, next to a busy
+                                        loop and, if Ray is installed, with one actor
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ class FreeService:
 
 
 class FreeGrader:
+    """A grader that passes everything."""
+
     name = "free 1"
 
     def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
@@ -98,6 +100,7 @@ class FreeGrader:
 
 
 def load(data: Path | None = None, prompt: str | None = None, subset: str | None = None) -> ProblemSet:
+    """Return the problems of the free task."""
     problems = tuple(Problem(f"free/{i}", "free", f"question {i}") for i in range(QUESTIONS))
     return ProblemSet(problems, "free", "generated")
 
@@ -112,6 +115,7 @@ def rate(backend: Backend, plan: Plan) -> float:
 
 
 def driver() -> None:
+    """Print the throughput with a free model, with and without workers."""
     tasks.TASKS["free"] = Task("free", "nothing", "free", LENGTH, load)
     graders.GRADERS["free"] = FreeGrader
     plan = Plan((TaskChoice("free"),), tuple(map(parse, POLICIES)), n=N)
@@ -124,6 +128,7 @@ def driver() -> None:
 
 
 def workers() -> None:
+    """Print the throughput of the embedded model with several numbers of workers."""
     plan = Plan(
         tuple(TaskChoice(name, questions=questions) for name, questions in MIX.items()),
         tuple(map(parse, POLICIES)),
@@ -153,18 +158,20 @@ def workers() -> None:
     print("\nSix policies on three tasks, one thread each; the best and the worst of 3 rounds\n")
     print(table(["", "samples/s", "worst"], rows))
     ratios = [
-        ["2 workers to 1 (at least 1.8)", best[idle] / best["1 worker"]],
-        ["beside a busy loop to idle (at least 0.6)", best[beside] / best[idle]],
+        ["2 workers / 1 worker (at least 1.8)", best[idle] / best["1 worker"]],
+        ["next to a busy loop / idle (at least 0.6)", best[beside] / best[idle]],
     ]
     if "1 Ray actor" in best:
-        ratios.append(["time of a Ray actor to in-process (at most 1.15)", best[here] / best["1 Ray actor"]])
+        ratios.append(
+            ["time with a Ray actor / in this process (at most 1.15)", best[here] / best["1 Ray actor"]]
+        )
     print()
-    print(table(["", "ratio"], [[what, f"{ratio:.2f}"] for what, ratio in ratios]))
+    print(table(["", "ratio"], [[name, f"{ratio:.2f}"] for name, ratio in ratios]))
 
 
 @contextmanager
 def busy() -> Iterator[None]:
-    """Another program that wants a core all the time."""
+    """Run another program that keeps a core busy."""
     loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield

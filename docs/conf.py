@@ -1,4 +1,4 @@
-"""The site: `make docs`. Nothing on a page is loaded from elsewhere, and a warning is an error."""
+"""Configure Sphinx (`make docs`). Pages load nothing from other servers, and a warning is an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ project = "twotemp"
 author = copyright = "the twotemp authors"
 version = release = twotemp.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build", "generated"]
 suppress_warnings = ["myst.strikethrough"]
 nitpicky = False
@@ -46,15 +46,16 @@ html_show_copyright = False
 
 
 class Mermaid(Directive):
-    """A diagram, as the picture that `tools/mermaid.py` made of it."""
+    """A Mermaid diagram, shown as the SVG file that `tools/mermaid.py` drew."""
 
     has_content = True
 
     def run(self) -> list[nodes.Node]:
+        """Return the node of the picture."""
         path = mermaid.picture("\n".join(self.content))
         if not path.is_file():
             raise self.error(
-                "this diagram was changed; draw it again: python docs/tools/mermaid.py MERMAID.MIN.JS"
+                "this diagram has changed; draw it again with `python docs/tools/mermaid.py MERMAID.MIN.JS`"
             )
         return [
             nodes.container("", nodes.image(uri=f"/figures/{path.name}", alt="diagram"), classes=["diagram"])
@@ -62,6 +63,7 @@ class Mermaid(Directive):
 
 
 def write_generated(app: object) -> None:
+    """Write the pages of `tools/reference.py` into docs/generated."""
     folder = HERE / "generated"
     folder.mkdir(exist_ok=True)
     for name, page in reference.PAGES.items():
@@ -71,24 +73,25 @@ def write_generated(app: object) -> None:
 def list_parameters(
     app: object, what: str, name: str, thing: object, options: object, lines: list[str]
 ) -> None:
-    """Docstrings say what an argument means in a line `name: …`; a page shows these as a list."""
+    """Turn docstring lines of the form `name: …`, which describe arguments, into a list."""
     known = set(inspect.signature(thing).parameters) if inspect.isfunction(thing) else set()
-    shown: list[str] = []
+    rewritten: list[str] = []
     inside = False
     for line in lines:
         names, colon, text = line.partition(": ")
         if colon and set(names.split(", ")) <= known:
-            shown += ([] if inside else [""]) + [f"* ``{names}``: {text}"]
+            rewritten += ([] if inside else [""]) + [f"* ``{names}``: {text}"]
             inside = True
         elif inside and line and not re.match(r"\s|[a-z_]+\(", line):
-            shown.append("  " + line)
+            rewritten.append("  " + line)
         else:
-            shown += [""] * inside + [line]
+            rewritten += [""] * inside + [line]
             inside = False
-    lines[:] = shown
+    lines[:] = rewritten
 
 
 def setup(app: object) -> None:
+    """Register the directive and the event handlers with Sphinx."""
     app.add_directive("mermaid", Mermaid)  # type: ignore[attr-defined]
     app.connect("builder-inited", write_generated)  # type: ignore[attr-defined]
     app.connect("autodoc-process-docstring", list_parameters)  # type: ignore[attr-defined]

@@ -1,1 +1,1 @@
-"""The paper's experiments on the embedded models. `make paper` runs them all; `paper.py` says what they write."""
+"""The paper's experiments on the embedded models. `make paper` runs all of them; see `paper.py`."""

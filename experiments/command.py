@@ -1,4 +1,4 @@
-"""`twotemp` inside an experiment: where the command is stopped or fails, so does the experiment."""
+"""Run `twotemp` commands from an experiment. A command that fails or is interrupted ends the experiment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ MANY_ROWS = ("--batch-size", str(ROWS))
 
 
 def twotemp(*arguments: str) -> None:
-    """In this process. Ctrl-C is an exit code to it, and what was half drawn must not be taken for a result."""
+    """Run a command in this process and exit if it fails.
+
+    The command turns Ctrl-C into an exit code; without the exit here, an incomplete run would be taken for a result.
+    """
     if code := app(list(arguments), standalone_mode=False):
         sys.exit(code)
 
@@ -38,63 +41,81 @@ def evaluated(
     model: str = "tiny",
     seed: int = 0,
 ) -> list[GradedCell]:
-    """`twotemp eval`, and what was asked for of what `out` then holds."""
+    """Run `twotemp eval` and return the graded cells that were requested.
+
+    Args:
+        out: the run directory; samples that it already holds are not drawn again.
+        task: the name of the task.
+        specs: the policies, as spelled on the command line.
+        *options: further options of `twotemp eval`.
+        n: samples per question.
+        questions: the number of questions, taken from the start of the subset.
+        subset: the subset of the task's problems.
+        model: the name of the model.
+        seed: the seed of the samples.
+
+    Returns:
+        One cell per policy, without other cells or questions that the run directory may hold.
+    """
     size = ["-n", str(n), "--questions", str(questions), "--subset", subset, "--seed", str(seed)]
-    asked = ["--model", model, "--tasks", task, "--policies", ";".join(specs)]
-    twotemp("eval", *asked, *size, *MANY_ROWS, *options, "--out", str(out))
-    return only((one for one in read([out], current_graders([task])) if one.task == task), specs, questions)
+    selection = ["--model", model, "--tasks", task, "--policies", ";".join(specs)]
+    twotemp("eval", *selection, *size, *MANY_ROWS, *options, "--out", str(out))
+    cells = (cell for cell in read([out], current_graders([task])) if cell.task == task)
+    return select(cells, specs, questions)
 
 
-def only(cells: Iterable[GradedCell], specs: Sequence[str], questions: int) -> list[GradedCell]:
-    """Cells of these policies, with the first so many questions: an earlier run in the same folder may have asked for
-    others, and for more."""
-    asked = {spell(parse(spec)) for spec in specs}
-    found = []
-    for one in cells:
-        if spell(one.policy) in asked:
-            problems = tasks.get(one.task).problems(subset=one.config.subset).problems[:questions]
-            place = {question: row for row, question in enumerate(one.questions)}
-            found.append(one.only([place[problem.id] for problem in problems if problem.id in place]))
-    return found
+def select(cells: Iterable[GradedCell], specs: Sequence[str], questions: int) -> list[GradedCell]:
+    """Return the cells of these policies, reduced to the first `questions` problems of their subset.
+
+    An earlier experiment in the same run directory may have used other policies or more questions.
+    """
+    wanted = {spell(parse(spec)) for spec in specs}
+    selected = []
+    for cell in cells:
+        if spell(cell.policy) in wanted:
+            problems = tasks.get(cell.task).problems(subset=cell.config.subset).problems[:questions]
+            rows = {question: row for row, question in enumerate(cell.questions)}
+            selected.append(cell.only([rows[problem.id] for problem in problems if problem.id in rows]))
+    return selected
 
 
 def current_graders(names: Iterable[str]) -> dict[str, str]:
-    """Of each task: grades of older versions may lie beside those that were just given."""
-    found = {}
+    """Return the current grader of each task; a run directory may also hold grades of older versions."""
+    versions = {}
     for name in names:
         with closing(graders.get(tasks.get(name).grader)) as grader:
-            found[name] = grader.name
-    return found
+            versions[name] = grader.name
+    return versions
 
 
 def side_by_side(commands: Iterable[Sequence[str]]) -> None:
-    """One at a time on each core, in a process of its own: what they do in a second is comparable."""
-    free: SimpleQueue[int] = SimpleQueue()
+    """Run `twotemp` commands, one process per core, so that their times can be compared."""
+    free_cores: SimpleQueue[int] = SimpleQueue()
     for core in range(usable_cpus()):
-        free.put(core)
+        free_cores.put(core)
 
-    def alone(arguments: Sequence[str]) -> None:
-        core = free.get()
+    def run_on_free_core(arguments: Sequence[str]) -> None:
+        core = free_cores.get()
         try:
             subprocess.run([sys.executable, "-m", __name__, str(core), *arguments], check=True)
         finally:
-            free.put(core)
+            free_cores.put(core)
 
     with ThreadPoolExecutor(usable_cpus()) as threads:
         try:
-            list(threads.map(alone, commands))
+            list(threads.map(run_on_free_core, commands))
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
 
 
-def stay_on(core: int) -> None:
-    """Before torch counts the cores it may use. Elsewhere than on Linux a thread is not held to a core."""
+def pin_to(core: int) -> None:
+    """Pin this process to one core; call it before torch counts the cores. Only Linux can pin a process."""
     os.environ["OMP_NUM_THREADS"] = "1"
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[core]})
 
 
 if __name__ == "__main__":
-    stay_on(int(sys.argv[1]))
+    pin_to(int(sys.argv[1]))
     twotemp(*sys.argv[2:])

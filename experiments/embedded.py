@@ -17,7 +17,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from experiments.blocks import listed, spelled, table, where
+from experiments.blocks import listed, table, where, with_interval
 from experiments.command import evaluated
 from twotemp import metrics
 from twotemp.analysis import GradedCell, shared, unique
@@ -29,7 +29,7 @@ from twotemp.policies import parse
 
 MODEL = "tiny"
 TASKS = tuple(T_POS)
-# Of these, 64 samples solve nearly all: they say how good one answer is, not who is more diverse.
+# 64 samples solve nearly all of these: they measure the quality of one answer, not diversity.
 EASIER, EASIER_SAMPLES = ("countdown-3", "words-2", "programs-1"), 8
 LABELS = {"ar": "AR", "lc": "LC", "tlc": "**TLC**", "ct": "CT", "tct": "**TCT**"}
 SHOWN = (1, 4, 16, 64)
@@ -44,44 +44,61 @@ def draw(
     tasks: Sequence[str] = TASKS,
     model: str = MODEL,
 ) -> list[GradedCell]:
-    """Samples of all policies; of TCT, whose samples are cheap, as many as half of AR's function evaluations buy."""
+    """Draw the samples of all policies and return their graded cells.
+
+    TCT's samples are cheap, so TCT gets as many as half of AR's function evaluations pay for.
+
+    Args:
+        out: the run directory.
+        questions: questions per task.
+        samples: samples per question.
+        subset: the subset of the problems.
+        tasks: the tasks to compare policies on; LC also runs on the easier ones.
+        model: the name of the model.
+    """
 
     def evaluate(task: str, n: int, specs: Sequence[str]) -> list[GradedCell]:
-        asked = {"questions": questions, "subset": subset, "model": model}
-        return evaluated(out, task, specs, "--block", str(block(task)), n=n, **asked)
+        size = {"questions": questions, "subset": subset, "model": model}
+        return evaluated(out, task, specs, "--block", str(block(task)), n=n, **size)
 
-    found = [one for task in EASIER for one in evaluate(task, min(samples, EASIER_SAMPLES), ["lc"])]
+    drawn = [cell for task in EASIER for cell in evaluate(task, min(samples, EASIER_SAMPLES), ["lc"])]
     for task in tasks:
-        cells = {one.policy.name: one for one in evaluate(task, samples, list(policies(task).values()))}
-        many = samples
-        # Again, because what a sample costs on average is another number with more of them.
-        while (enough := math.ceil(samples / 2 * cells["ar"].cost() / cells["tct"].cost())) > many:
-            many = enough
-            (cells["tct"],) = evaluate(task, many, [policies(task)["tct"]])
-        found += cells.values()
-    return found
+        cells = {cell.policy.name: cell for cell in evaluate(task, samples, list(policies(task).values()))}
+        count = samples
+        # A loop, because the mean cost of a sample changes as more of them are drawn.
+        while (enough := math.ceil(samples / 2 * cells["ar"].cost() / cells["tct"].cost())) > count:
+            count = enough
+            (cells["tct"],) = evaluate(task, count, [policies(task)["tct"]])
+        drawn += cells.values()
+    return drawn
 
 
 def summary(drawn: Sequence[GradedCell], samples: int) -> dict[str, Any]:
-    """pass@k of every cell, and the paper's statements as paired differences, in points."""
-    cells = {(one.task, one.policy.name): one for one in drawn}
+    """Return pass@k of every cell, and the paper's claims as paired differences in points, as JSON."""
+    cells = {(graded.task, graded.policy.name): graded for graded in drawn}
     tasks = [task for task in unique(task for task, _ in cells) if task not in EASIER]
     differences = []
     for task in tasks:
         for first, second, k in AT_EQUAL_SAMPLES:
             at = (k or samples) - 1
             a, b = pair(cells[task, first], cells[task, second])
-            found = metrics.paired_bootstrap(a.passes[:, at], b.passes[:, at])
-            differences.append({"task": task, "first": first, "second": second, "k": at + 1, **points(found)})
+            gap = metrics.paired_bootstrap(a.passes[:, at], b.passes[:, at])
+            differences.append({"task": task, "first": first, "second": second, "k": at + 1, **points(gap)})
         tct, ar = pair(cells[task, "tct"], cells[task, "ar"])
         for bought in (2**power for power in range(samples.bit_length()) if 2 ** (power + 1) <= samples):
             nfe = bought * ar.cost()
             values = metrics.at_budget(tct.passes, tct.cost(), [nfe])[:, 0]
-            found = metrics.paired_bootstrap(values, ar.passes[:, bought - 1])
-            what = {"task": task, "first": "tct", "second": "ar", "ar_samples": bought, "nfe": round(nfe, 1)}
-            differences.append({**what, **points(found)})
+            gap = metrics.paired_bootstrap(values, ar.passes[:, bought - 1])
+            pairing = {
+                "task": task,
+                "first": "tct",
+                "second": "ar",
+                "ar_samples": bought,
+                "nfe": round(nfe, 1),
+            }
+            differences.append({**pairing, **points(gap)})
     model = next(iter(cells.values())).model
-    rows = [cell(one) for one in cells.values() if one.task in tasks]
+    rows = [cell_summary(graded) for graded in cells.values() if graded.task in tasks]
     easier = {task: points(cells[task, "lc"].curve) for task in EASIER}
     return {
         "parameters": parameters(model),
@@ -93,31 +110,35 @@ def summary(drawn: Sequence[GradedCell], samples: int) -> dict[str, Any]:
 
 
 def parameters(model: str) -> int:
+    """Return the number of weights in a model's checkpoint."""
     with safe_open(locate(model) / "model.safetensors", framework="np") as file:
         return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
 
 
 def pair(first: GradedCell, second: GradedCell) -> tuple[GradedCell, GradedCell]:
-    found = shared(first, second)
-    assert found is not None, "the two policies have no question in common"
-    return found
+    """Return the two cells reduced to the questions that both have."""
+    cells = shared(first, second)
+    assert cells is not None, "the two policies have no question in common"
+    return cells
 
 
-def cell(one: GradedCell) -> dict[str, Any]:
-    rates = {str(k): points(one.curve, k - 1) for k in SHOWN if k <= one.samples}
-    return {**one.summary(), "name": one.policy.name, "nfe": round(one.cost(), 3), "pass": rates}
+def cell_summary(cell: GradedCell) -> dict[str, Any]:
+    """Return a cell as JSON: its settings, the NFE of a sample, and pass@k for the k in SHOWN."""
+    rates = {str(k): points(cell.curve, k - 1) for k in SHOWN if k <= cell.samples}
+    return {**cell.summary(), "name": cell.policy.name, "nfe": round(cell.cost(), 3), "pass": rates}
 
 
 def points(estimate: Estimate, at: int = 0) -> dict[str, float]:
+    """Return one entry of an estimate and its interval in percentage points."""
     return {end: round(100 * float(getattr(estimate, end)[at]), 2) for end in ("mean", "low", "high")}
 
 
 # --- blocks ---------------------------------------------------------------------------------------------------
 
 
-def rates(found: dict[str, Any], ks: Sequence[int]) -> tuple[dict[tuple[str, str], dict[str, Any]], Any]:
+def rates(result: dict[str, Any], ks: Sequence[int]) -> tuple[dict[tuple[str, str], dict[str, Any]], Any]:
     """Return the cells by (task, policy), and a function that spells a cell's pass@k, the task's best in bold."""
-    cells = {(cell["task"], cell["name"]): cell for cell in found["cells"]}
+    cells = {(cell["task"], cell["name"]): cell for cell in result["cells"]}
     best = {(task, k): 0.0 for task, _ in cells for k in ks}
     for (task, _), cell in cells.items():
         for k in ks:
@@ -130,15 +151,15 @@ def rates(found: dict[str, Any], ks: Sequence[int]) -> tuple[dict[tuple[str, str
     return cells, spell
 
 
-def most_samples(found: dict[str, Any]) -> int:
+def most_samples(result: dict[str, Any]) -> int:
     """Return the largest k that every policy has."""
-    return max(int(k) for k in set.intersection(*({*cell["pass"]} for cell in found["cells"])))
+    return max(int(k) for k in set.intersection(*({*cell["pass"]} for cell in result["cells"])))
 
 
-def passes(found: dict[str, Any], ks: Sequence[int] = ()) -> str:
+def passes(result: dict[str, Any], ks: Sequence[int] = ()) -> str:
     """Return the full table: a row per task and policy; ± is half the width of the interval."""
-    ks = ks or (1, most_samples(found))
-    cells, spell = rates(found, ks)
+    ks = ks or (1, most_samples(result))
+    cells, spell = rates(result, ks)
 
     def rate(cell: dict[str, Any], k: int) -> str:
         interval = cell["pass"][str(k)]
@@ -153,10 +174,10 @@ def passes(found: dict[str, Any], ks: Sequence[int] = ()) -> str:
     return table(["task", "policy", "NFE", *(f"pass@{k}" for k in ks)], rows, numbers=1 + len(ks))
 
 
-def short_table(found: dict[str, Any]) -> str:
+def short_table(result: dict[str, Any]) -> str:
     """Return the README's table: policies down, tasks across, pass@1 → pass@n in each cell."""
-    ks = (1, most_samples(found))
-    cells, spell = rates(found, ks)
+    ks = (1, most_samples(result))
+    cells, spell = rates(result, ks)
     tasks = unique(task for task, _ in cells)
     rows = [
         [LABELS[name], *(" → ".join(spell(cells[task, name], k) for k in ks) for task in tasks)]
@@ -166,30 +187,30 @@ def short_table(found: dict[str, Any]) -> str:
     return table([f"pass@1 → pass@{ks[1]}, %", *tasks], rows)
 
 
-def differences(found: dict[str, Any]) -> str:
-    """Every statement with its interval."""
-    tasks = unique(one["task"] for one in found["differences"])
+def differences(result: dict[str, Any]) -> str:
+    """Return the table of all claims: a row per pair of policies and size, a column per task."""
+    tasks = unique(pair["task"] for pair in result["differences"])
     rows: dict[str, dict[str, str]] = {}
-    for one in found["differences"]:
-        count = one.get("ar_samples")
-        at = f"k = {one['k']}" if count is None else f"the NFE of {count} AR sample{'s' * (count > 1)}"
-        title = f"{one['first'].upper()} − {one['second'].upper()}, {at}"
-        mark = "" if one["low"] > 0 else " ·"
-        rows.setdefault(title, {})[one["task"]] = spelled(one) + mark
+    for pair in result["differences"]:
+        count = pair.get("ar_samples")
+        at = f"k = {pair['k']}" if count is None else f"the NFE of {count} AR sample{'s' * (count > 1)}"
+        title = f"{pair['first'].upper()} − {pair['second'].upper()}, {at}"
+        mark = "" if pair["low"] > 0 else " ·"
+        rows.setdefault(title, {})[pair["task"]] = with_interval(pair) + mark
     return table(["", *tasks], [[title, *(row[task] for task in tasks)] for title, row in rows.items()])
 
 
-def crossing(found: dict[str, Any]) -> list[str]:
-    """Return the paper's crossing as sentences that follow the numbers."""
+def crossing(result: dict[str, Any]) -> list[str]:
+    """Return the paper's crossing as sentences, worded according to the numbers."""
 
     def pairs(first: str, second: str, k: int | None) -> list[dict[str, Any]]:
         return [
             pair
-            for pair in found["differences"]
+            for pair in result["differences"]
             if (pair["first"], pair["second"]) == (first, second) and ("k" not in pair or k == pair["k"])
         ]
 
-    most = max(pair["k"] for pair in found["differences"] if "k" in pair)
+    most = max(pair["k"] for pair in result["differences"] if "k" in pair)
     budgets = pairs("tct", "ar", None)
     won = sum(pair["low"] > 0 for pair in budgets)
     return [
@@ -204,53 +225,59 @@ def crossing(found: dict[str, Any]) -> list[str]:
 MEANING = "A policy is ahead where the 95 % interval of the paired difference is above zero."
 
 
-def readme(found: dict[str, Any]) -> str:
-    """Return the README's results: the table in small, and the crossing."""
-    few = min(cell["questions"] for cell in found["cells"])
+def readme(result: dict[str, Any]) -> str:
+    """Return the README's results: the short table and the crossing."""
+    questions = min(cell["questions"] for cell in result["cells"])
     head = (
-        f"`tiny` ({found['parameters'] / 1e6:.1f} M parameters), {few} test questions per task, "
-        f"{most_samples(found)} samples per question; [all settings](docs/results.md)."
+        f"`tiny` ({result['parameters'] / 1e6:.1f} M parameters), {questions} test questions per task, "
+        f"{most_samples(result)} samples per question; [all settings](docs/results.md)."
     )
     return "\n\n".join(
-        [head, short_table(found), "\n".join(f"- {line}" for line in crossing(found)), MEANING]
+        [head, short_table(result), "\n".join(f"- {line}" for line in crossing(result)), MEANING]
     )
 
 
-def sizes(found: dict[str, Any]) -> str:
-    few = min(one["questions"] for one in found["cells"])
-    most = max(int(k) for one in found["cells"] for k in one["pass"])
-    graders = ", ".join(unique(one["grader"] for one in found["cells"]))
-    chosen = {(one["task"], one["name"]): parse(one["policy"]) for one in found["cells"]}
+def sizes(result: dict[str, Any]) -> str:
+    """Return a paragraph with the settings of the comparison."""
+    questions = min(cell["questions"] for cell in result["cells"])
+    samples = max(int(k) for cell in result["cells"] for k in cell["pass"])
+    graders = ", ".join(unique(cell["grader"] for cell in result["cells"]))
+    specs = {(cell["task"], cell["name"]): parse(cell["policy"]) for cell in result["cells"]}
     temperatures = [
-        f"{chosen[task, 'tlc'].t_pos:g} and {chosen[task, 'tct'].t_pos:g} ({task})"
-        for task in unique(task for task, _ in chosen)
+        f"{specs[task, 'tlc'].t_pos:g} and {specs[task, 'tct'].t_pos:g} on {task}"
+        for task in unique(task for task, _ in specs)
     ]
-    thresholds = unique(f"{one.threshold:g}" for (_, name), one in chosen.items() if name == "ct")
-    tokens = unique(f"{one.t_token:g}" for one in chosen.values())
-    counts = unique(f"{one.k}" for (_, name), one in chosen.items() if name in ("ar", "lc", "tlc"))
+    thresholds = unique(f"{policy.threshold:g}" for (_, name), policy in specs.items() if name == "ct")
+    tokens = unique(f"{policy.t_token:g}" for policy in specs.values())
+    budgets = unique(f"{policy.k}" for (_, name), policy in specs.items() if name in ("ar", "lc", "tlc"))
     return (
-        f"The embedded model ({found['parameters'] / 1e6:.1f} M parameters, LLaDA's layout) on its own tasks: "
-        f"{few} test questions per task, {most} samples per question, {found['blocks']} blocks per answer, "
-        f"T_token = {', '.join(tokens)}, K = {', '.join(counts)}, λ = {', '.join(thresholds)}; T_pos of TLC and TCT "
-        f"{listed(temperatures)}; pass@k in %, 95 % intervals (Bayesian bootstrap over questions). "
-        f"Graders: {graders}."
+        f"The embedded model ({result['parameters'] / 1e6:.1f} M parameters, LLaDA's layout) on its own tasks: "
+        f"{questions} test questions per task, {samples} samples per question, {result['blocks']} blocks per answer, "
+        f"T_token = {', '.join(tokens)}, K = {', '.join(budgets)}, λ = {', '.join(thresholds)}. T_pos of TLC and "
+        f"TCT: {listed(temperatures)}. All pass rates are in %, with 95 % intervals from a Bayesian bootstrap over "
+        f"questions. Graders: {graders}."
     )
 
 
-def easier(found: dict[str, Any]) -> str:
-    """Return LC's pass@1 on levels that many samples solve nearly completely."""
-    levels = listed([f"{rate['mean']:.1f} % of {task}" for task, rate in found["easier"].items()])
-    return f"A single LC sample solves {levels}, the easier levels."
+def easier(result: dict[str, Any]) -> str:
+    """Return a sentence with LC's pass@1 on the levels that 64 samples solve nearly completely."""
+    levels = listed([f"{rate['mean']:.1f} % of {task}" for task, rate in result["easier"].items()])
+    return f"On the easier levels, a single LC sample solves {levels}."
 
 
-def measured(found: dict[str, Any]) -> str:
-    lines = "\n".join(f"- {line}" for line in [*crossing(found), easier(found)])
-    return "\n\n".join([sizes(found), passes(found), lines, MEANING])
+def measured(result: dict[str, Any]) -> str:
+    """Return the block with the settings, the table of pass rates and the findings."""
+    lines = "\n".join(f"- {line}" for line in [*crossing(result), easier(result)])
+    return "\n\n".join([sizes(result), passes(result), lines, MEANING])
 
 
-def claims(found: dict[str, Any]) -> str:
-    note = "Points of pass rate, 95 % interval of the paired difference; · marks an interval that is not above 0."
-    return f"{sizes(found)} {note}\n\n{differences(found)}"
+def claims(result: dict[str, Any]) -> str:
+    """Return the block with the settings and the table of all claims."""
+    note = (
+        "Each entry is a difference in percentage points with the 95 % interval of the paired difference; "
+        "· marks an interval that is not entirely above 0."
+    )
+    return f"{sizes(result)} {note}\n\n{differences(result)}"
 
 
 if __name__ == "__main__":
@@ -263,15 +290,15 @@ if __name__ == "__main__":
     parser.add_argument("--questions", type=int, default=500)
     parser.add_argument("-n", type=int, default=64, help="samples per question")
     parser.add_argument("--out", type=Path, default=Path("runs/embedded"))
-    given = parser.parse_args()
-    folder = given.out / given.subset.replace(":", "-")
+    arguments = parser.parse_args()
+    folder = arguments.out / arguments.subset.replace(":", "-")
     drawn = draw(
         folder,
-        questions=given.questions,
-        samples=given.n,
-        subset=given.subset,
-        tasks=given.tasks.split(","),
-        model=given.model,
+        questions=arguments.questions,
+        samples=arguments.n,
+        subset=arguments.subset,
+        tasks=arguments.tasks.split(","),
+        model=arguments.model,
     )
-    result = summary(drawn, given.n)
+    result = summary(drawn, arguments.n)
     print(f"\n{passes(result, SHOWN)}\n\n{claims(result)}")

@@ -1,10 +1,10 @@
-"""GRPO on equal terms: four kinds of rollouts, each at equal wall clock and at equal NFE, with several seeds.
+"""Compare four kinds of rollouts for GRPO, at equal training time and at equal NFE, with several seeds.
 
     python -m experiments.grpo --out runs/grpo --seconds 180 --nfe 250000 --seeds 3
 
-Run it on an idle machine: wall clock is what is compared. One run on each core; stopped, the same command
-continues. A run is a folder of `twotemp grpo`, LIKELIHOOD-POLICY-SEED, evaluated where it reaches the first of the
-two limits and again at the other: both comparisons read the same trainings.
+Use an idle machine, because times are compared; there is one run per core. A comparison that was stopped continues
+with the same command. A run is a folder of `twotemp grpo`, LIKELIHOOD-POLICY-SEED, that is evaluated where it
+reaches the first of the two limits and again at the other, so both comparisons use the same trainings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.blocks import listed, spelled, table
+from experiments.blocks import listed, table, with_interval
 from experiments.command import side_by_side
 from experiments.embedded import points
 from twotemp import metrics
@@ -36,13 +36,15 @@ LIKELIHOODS = ("trajectory", "d1")
 LABELS = {"ar": "AR", "ct": "CT", "tct": "**TCT**", "fork": "Fork"}
 TASK = "countdown-3"
 FIGURE = (
-    "![training reward, its standard deviation within a group, accuracy against NFE](figures/grpo.png)\n\n"
-    "The figure shows the first seed, each training up to the later of the two limits."
+    "![Training reward, its standard deviation within a group, and accuracy against NFE](figures/grpo.png)\n\n"
+    "The figure shows the trainings with the first seed, up to the later of the two limits."
 )
 
 
 @dataclass(frozen=True)
-class Size:
+class ComparisonSize:
+    """How long to train, with how many seeds, and on how many held-out problems to evaluate."""
+
     seconds: int  # of training, for the comparison at equal wall clock
     nfe: int  # of all rollouts, for the comparison at equal NFE
     seeds: int
@@ -51,123 +53,144 @@ class Size:
 
     @property
     def limits(self) -> dict[str, int]:
-        """What is equal -> how much of it. Keys are those of a StepRecord without `total_`."""
+        """Return the two limits; the keys are the fields of a StepRecord without `total_`."""
         return {"seconds": self.seconds, "nfe": self.nfe}
 
     def runs(self) -> Iterator[tuple[str, str, int]]:
-        """(likelihood, rollouts, seed)"""
+        """Yield (likelihood, rollouts, seed) of every training."""
         for seed, likelihood, name in product(range(self.seeds), self.likelihoods, ROLLOUTS):
             yield likelihood, name, seed
 
 
-def run(out: Path, size: Size) -> dict[str, Any]:
-    """All trainings, and what had become of each at both limits."""
+def run(out: Path, size: ComparisonSize) -> dict[str, Any]:
+    """Run all trainings and return the state of each at both limits."""
 
     def folder(likelihood: str, name: str, seed: int) -> Path:
         return out / f"{likelihood}-{name}-{seed}"
 
     def command(likelihood: str, name: str, seed: int, budget: str) -> list[str]:
-        asked = ["--task", TASK, "--policy", ROLLOUTS[name], "--likelihood", likelihood, "--seed", str(seed)]
+        training = [
+            "--task",
+            TASK,
+            "--policy",
+            ROLLOUTS[name],
+            "--likelihood",
+            likelihood,
+            "--seed",
+            str(seed),
+        ]
         limits = ["--budget", budget, "--held-out", str(size.held_out)]
-        return ["grpo", *asked, *limits, "--out", str(folder(likelihood, name, seed))]
+        return ["grpo", *training, *limits, "--out", str(folder(likelihood, name, seed))]
 
-    # To the limit that comes first, whichever it is; then to each of them: one has been passed, the other has not.
+    # First to whichever limit comes first, then to each of them, so that every run is evaluated at both.
     for budget in (f"{size.seconds}s,{size.nfe}nfe", f"{size.seconds}s", f"{size.nfe}nfe"):
-        side_by_side(command(*one, budget) for one in size.runs())
-    found = [
+        side_by_side(command(*key, budget) for key in size.runs())
+    results = [
         {"equal": equal, "likelihood": likelihood, "name": name, "seed": seed}
         | reached(folder(likelihood, name, seed), equal, limit)
         for equal, limit in size.limits.items()
         for likelihood, name, seed in size.runs()
     ]
-    shown = [folder(size.likelihoods[0], name, 0) for name in ROLLOUTS]
-    report.write(shown, out / "report")
-    return {"task": TASK, "seconds": size.seconds, "nfe": size.nfe, "runs": found}
+    first_seed = [folder(size.likelihoods[0], name, 0) for name in ROLLOUTS]
+    report.write(first_seed, out / "report")
+    return {"task": TASK, "seconds": size.seconds, "nfe": size.nfe, "runs": results}
 
 
 def reached(folder: Path, equal: str, limit: int) -> dict[str, Any]:
-    """A training up to the first step at which so many seconds or NFE were used up."""
-    one = report.read(folder)
-    used = one.column(f"total_{equal}")
+    """Return the summary of a training up to the first step at which `limit` seconds or NFE were used."""
+    run = report.read(folder)
+    used = run.column(f"total_{equal}")
     steps = int(np.argmax(used >= limit)) + 1
-    first, last = one.evaluations[0], next(e for e in one.evaluations if e.step == steps)
+    first, last = run.evaluations[0], next(e for e in run.evaluations if e.step == steps)
     return {
         "steps": steps,
-        "seconds": round(one.records[steps - 1].total_seconds, 1),
-        "rollouts_nfe": one.records[steps - 1].total_nfe,
+        "seconds": round(run.records[steps - 1].total_seconds, 1),
+        "rollouts_nfe": run.records[steps - 1].total_nfe,
         **{
-            name: round(float(one.column(name)[:steps].mean()), digits)
+            name: round(float(run.column(name)[:steps].mean()), digits)
             for name, digits in (("nfe", 2), ("reward_std", 3), ("zero_std", 3))
         },
         "questions": len(last.questions),
         "before": accuracies(first),
         "after": accuracies(last),
-        # By λ, question by question: what `against` compares.
+        # Threshold -> one digit per question; `against` compares these.
         "passed": {f"{p.threshold:g}": "".join(f"{x:.0f}" for x in p.passed) for p in last.points},
     }
 
 
-def accuracies(one: Checkup) -> dict[str, float]:
-    return {f"{p.threshold:g}": round(100 * p.accuracy, 1) for p in one.points}
+def accuracies(evaluation: Checkup) -> dict[str, float]:
+    """Return threshold -> accuracy in %."""
+    return {f"{point.threshold:g}": round(100 * point.accuracy, 1) for point in evaluation.points}
 
 
 # --- blocks ---------------------------------------------------------------------------------------------------
 
 
-def groups(found: dict[str, Any]) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
-    """(what is equal, likelihood, rollouts) -> its runs, one for each seed."""
-    keys = unique((one["equal"], one["likelihood"], one["name"]) for one in found["runs"])
-    return {
-        key: [one for one in found["runs"] if (one["equal"], one["likelihood"], one["name"]) == key]
-        for key in keys
-    }
+def groups(result: dict[str, Any]) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
+    """Return the runs grouped by (kind of limit, likelihood, rollouts): one run per seed."""
+    grouped: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for run in result["runs"]:
+        grouped.setdefault((run["equal"], run["likelihood"], run["name"]), []).append(run)
+    return grouped
 
 
-def shown(found: dict[str, Any]) -> str:
-    """Means over seeds; of the accuracies also the lowest and the highest seed."""
-    thresholds = list(found["runs"][0]["after"])
+def render(result: dict[str, Any]) -> str:
+    """Return the table of means over seeds (for accuracies also the range), the differences and the figure."""
+    thresholds = list(result["runs"][0]["after"])
 
-    def mean(some: Sequence[dict[str, Any]], name: str, digits: int) -> str:
-        return f"{np.mean([one[name] for one in some]):,.{digits}f}"
+    def mean(runs: Sequence[dict[str, Any]], name: str, digits: int) -> str:
+        return f"{np.mean([run[name] for run in runs]):,.{digits}f}"
 
-    def spread(some: Sequence[dict[str, Any]], threshold: str) -> str:
-        values = [one["after"][threshold] for one in some]
+    def spread(runs: Sequence[dict[str, Any]], threshold: str) -> str:
+        values = [run["after"][threshold] for run in runs]
         return f"{np.mean(values):.1f} ({min(values):.1f}–{max(values):.1f})"
 
     rows = [
         [
-            {"seconds": f"{found['seconds']} s", "nfe": f"{found['nfe']:,} NFE"}[equal],
+            {"seconds": f"{result['seconds']} s", "nfe": f"{result['nfe']:,} NFE"}[equal],
             f"`{likelihood}`",
             LABELS[name],
-            mean(some, "steps", 0),
-            mean(some, "nfe", 1),
-            mean(some, "reward_std", 3),
-            f"{100 * np.mean([one['zero_std'] for one in some]):.0f} %",
-            *(spread(some, threshold) for threshold in thresholds),
+            mean(runs, "steps", 0),
+            mean(runs, "nfe", 1),
+            mean(runs, "reward_std", 3),
+            f"{100 * np.mean([run['zero_std'] for run in runs]):.0f} %",
+            *(spread(runs, threshold) for threshold in thresholds),
         ]
-        for (equal, likelihood, name), some in groups(found).items()
+        for (equal, likelihood, name), runs in groups(result).items()
     ]
-    one = found["runs"][0]
-    before = listed([f"{value:.1f} (λ = {threshold})" for threshold, value in one["before"].items()])
-    heads = ["equal", "likelihood", "rollouts", "steps", "NFE a rollout", "std in a group", "no signal"]
+    first = result["runs"][0]
+    before = listed([f"{value:.1f} % at λ = {threshold}" for threshold, value in first["before"].items()])
+    heads = ["limit", "likelihood", "rollouts", "steps", "NFE per rollout", "reward std in a group"]
+    heads += ["groups without signal"]
     heads += [f"λ = {threshold}" for threshold in thresholds]
-    seeds = len({one["seed"] for one in found["runs"]})
+    seeds = len({run["seed"] for run in result["runs"]})
     return (
-        f"{found['task']}, greedy CT on {one['questions']} test problems in %: {before} before training; after it "
-        f"the mean of {seeds} seeds (lowest–highest).\n\n{table(heads, rows, len(heads) - 3)}\n\n"
-        f"{against(found)}\n\n{FIGURE}"
+        f"The last columns are the accuracy of greedy CT with threshold λ on {first['questions']} test problems of "
+        f"{result['task']}, in %: the mean of {seeds} seeds (lowest–highest). Before training it is "
+        f"{before}.\n\n{table(heads, rows, len(heads) - 3)}\n\n{against(result)}\n\n{FIGURE}"
     )
 
 
 def difference(
-    found: dict[str, Any], equal: str, likelihood: str, name: str, threshold: str = "0.6"
+    result: dict[str, Any], equal: str, likelihood: str, name: str, threshold: str = "0.6"
 ) -> dict[str, float]:
-    """TCT minus another kind of rollouts: the same questions, each with the mean over seeds."""
+    """Return the accuracy after TCT rollouts minus that after another kind, paired by question.
+
+    Args:
+        result: the result of `run`.
+        equal: the kind of limit, "seconds" or "nfe".
+        likelihood: the likelihood that was trained with.
+        name: the other kind of rollouts.
+        threshold: the threshold of the evaluation.
+
+    Returns:
+        The difference in percentage points with its interval; a question counts with its mean over seeds.
+    """
     ours, theirs = (
         np.mean(
             [
-                [int(digit) for digit in one["passed"][threshold]]
-                for one in groups(found)[equal, likelihood, kind]
+                [int(digit) for digit in run["passed"][threshold]]
+                for run in groups(result)[equal, likelihood, kind]
             ],
             axis=0,
         )
@@ -176,42 +199,46 @@ def difference(
     return points(metrics.paired_bootstrap(ours, theirs))
 
 
-def against(found: dict[str, Any]) -> str:
-    """TCT against the others, at every λ of which answers were kept."""
-    some = groups(found)
-    said = []
-    for threshold in found["runs"][0]["passed"]:
+def against(result: dict[str, Any]) -> str:
+    """Return lists of the differences between TCT and the other rollouts, at every stored threshold."""
+    grouped = groups(result)
+    parts = []
+    for threshold in result["runs"][0]["passed"]:
         lines = []
-        for equal, likelihood in unique((equal, likelihood) for equal, likelihood, _ in some):
-            rivals = [name for name in ("ct", "fork", "ar") if (equal, likelihood, name) in some]
+        for equal, likelihood in unique((equal, likelihood) for equal, likelihood, _ in grouped):
+            rivals = [name for name in ("ct", "fork", "ar") if (equal, likelihood, name) in grouped]
             differences = [
-                f"{name.upper()} {spelled(difference(found, equal, likelihood, name, threshold))}"
+                f"{with_interval(difference(result, equal, likelihood, name, threshold))} over {LABELS[name]}"
                 for name in rivals
             ]
-            what = "time" if equal == "seconds" else "NFE"
-            lines.append(f"- Equal {what}, `{likelihood}`, TCT minus {'; '.join(differences)}.")
-        head = f"At λ = {threshold}, points, 95 % interval over questions (not over trainings):"
-        said.append(f"{head}\n\n" + "\n".join(lines))
-    return "\n\n".join(said)
+            limit = "time" if equal == "seconds" else "NFE"
+            lines.append(f"- Equal {limit}, `{likelihood}` likelihood: {listed(differences)}.")
+        head = (
+            f"Gain in accuracy of TCT rollouts over other rollouts at λ = {threshold}, in percentage points (95 % "
+            "intervals over questions, not over trainings):"
+        )
+        parts.append(f"{head}\n\n" + "\n".join(lines))
+    return "\n\n".join(parts)
 
 
-def short(found: dict[str, Any]) -> str:
-    """Return one paragraph: equal wall clock, the first likelihood, λ = 0.6."""
-    likelihood = found["runs"][0]["likelihood"]
+def short(result: dict[str, Any]) -> str:
+    """Return one paragraph about the first likelihood at equal training time and λ = 0.6."""
+    likelihood = result["runs"][0]["likelihood"]
     means = {
-        LABELS[name].strip("*"): np.mean([one["after"]["0.6"] for one in some])
-        for (equal, l, name), some in groups(found).items()
+        LABELS[name].strip("*"): np.mean([run["after"]["0.6"] for run in runs])
+        for (equal, l, name), runs in groups(result).items()
         if (equal, l) == ("seconds", likelihood)
     }
-    before = found["runs"][0]["before"]["0.6"]
+    before = result["runs"][0]["before"]["0.6"]
     after = listed([f"{value:.0f} % with {name} rollouts" for name, value in means.items()])
-    seeds = len({one["seed"] for one in found["runs"]})
-    ahead = difference(found, "seconds", likelihood, "ct")
-    verdict = "" if ahead["low"] > 0 else ", which cannot be told from zero"
+    seeds = len({run["seed"] for run in result["runs"]})
+    gap = difference(result, "seconds", likelihood, "ct")
+    verdict = "" if gap["low"] > 0 else ", which is not significantly different from zero"
     return (
-        f"{found['seconds']} seconds of GRPO on one core for each kind of rollout, then greedy CT (λ = 0.6) on "
-        f"{found['runs'][0]['questions']} test problems of {found['task']}, mean of {seeds} seeds: {before:.0f} % "
-        f"before training, {after}. TCT rollouts minus CT rollouts: {spelled(ahead)} points{verdict}."
+        f"We train with GRPO for {result['seconds']} seconds on one core with each kind of rollout, then evaluate "
+        f"greedy CT (λ = 0.6) on {result['runs'][0]['questions']} test problems of {result['task']}. The accuracy is "
+        f"{before:.0f} % before training and, as the mean of {seeds} seeds, {after}. The difference between TCT "
+        f"and CT rollouts is {with_interval(gap)} percentage points{verdict}."
     )
 
 
@@ -225,6 +252,7 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--held-out", type=int, default=500)
     parser.add_argument("--likelihoods", default=",".join(LIKELIHOODS))
-    given = parser.parse_args()
-    asked = Size(given.seconds, given.nfe, given.seeds, given.held_out, given.likelihoods.split(","))
-    print(shown(run(given.out, asked)))
+    arguments = parser.parse_args()
+    likelihoods = arguments.likelihoods.split(",")
+    size = ComparisonSize(arguments.seconds, arguments.nfe, arguments.seeds, arguments.held_out, likelihoods)
+    print(render(run(arguments.out, size)))

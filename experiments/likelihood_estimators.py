@@ -1,13 +1,13 @@
-"""Bias and spread of the likelihood estimators on a table whose exact likelihood is known.
+"""Measure bias and spread of the likelihood estimators on a table model whose likelihoods are known exactly.
 
     python -m experiments.likelihood_estimators
 
-A table of all strings of 2 + 6 letters over {a, b, c}, with weights exp(s * normal) of a few values of s (the
-larger, the more the positions depend on each other); samples of several policies; each random estimator drawn
-200 times a sample. bias: mean of estimate - exact. std: of an estimate over its own randomness.
+The table holds all strings of 2 + 6 letters over {a, b, c} with weights exp(s * normal); the larger s, the more the
+positions depend on each other. Samples are drawn with several policies, and each random estimator is drawn 200
+times per sample. The bias is the mean of estimate - exact, the std that of an estimate over its own randomness.
 
-The second table is about trajectories, not strings: by how much `trajectory` exceeds the log-probability that hard
-thresholds (CT) decode as they did. That is `deferral`, which is exact there.
+The second table is about trajectories instead of strings: by how much `trajectory` exceeds the log-probability of the
+decoding order that CT (hard thresholds) took. `deferral` computes that log-probability exactly.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ SAMPLES, DRAWS = 64, 200
 
 
 def table(scale: float) -> TableModel:
+    """Return the table model with weights exp(scale * normal)."""
     generator = torch.Generator().manual_seed(0)
     strings = list(product(range(LETTERS), repeat=PROMPT + LENGTH))
     weights = torch.randn(len(strings), generator=generator).mul(scale).exp().tolist()
@@ -41,13 +42,15 @@ def table(scale: float) -> TableModel:
 
 
 def exact(model: TableModel, samples: list[Sample]) -> torch.Tensor:
+    """Return the log-probability of each sample's tokens given its prompt."""
     rows = torch.tensor([s.prompt + s.tokens for s in samples])
-    agrees = (model.sequences[None] == rows[:, None]).all(2).double() @ model.weights
-    given = (model.sequences[None, :, :PROMPT] == rows[:, None, :PROMPT]).all(2).double() @ model.weights
-    return (agrees / given).log().float()
+    joint = (model.sequences[None] == rows[:, None]).all(2).double() @ model.weights
+    prompt = (model.sequences[None, :, :PROMPT] == rows[:, None, :PROMPT]).all(2).double() @ model.weights
+    return (joint / prompt).log().float()
 
 
 def draw(model: TableModel, spec: str) -> list[Sample]:
+    """Return traced samples of a policy, in the order of their requests."""
     prompts = [(i % LETTERS, i // LETTERS % LETTERS) for i in range(SAMPLES)]
     requests = [
         Request(str(i), prompt, parse(spec), length=LENGTH, trace=True) for i, prompt in enumerate(prompts)
@@ -62,7 +65,7 @@ def log_p(model: TableModel, samples: list[Sample], name: str, draws: int = 1) -
 
 
 def measure() -> dict[str, Any]:
-    """Bias and spread of the estimators of strings; what `trajectory` exceeds the law of a trajectory by."""
+    """Return the rows of both tables as JSON."""
     torch.set_num_threads(1)
     strings: list[dict[str, Any]] = []
     trajectories: list[dict[str, Any]] = []
@@ -84,24 +87,25 @@ def measure() -> dict[str, Any]:
             samples = draw(model, spec)
             given_order, decided = (log_p(model, samples, name)[0] for name in ("trajectory", "deferral"))
             excess = given_order - decided
-            found = {"law": decided.mean().item(), "mean": excess.mean().item(), "std": excess.std().item()}
-            trajectories.append({"scale": scale, "rollouts": spec, **rounded(found)})
+            row = {"law": decided.mean().item(), "mean": excess.mean().item(), "std": excess.std().item()}
+            trajectories.append({"scale": scale, "rollouts": spec, **rounded(row)})
     return {"strings": strings, "trajectories": trajectories}
 
 
-def rounded(found: dict[str, float | None]) -> dict[str, float | None]:
-    return {name: None if value is None else round(value, 3) + 0.0 for name, value in found.items()}
+def rounded(row: dict[str, float | None]) -> dict[str, float | None]:
+    """Return the row with three digits after the point, without negative zeros."""
+    return {name: None if value is None else round(value, 3) + 0.0 for name, value in row.items()}
 
 
-def of_strings(found: dict[str, Any]) -> str:
-    """Bias ± std, in nats; for `trajectory` the passes that it takes."""
+def render_strings(result: dict[str, Any]) -> str:
+    """Return the table of bias ± std in nats, and for `trajectory` the number of passes."""
     lines: dict[tuple[float, str], dict[str, str]] = {}
-    for one in found["strings"]:
-        bias = signed(one["bias"], 3)
-        more = f" ± {one['std']:.3f}" if one["std"] is not None else ""
-        if one["estimator"] == "trajectory":
-            more = f" ({one['passes']:.1f} passes)"
-        lines.setdefault((one["scale"], one["rollouts"]), {})[one["estimator"]] = bias + more
+    for row in result["strings"]:
+        bias = signed(row["bias"], 3)
+        more = f" ± {row['std']:.3f}" if row["std"] is not None else ""
+        if row["estimator"] == "trajectory":
+            more = f" ({row['passes']:.1f} passes)"
+        lines.setdefault((row["scale"], row["rollouts"]), {})[row["estimator"]] = bias + more
     heads = ["dependence", "rollouts", *(f"`{name}`" for name in STRINGS)]
     rows = [
         [f"{scale:g}", f"`{spec}`", *(line[name] for name in STRINGS)]
@@ -110,20 +114,21 @@ def of_strings(found: dict[str, Any]) -> str:
     return markdown(heads, rows, len(STRINGS))
 
 
-def of_trajectories(found: dict[str, Any]) -> str:
+def render_trajectories(result: dict[str, Any]) -> str:
+    """Return the table of how much `trajectory` exceeds the log-probability of a trajectory."""
     heads = ["dependence", "rollouts", "log-probability of the trajectory", "`trajectory` exceeds it by"]
     rows = [
         [
-            f"{one['scale']:g}",
-            f"`{one['rollouts']}`",
-            signed(one["law"], 2),
-            f"{one['mean']:.2f} ± {one['std']:.2f}",
+            f"{row['scale']:g}",
+            f"`{row['rollouts']}`",
+            signed(row["law"], 2),
+            f"{row['mean']:.2f} ± {row['std']:.2f}",
         ]
-        for one in found["trajectories"]
+        for row in result["trajectories"]
     ]
     return markdown(heads, rows, 2)
 
 
 if __name__ == "__main__":
     result = measure()
-    print(f"{of_strings(result)}\n\n{of_trajectories(result)}")
+    print(f"{render_strings(result)}\n\n{render_trajectories(result)}")

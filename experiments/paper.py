@@ -1,15 +1,15 @@
-"""Every number of README and docs, by one command: `make paper`, or
+"""Measure every number of README and docs: `make paper`, or
 
-    python -m experiments.paper                       # all parts: `--list` says how long each takes
-    python -m experiments.paper --parts claims,again  # some of them
-    python -m experiments.paper --parts claims --questions 100 -n 16      # smaller
+    python -m experiments.paper                       # all parts; `--list` shows how long each takes
+    python -m experiments.paper --parts claims,again  # only these
+    python -m experiments.paper --parts claims --questions 100 -n 16      # a smaller run
     python -m experiments.paper --list                # the parts, and which are up to date
-    python -m experiments.paper --check               # do the documents say what the stored results say?
+    python -m experiments.paper --check               # exit 1 if a document differs from the stored results
 
-Nothing is trained but the GRPO runs that are themselves an experiment. A part draws what is missing under runs/paper
-(stopped, it continues), keeps what was found in experiments/results/PART.json, and its blocks in the documents are
-written from there. A result knows the weights and the settings it was measured with, and its blocks say so when
-they are not the present ones any more.
+Only the GRPO runs train a model. A part draws the samples that are missing under runs/paper, so a part that was
+stopped continues, and stores its result in experiments/results/PART.json; its blocks in the documents are generated
+from there. A result records the weights and settings that it was measured with, and its blocks say so if these have
+changed since.
 """
 
 from __future__ import annotations
@@ -58,65 +58,80 @@ DOCUMENTS = (
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Where a part draws, and how much."""
+class PartOptions:
+    """Where a part keeps its runs, and how much it draws."""
 
     runs: Path
     questions: int
-    samples: int  # per question; of a part without such a number, 0
+    samples: int  # per question; 0 for a part that has no such number
 
 
 @dataclass(frozen=True)
 class Part:
+    """An experiment of `make paper` and the blocks of the documents that it fills."""
+
     about: str
     minutes: int  # on two idle cores, roughly
-    run: Callable[[Asked], dict[str, Any]]
+    run: Callable[[PartOptions], dict[str, Any]]
     blocks: Mapping[str, Callable[[dict[str, Any]], str]]
-    settings: Any = None  # JSON: what else decides the result and may change
+    settings: Any = None  # JSON: further settings that determine the result
     questions: int = 500
-    samples: int | None = 64  # per question; None: the part has numbers of its own
+    samples: int | None = 64  # per question; None if the part chooses its own numbers
     models: Sequence[str] = ("tiny",)
     figures: Mapping[str, str] = field(default_factory=dict)  # file under runs -> file in docs/figures
 
 
-def drawn(asked: Asked, part: str = "claims", subset: str = "test") -> list[GradedCell]:
-    """The samples of the claims. Who reads them later asks in the same way: what is missing is drawn."""
-    size = {"questions": asked.questions, "samples": asked.samples}
-    return embedded.draw(asked.runs / part, subset=subset, **size)
+def drawn(options: PartOptions, part: str = "claims", subset: str = "test") -> list[GradedCell]:
+    """Return the samples of the claims, drawing what is missing; several parts use the same ones."""
+    size = {"questions": options.questions, "samples": options.samples}
+    return embedded.draw(options.runs / part, subset=subset, **size)
 
 
-def claims(asked: Asked) -> dict[str, Any]:
-    cells = drawn(asked)
-    write([one for one in cells if one.task in embedded.TASKS], asked.runs / "claims" / "report")
-    return embedded.summary(cells, asked.samples)
+def claims(options: PartOptions) -> dict[str, Any]:
+    """Measure the paper's claims and write their report."""
+    cells = drawn(options)
+    write([cell for cell in cells if cell.task in embedded.TASKS], options.runs / "claims" / "report")
+    return embedded.summary(cells, options.samples)
 
 
-def again(asked: Asked) -> dict[str, Any]:
-    return embedded.summary(drawn(asked, "again", "test:7"), asked.samples)
+def again(options: PartOptions) -> dict[str, Any]:
+    """Measure the claims on other problems."""
+    return embedded.summary(drawn(options, "again", "test:7"), options.samples)
 
 
-def selection(asked: Asked) -> dict[str, Any]:
-    report = asked.runs / "claims" / "selection"
-    return verifier.summary(drawn(asked), verifier.TRAINED, asked.samples, report)
+def selection(options: PartOptions) -> dict[str, Any]:
+    """Measure Best@k with the verifier on the samples of the claims."""
+    report = options.runs / "claims" / "selection"
+    return verifier.summary(drawn(options), verifier.TRAINED, options.samples, report)
 
 
-def judges(asked: Asked) -> dict[str, Any]:
-    out, cells = asked.runs / "verifier", []
-    size = {"n": asked.samples, "questions": asked.questions}
+def scores(options: PartOptions) -> dict[str, Any]:
+    """Compare the verifier with scores that need no training, on traced samples."""
+    out, cells = options.runs / "verifier", []
+    size = {"n": options.samples, "questions": options.questions}
     for task in embedded.TASKS:
         specs = [policies(task)[name] for name in verifier.CHOOSERS]
         cells += evaluated(out, task, specs, "--block", str(block(task)), "--trace", **size)
-    return verifier.summary(cells, verifier.ALL, asked.samples, out / "selection")
+    return verifier.summary(cells, verifier.ALL, options.samples, out / "selection")
 
 
-def of_file(
+def file_part(
     name: str, minutes: int, about: str, models: Sequence[str] = ("tiny",), questions: int = 100
 ) -> Part:
+    """Return the part that runs experiments/NAME.yaml.
+
+    Args:
+        name: the name of the file and of the part's block.
+        minutes: the approximate time on two idle cores.
+        about: what `--list` shows.
+        models: the models whose weights the result depends on.
+        questions: questions per task.
+    """
     return Part(
         about,
         minutes,
-        lambda asked: files.run(name, asked.runs / name, asked.questions, asked.samples),
-        {name: files.shown},
+        lambda options: files.run(name, options.runs / name, options.questions, options.samples),
+        {name: files.render},
         yaml.safe_load((files.HERE / f"{name}.yaml").read_text("utf-8")),
         questions=questions,
         models=models,
@@ -128,37 +143,37 @@ CLAIMS = {
     "blocks": BLOCKS_PER_ANSWER,
     "easier": [embedded.EASIER, embedded.EASIER_SAMPLES],
 }
-GRPO = grpo.Size(seconds=180, nfe=250_000, seeds=3, held_out=500)
+GRPO = grpo.ComparisonSize(seconds=180, nfe=250_000, seeds=3, held_out=500)
 PARTS: dict[str, Part] = {
     "training": Part(
-        "what made the shipped weights, from their logs",
+        "how the shipped weights were trained, from their logs",
         0,
-        lambda asked: training.summary(ROOT / "recipes"),
-        {"training": training.shown},
+        lambda options: training.summary(ROOT / "recipes"),
+        {"training": training.render},
         samples=None,
         models=("tiny", "tiny-ar"),
     ),
     "theory": Part(
-        "the exact numbers of the pages about forks and theory",
+        "the exact numbers in docs/forks.md and docs/theory.md",
         1,
-        lambda asked: theory.measure(),
-        {"planted": theory.of_the_fork, "sweep": theory.sweep, "monotonicity": theory.monotonicity},
+        lambda options: theory.measure(),
+        {"planted": theory.render_fork, "sweep": theory.sweep, "monotonicity": theory.monotonicity},
         samples=None,
         models=(),
     ),
     "likelihoods": Part(
-        "estimators of likelihood on tables",
+        "likelihood estimators on table models",
         1,
-        lambda asked: likelihood_estimators.measure(),
+        lambda options: likelihood_estimators.measure(),
         {
-            "likelihoods": likelihood_estimators.of_strings,
-            "trajectories": likelihood_estimators.of_trajectories,
+            "likelihoods": likelihood_estimators.render_strings,
+            "trajectories": likelihood_estimators.render_trajectories,
         },
         samples=None,
         models=(),
     ),
     "claims": Part(
-        "the paper's crossing: five policies on three tasks",
+        "the paper's claims: five policies on three tasks",
         100,
         claims,
         {"readme": embedded.readme, "measured": embedded.measured, "claims": embedded.claims},
@@ -166,17 +181,17 @@ PARTS: dict[str, Part] = {
         figures={f"claims/report/{name}.png": f"{name}.png" for name in ("pass_at_k", "pass_at_nfe")},
     ),
     "again": Part(
-        "the same on 500 other problems",
+        "the claims on 500 other problems",
         100,
         again,
         {"measured-again": embedded.measured, "again": embedded.claims},
         CLAIMS,
     ),
     "selection": Part(
-        "one answer from many, on the samples of `claims` (missing ones are drawn)",
+        "choosing one answer from many, on the samples of `claims`",
         25,
         selection,
-        {"selection": verifier.chosen, "selection-findings": verifier.findings},
+        {"selection": verifier.render_best, "selection-findings": verifier.findings},
         {**CLAIMS, "selectors": verifier.TRAINED},
         models=("tiny", "verifier"),
         figures={
@@ -185,10 +200,10 @@ PARTS: dict[str, Part] = {
         },
     ),
     "verifier": Part(
-        "the verifier against what needs no training",
+        "the verifier against scores that need no training",
         10,
-        judges,
-        {"verifier": verifier.told_apart, "verifier-best": verifier.chosen},
+        scores,
+        {"verifier": verifier.render_auc, "verifier-best": verifier.render_best},
         {**CLAIMS, "selectors": verifier.ALL},
         questions=100,
         models=("tiny", "verifier"),
@@ -196,20 +211,22 @@ PARTS: dict[str, Part] = {
     "forks": Part(
         "the fork study",
         3,
-        lambda asked: study.run(asked.runs / "forks", asked.questions),
-        {"forks": study.shown},
+        lambda options: study.run(options.runs / "forks", options.questions),
+        {"forks": study.render},
         questions=100,
         samples=None,
     ),
-    "models": of_file("models", 8, "tiny and tiny-ar: amounts of diffusion training", ("tiny", "tiny-ar")),
-    "t_pos": of_file("t_pos", 12, "position temperatures"),
-    "t_token": of_file("t_token", 9, "token temperatures", questions=60),
+    "models": file_part(
+        "models", 8, "tiny and tiny-ar: different amounts of diffusion training", ("tiny", "tiny-ar")
+    ),
+    "t_pos": file_part("t_pos", 12, "position temperatures"),
+    "t_token": file_part("t_token", 9, "token temperatures", questions=60),
     "frontier": Part(
-        "every method, tuned jointly, and points of the frame that nobody has published",
+        "every method with tuned parameters, and some that have not been published",
         60,
-        lambda asked: frontier.run(asked.runs / "frontier", asked.questions, asked.samples, seeds=3),
+        lambda options: frontier.run(options.runs / "frontier", options.questions, options.samples, seeds=3),
         {
-            "frontier": frontier.shown,
+            "frontier": frontier.render,
             "frontier-statements": frontier.statements,
             "frontier-ahead": frontier.ahead,
         },
@@ -219,8 +236,8 @@ PARTS: dict[str, Part] = {
     "tuning": Part(
         "`twotemp tune` against a full grid",
         40,
-        lambda asked: tuning.run(asked.runs / "tuning", tuning.TASKS, 3, 100, asked.questions),
-        {"tuning": tuning.shown},
+        lambda options: tuning.run(options.runs / "tuning", tuning.TASKS, 3, 100, options.questions),
+        {"tuning": tuning.render},
         [
             tuning.TASKS,
             tuning.POLICIES,
@@ -234,58 +251,62 @@ PARTS: dict[str, Part] = {
         samples=None,
     ),
     "grpo": Part(
-        "GRPO on equal terms; its time is the experiment: run it on an idle machine",
+        "GRPO at equal time and equal NFE; needs an idle machine, because it compares times",
         60,
-        lambda asked: grpo.run(asked.runs / "grpo", replace(GRPO, held_out=asked.questions)),
-        {"grpo": grpo.shown, "grpo-short": grpo.short},
+        lambda options: grpo.run(options.runs / "grpo", replace(GRPO, held_out=options.questions)),
+        {"grpo": grpo.render, "grpo-short": grpo.short},
         [grpo.TASK, grpo.ROLLOUTS, grpo.LIKELIHOODS, asdict(GRPO)],
         questions=GRPO.held_out,
         samples=None,
         figures={"grpo/report/grpo.png": "grpo.png"},
     ),
 }
-BLOCKS = {name: (part, make) for part, one in PARTS.items() for name, make in one.blocks.items()}
+BLOCKS = {
+    block_name: (name, make) for name, part in PARTS.items() for block_name, make in part.blocks.items()
+}
 
 
 # --- stored results -------------------------------------------------------------------------------------------
 
 
 def digest(path: Path) -> str:
+    """Return a short hash of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
 def inputs(part: Part) -> dict[str, Any]:
-    """What a result depends on beside its size: the weights of its models, and its settings."""
+    """Return what a result depends on apart from its size: the weights of its models, and its settings."""
     models = {name: digest(locate(name, embedded=(name,)) / "model.safetensors") for name in part.models}
     return {"weights": models, "settings": json.loads(json.dumps(part.settings))}
 
 
 def stored(name: str) -> dict[str, Any] | None:
+    """Return the stored result of a part, or None."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text("utf-8")) if path.exists() else None
 
 
 def current(name: str, questions: int, samples: int) -> bool:
-    """Was it measured in this size, with the weights that are shipped and the settings that are written here?"""
+    """Tell whether a part's result has this size, the shipped weights and the present settings."""
     result = stored(name)
-    same = {"questions": questions, "samples": samples, **inputs(PARTS[name])}
-    return result is not None and all(result[key] == value for key, value in same.items())
+    expected = {"questions": questions, "samples": samples, **inputs(PARTS[name])}
+    return result is not None and all(result[key] == value for key, value in expected.items())
 
 
-def perform(name: str, asked: Asked) -> None:
-    """Run a part and keep what it found."""
+def perform(name: str, options: PartOptions) -> None:
+    """Run a part and store its result."""
     part = PARTS[name]
-    found = part.run(asked)
+    found = part.run(options)
     figures = {}
     for source, target in part.figures.items():
         path = ROOT / "docs" / "figures" / target
-        shutil.copyfile(asked.runs / source, path)
+        shutil.copyfile(options.runs / source, path)
         figures[target] = digest(path)
     result = {
         "version": __version__,
         **inputs(part),
-        "questions": asked.questions,
-        "samples": asked.samples,
+        "questions": options.questions,
+        "samples": options.samples,
         "figures": figures,
         "found": found,
     }
@@ -297,28 +318,28 @@ def perform(name: str, asked: Asked) -> None:
 
 
 def text_of(block: str) -> str:
-    """What a block says: made from the stored result of its part."""
+    """Return the text of a block, generated from the stored result of its part."""
     if block not in BLOCKS:
-        raise KeyError(f"no part makes the block {block!r}; there are {', '.join(BLOCKS)}")
+        raise KeyError(f"no part generates the block {block!r}; the blocks are {', '.join(BLOCKS)}")
     part, make = BLOCKS[block]
     result = stored(part)
     if result is None:
-        return f'*Not measured with these models yet: `make paper PARTS="{part}"`.*'
+        return f'*Not measured with these models yet; run `make paper PARTS="{part}"`.*'
     text = make(result["found"])
-    for what, now in inputs(PARTS[part]).items():
-        if result[what] != now:
-            text += f"\n\n*Measured with other {what} than the present ones.*"
+    for name, value in inputs(PARTS[part]).items():
+        if result[name] != value:
+            text += f"\n\n*The {name} have changed since this was measured.*"
     return text
 
 
 def differing() -> dict[str, str]:
-    """Documents that do not say what the stored results say, with what they should be."""
-    found = {}
+    """Return the documents that differ from the stored results, with the text that they should have."""
+    corrected = {}
     for name in DOCUMENTS:
         text = (ROOT / name).read_text("utf-8")
-        if (right := blocks.rewritten(text, text_of)) != text:
-            found[name] = right
-    return found
+        if (expected := blocks.rewritten(text, text_of)) != text:
+            corrected[name] = expected
+    return corrected
 
 
 def main() -> None:
@@ -327,50 +348,57 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--parts", default="", help="names, separated by commas or spaces; all unless given")
-    parser.add_argument("--questions", type=int, help="per task, instead of each part's own number")
-    parser.add_argument("-n", type=int, dest="samples", help="samples per question, instead of 64")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "paper", help="where samples are kept")
-    parser.add_argument("--list", action="store_true", help="show the parts")
+    parser.add_argument("--parts", default="", help="names, separated by commas or spaces (default: all)")
+    parser.add_argument("--questions", type=int, help="questions per task (default: each part's own number)")
+    parser.add_argument("-n", type=int, dest="samples", help="samples per question (default: 64)")
+    parser.add_argument(
+        "--runs", type=Path, default=ROOT / "runs" / "paper", help="where the samples are kept"
+    )
+    parser.add_argument("--list", action="store_true", help="list the parts and whether they are up to date")
     parser.add_argument("--check", action="store_true", help="exit 1 if a document differs from the results")
     parser.add_argument(
-        "--blocks", action="store_true", help="rewrite the documents from stored results only"
+        "--blocks", action="store_true", help="rewrite the documents from the stored results; measure nothing"
     )
-    given = parser.parse_args()
-    chosen = given.parts.replace(",", " ").split() or list(PARTS)
+    arguments = parser.parse_args()
+    chosen = arguments.parts.replace(",", " ").split() or list(PARTS)
     if unknown := set(chosen) - set(PARTS):
-        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+        parser.error(f"unknown parts: {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
     sizes = {
-        name: (given.questions or part.questions, (given.samples or part.samples) if part.samples else 0)
+        name: (
+            arguments.questions or part.questions,
+            (arguments.samples or part.samples) if part.samples else 0,
+        )
         for name, part in ((name, PARTS[name]) for name in chosen)
     }
-    if given.list:
+    if arguments.list:
         for name in chosen:
             state = "up to date" if current(name, *sizes[name]) else "to do"
             print(f"{name:12} {state:10} {PARTS[name].minutes:4} min  {PARTS[name].about}")
         return
-    if given.check:
-        if found := differing():
+    if arguments.check:
+        if documents := differing():
             sys.exit(
-                f"{', '.join(found)}: not what the stored results say; python -m experiments.paper --blocks"
+                f"{', '.join(documents)}: not up to date with the stored results; run "
+                "`python -m experiments.paper --blocks`"
             )
         return
-    for name in chosen if not given.blocks else ():
+    for name in chosen if not arguments.blocks else ():
         if not current(name, *sizes[name]):
             print(f"--- {name}: {PARTS[name].about}", flush=True)
-            # By the weights, for all parts together: some read what others drew.
-            folder = given.runs / inputs(PARTS["claims"])["weights"]["tiny"]
+            # One folder per set of weights, shared by all parts, because some parts use the samples of others.
+            folder = arguments.runs / inputs(PARTS["claims"])["weights"]["tiny"]
             try:
-                perform(name, Asked(folder, *sizes[name]))
+                perform(name, PartOptions(folder, *sizes[name]))
             except UserError as error:
                 sys.exit(f"{name}: {error}")
             except KeyboardInterrupt:
-                sys.exit(f"{name}: stopped; the same command continues")
+                sys.exit(f"{name}: stopped; run the same command to continue")
             write_documents()
     write_documents()
 
 
 def write_documents() -> None:
+    """Rewrite the documents that differ from the stored results."""
     for name, text in differing().items():
         (ROOT / name).write_text(text, "utf-8")
         print(f"rewritten: {name}", flush=True)

@@ -1,4 +1,4 @@
-"""The fork study of the embedded model: `twotemp forks`, and its table."""
+"""Run `twotemp forks` on the embedded model, and render its table."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from twotemp.tasks import SOURCES
 
 
 def run(out: Path, questions: int) -> dict[str, Any]:
-    said = io.StringIO()
-    with redirect_stdout(said):
+    """Run the fork study of all embedded tasks and return its rows."""
+    output = io.StringIO()
+    with redirect_stdout(output):
         size = ["--tasks", ",".join(SOURCES), "--questions", str(questions)]
         twotemp("forks", *size, "--out", str(out), "--json")
-    rows = [json.loads(line) for line in said.getvalue().splitlines() if line.startswith("{")]
+    rows = [json.loads(line) for line in output.getvalue().splitlines() if line.startswith("{")]
     return {"questions": questions, "studies": rows}
 
 
-def shown(found: dict[str, Any]) -> str:
+def render(result: dict[str, Any]) -> str:
+    """Return the table of the study, with the paper's numbers below."""
+
     def percent(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.0f} %"
 
@@ -31,16 +34,24 @@ def shown(found: dict[str, Any]) -> str:
 
     rows = [
         [
-            one["task"],
-            str(one["forks"]),
-            number(one["threshold"]),
-            number(one["median_slope"], sign=True),
-            percent(one["falling"]),
-            number(one["median_r2"]),
-            percent(one["two_or_more"]),
+            study["task"],
+            str(study["forks"]),
+            number(study["threshold"]),
+            number(study["median_slope"], sign=True),
+            percent(study["falling"]),
+            number(study["median_r2"]),
+            percent(study["two_or_more"]),
         ]
-        for one in found["studies"]
+        for study in result["studies"]
     ]
     rows.append(["*paper, 8B models*", "", "", "", "almost all", "about 0.7", "44 % to 79 %"])
-    heads = ["task", "forks", "above (nats)", "median slope", "falling", "median R²", "2 or more outcomes"]
-    return f"{found['questions']} prompts per task, otherwise the defaults.\n\n{table(heads, rows)}"
+    heads = [
+        "task",
+        "forks",
+        "threshold (nats)",
+        "median slope",
+        "share falling",
+        "median R²",
+        "share with 2 or more outcomes",
+    ]
+    return f"{result['questions']} prompts per task; other settings are the defaults.\n\n{table(heads, rows)}"

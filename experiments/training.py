@@ -1,4 +1,4 @@
-"""What made the shipped weights, from the logs beside the recipes."""
+"""Summarize how the shipped weights were trained, from the logs of the recipes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from recipes.recipe import Recipe
 
 MODELS = ("tiny-first", "tiny", "tiny-ar")
 OBJECTIVES = {"diffusion": "masked diffusion", "next token": "next token"}
-LAST = 25  # lines of the log that a final loss is the mean of
+LAST = 25  # a final loss is the mean over this many lines of the log
 
 
 def summary(recipes: Path) -> dict[str, Any]:
-    found = {}
+    """Return the phases, tokens, seconds and final losses of each training."""
+    trainings = {}
     for name in MODELS:
         rows = [json.loads(line) for line in (recipes / f"{name}.log.jsonl").read_text("utf-8").splitlines()]
         phases: dict[str, int] = {}
@@ -29,28 +30,29 @@ def summary(recipes: Path) -> dict[str, Any]:
             for task, loss in row["loss"].items():
                 losses.setdefault(task, []).append(loss)
         before = Recipe.read(recipes / f"{name}.yaml").after
-        found[name] = {
+        trainings[name] = {
             "after": before and before.name,
             "phases": phases,
             "tokens": rows[-1]["tokens"],
             "seconds": rows[-1]["seconds"],
-            "loss": {task: round(sum(some) / len(some), 3) for task, some in sorted(losses.items())},
+            "loss": {task: round(sum(values) / len(values), 3) for task, values in sorted(losses.items())},
         }
-    return found
+    return trainings
 
 
-def shown(found: dict[str, Any]) -> str:
-    tasks = list(next(iter(found.values()))["loss"])
+def render(result: dict[str, Any]) -> str:
+    """Return a table with one row per training."""
+    tasks = list(next(iter(result.values()))["loss"])
     rows = [
         [
-            f"`{name}`" + (f", after `{one['after']}`" if one["after"] else ""),
-            ", then ".join(OBJECTIVES[objective] for objective in one["phases"]),
-            " + ".join(f"{steps:,}" for steps in one["phases"].values()),
-            f"{one['tokens'] / 1e6:.0f} M",
-            f"{one['seconds'] / 60:.0f} min",
-            *(f"{one['loss'][task]:.2f}" for task in tasks),
+            f"`{name}`" + (f", after `{training['after']}`" if training["after"] else ""),
+            ", then ".join(OBJECTIVES[objective] for objective in training["phases"]),
+            " + ".join(f"{steps:,}" for steps in training["phases"].values()),
+            f"{training['tokens'] / 1e6:.0f} M",
+            f"{training['seconds'] / 60:.0f} min",
+            *(f"{training['loss'][task]:.2f}" for task in tasks),
         ]
-        for name, one in found.items()
+        for name, training in result.items()
     ]
     heads = ["", "objective", "steps", "tokens", "time", *(f"loss, {task}" for task in tasks)]
     return table(heads, rows, len(tasks) + 3)

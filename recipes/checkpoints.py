@@ -1,4 +1,4 @@
-"""The state of an unfinished run: one safetensors file, replaced atomically. No pickle."""
+"""Store the state of an unfinished run in one safetensors file, which is replaced atomically."""
 
 from __future__ import annotations
 
@@ -18,20 +18,38 @@ from twotemp.serialization import json_text
 FILE = "checkpoint.safetensors"
 
 
-class Plan(Protocol):
-    """A recipe, as far as a run that is continued has to know it."""
+class ResumableRecipe(Protocol):
+    """A recipe that can decide whether a run may continue with it."""
 
-    def to_dict(self) -> dict[str, Any]: ...
+    def to_dict(self) -> dict[str, Any]:
+        """Return the recipe as JSON data."""
+        ...
 
     def same_so_far(self, before: dict[str, Any], changed: Set[str], step: int) -> bool:
-        """May a run that followed `before` for so many steps go on by this plan, which differs in `changed`?"""
+        """Tell whether a run that followed `before` for `step` steps may continue with this recipe.
+
+        Args:
+            before: the recipe of the run so far, as JSON data.
+            changed: the names of the fields that differ.
+            step: the number of finished steps.
+        """
         ...
 
 
 def write(
-    out: Path, step: int, recipe: Plan, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    out: Path, step: int, recipe: ResumableRecipe, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Everything the next step depends on. Batches and noise are functions of the step, so no generator state."""
+    """Write everything that the next step depends on.
+
+    There is no generator state, because batches and noise are functions of the step.
+
+    Args:
+        out: the run directory.
+        step: the number of finished steps.
+        recipe: the recipe of the run.
+        model: the network.
+        optimizer: its optimizer.
+    """
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors.update({f"optimizer/{index}/{name}": tensor for name, tensor in state.items()})
@@ -40,8 +58,12 @@ def write(
         save_file(tensors, partial, metadata={"step": str(step), "recipe": json_text(recipe.to_dict())})
 
 
-def read(out: Path, recipe: Plan, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Continue from the checkpoint in `out`: the number of steps done, 0 where there is none."""
+def read(out: Path, recipe: ResumableRecipe, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Load the checkpoint in `out` into the model and the optimizer; see `write` for the arguments.
+
+    Returns:
+        The number of finished steps, 0 if there is no checkpoint.
+    """
     path = out / FILE
     if not path.is_file():
         return 0

@@ -1,4 +1,4 @@
-"""How a training goes: its losses, kept line by line, and who watches."""
+"""Log the losses of a training run, and report its progress."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from twotemp.folders import Log
 
 LOG = "log.jsonl"
 CURVE = "loss.png"
-Watch = Callable[[int, int, str], None]  # what is done, of how many, and a note
+ProgressCallback = Callable[[int, int, str], None]  # steps done, steps in total, and a note
 
 
-def unwatched(done: int, total: int, note: str) -> None:
-    """Nobody does."""
+def ignore_progress(done: int, total: int, note: str) -> None:
+    """Do nothing: the progress callback of a run that reports no progress."""
 
 
 class LossLog:
-    """Mean losses by task since the last line, one JSON object per line, in the folder of a run."""
+    """A file of mean losses by task, one JSON object per line, in the run directory."""
 
     def __init__(self, out: Path, done: int) -> None:
-        """Lines after the checkpoint that is continued are dropped: they will be written again."""
+        """Open the log and drop lines after step `done`, because the resumed run will write them again."""
         self._out = out
         self._log = Log(out / LOG, keep=lambda row: row["step"] <= done)
         self.rows = self._log.rows
@@ -31,11 +31,13 @@ class LossLog:
         self._since = time.monotonic()
 
     def add(self, task: str, loss: float, tokens: int) -> None:
+        """Add the loss of one step."""
         self._losses.setdefault(task, []).append(loss)
         self._tokens += tokens
 
     def write(self, step: int, objective: str, rate: float) -> None:
-        losses = {task: round(sum(all_) / len(all_), 4) for task, all_ in sorted(self._losses.items())}
+        """Write a line with the mean losses since the last one."""
+        losses = {task: round(sum(values) / len(values), 4) for task, values in sorted(self._losses.items())}
         now = time.monotonic()
         self._seconds, self._since = self._seconds + now - self._since, now
         self._log.add(
@@ -50,8 +52,8 @@ class LossLog:
         )
         self._losses = {}
 
-    def plot(self, said: str) -> None:
-        """The loss curve of each task, where matplotlib is installed. said: what the loss is."""
+    def plot(self, label: str) -> None:
+        """Plot the loss of each task with this label of the axis, if matplotlib is installed."""
         try:
             from matplotlib.figure import Figure
         except ImportError:
@@ -61,6 +63,6 @@ class LossLog:
         for task in sorted({task for row in self.rows for task in row["loss"]}):
             points = [(row["step"], row["loss"][task]) for row in self.rows if task in row["loss"]]
             axes.plot(*zip(*points), label=task, linewidth=1)
-        axes.set(xlabel="step", ylabel=said, yscale="log")
+        axes.set(xlabel="step", ylabel=label, yscale="log")
         axes.legend()
         figure.savefig(self._out / CURVE, dpi=120)

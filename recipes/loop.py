@@ -1,4 +1,4 @@
-"""The training loop: batches, a loss, Muon, checkpoints, a log, a loss curve, and a LLaDA checkpoint at the end."""
+"""The training loop of the denoisers, which ends with a LLaDA checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recipes import checkpoints, tokenizer
 from recipes.corpus import Corpus, generate
-from recipes.log import LossLog, Watch, unwatched
+from recipes.log import LossLog, ProgressCallback, ignore_progress
 from recipes.muon import Muon
 from recipes.objective import Logits, diffusion_loss, next_token_loss
 from recipes.recipe import Recipe, threads
@@ -20,27 +20,27 @@ from twotemp.models.checkpoint import save
 from twotemp.models.load import load
 
 MODEL = "model"  # the folder of the finished checkpoint, in `out`
-FIRST = "first"  # the folder of the run that came before, in `out`
+FIRST = "first"  # the folder of the run of the recipe's `after`, in `out`
 
 
-def train(recipe: Recipe, out: Path, watch: Watch = unwatched) -> Path:
-    """Train as the recipe says and return the folder of the LLaDA checkpoint.
+def train(recipe: Recipe, out: Path, watch: ProgressCallback = ignore_progress) -> Path:
+    """Train a denoiser and return the folder of its LLaDA checkpoint.
 
     `out` also gets the log (a line every `log_every` steps and with every checkpoint), the loss curve, and the state
-    of the run: after an interruption the same call continues where the last checkpoint was, to the same weights.
-    A recipe that comes after another has that one trained first, in a folder inside `out`.
+    of the run. After an interruption the same call continues from the last checkpoint and ends with the same weights.
+    If the recipe has an `after`, that recipe is trained first, in a folder inside `out`.
     """
     with only_writer(out), threads(recipe.threads):
         return _train(recipe, out, watch)
 
 
-def _train(recipe: Recipe, out: Path, watch: Watch) -> Path:
+def _train(recipe: Recipe, out: Path, watch: ProgressCallback) -> Path:
     words = tokenizer.build()
     model = llada.new(config(recipe, words), words, seed=recipe.seed, name=recipe.name)
     network = model.module.train()
     optimizer = Muon(network, recipe.weight_decay)
     done = checkpoints.read(out, recipe, network, optimizer)
-    # The checkpoint knows its step, so it has said what may change.
+    # `checkpoints.read` has already checked which changes the finished steps allow.
     claim(out, "training", {"recipe": recipe.to_dict()}, step=None)
     if recipe.after and not done:
         first = load(train(recipe.after, out / FIRST, watch), device="cpu").module
@@ -70,7 +70,7 @@ def _train(recipe: Recipe, out: Path, watch: Watch) -> Path:
             optimizer.descend(loss, recipe.rate(step))
             log.add(batch.task, loss.item(), batch.ids.numel())
             checkpoint = (step + 1) % recipe.checkpoint_every == 0 or step + 1 == recipe.steps
-            # With every checkpoint, too: then the last line says how far a run that is continued had come.
+            # Also with every checkpoint, so that a resumed run finds the tokens and seconds so far in the last line.
             if (step + 1) % recipe.log_every == 0 or checkpoint:
                 log.write(step + 1, "next token" if next_token else "diffusion", recipe.rate(step))
             if checkpoint:
@@ -82,7 +82,7 @@ def _train(recipe: Recipe, out: Path, watch: Watch) -> Path:
 
 
 def config(recipe: Recipe, words: Any) -> dict[str, Any]:
-    """config.json of the miniature: LLaDA-8B's fields and values, only smaller."""
+    """Return config.json of the small model: LLaDA-8B's fields and values, with smaller sizes."""
     vocabulary = words.get_vocab()
     return {
         "activation_type": "silu",
@@ -118,14 +118,14 @@ def config(recipe: Recipe, words: Any) -> dict[str, Any]:
 
 
 def forward(network: Any, causal: bool, compiled: bool) -> Logits:
-    """(ids, want) -> logits of the wanted positions, with causal or full attention."""
+    """Return a function (ids, want) -> logits of the wanted positions, with causal or full attention."""
     network.config.is_causal = causal
 
     def hidden(ids: Tensor) -> Tensor:
-        found: Tensor = network.model(input_ids=ids, use_cache=False).last_hidden_state
-        return found
+        states: Tensor = network.model(input_ids=ids, use_cache=False).last_hidden_state
+        return states
 
     if compiled:
-        torch._dynamo.reset()  # the attention kind is baked into what was compiled before
+        torch._dynamo.reset()  # code compiled before has the other kind of attention built in
         hidden = torch.compile(hidden, dynamic=True)  # one kernel for all lengths
     return lambda ids, want: network.lm_head(hidden(ids)[want])

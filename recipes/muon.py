@@ -15,18 +15,18 @@ from twotemp.errors import UserError
 MOMENTUM = 0.95
 BETAS = (0.9, 0.98)
 EPSILON = 1e-8
-# Of the quintic iteration: it takes singular values from (0, 1] to about 1 in few steps.
+# Coefficients of the quintic iteration, which moves singular values from (0, 1] to about 1 in few steps.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
-CLIP = 1.0  # of the gradient's norm
+CLIP = 1.0  # the largest norm of the gradient
 
 
 class Muon(torch.optim.Optimizer):
     """W <- (1 - lr · decay) W - lr · 0.2 sqrt(max(m, n)) · orthogonal(momentum), for each matrix of m x n.
 
     The factor makes the step as large as AdamW's (an orthogonal matrix has entries of about 1 / sqrt(max(m, n))), so
-    that one learning rate serves both (Liu et al., 2025). In float32: on a CPU without bfloat16 units torch's own
-    Muon costs more than it gains.
+    that one learning rate serves both (Liu et al., 2025). It computes in float32; torch's own Muon uses bfloat16,
+    which is slow on a CPU without bfloat16 units.
     """
 
     def __init__(self, module: torch.nn.Module, weight_decay: float) -> None:
@@ -46,7 +46,7 @@ class Muon(torch.optim.Optimizer):
             }
 
     def descend(self, loss: Tensor, rate: float) -> None:
-        """One step down the gradient of a loss, clipped, at this learning rate."""
+        """Take one step along the clipped gradient of a loss at this learning rate."""
         if not torch.isfinite(loss):
             raise UserError(
                 f"the loss is {loss.item()}; start again with a smaller learning_rate (the last checkpoint is kept)"
@@ -60,6 +60,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters from their gradients; `closure` is not used."""
         matrices, others = self.param_groups
         self._orthogonal(matrices)
         state = [self.state[p] for p in others["params"]]
@@ -81,11 +82,11 @@ class Muon(torch.optim.Optimizer):
         )
 
     def _orthogonal(self, group: dict[str, Any]) -> None:
-        """Matrices of one shape (or its transpose) are orthogonalised together: many small products are slow."""
+        """Update the matrices; those of one shape (or its transpose) are batched, because small products are slow."""
         shapes: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
         for p in group["params"]:
             momentum = self.state[p]["momentum"].lerp_(p.grad, 1 - MOMENTUM)
-            ahead = p.grad.lerp(momentum, MOMENTUM)  # Nesterov's
+            ahead = p.grad.lerp(momentum, MOMENTUM)  # Nesterov momentum
             shapes.setdefault(tuple(sorted(p.shape)), []).append((p, ahead))
         for shape, pairs in shapes.items():
             wide = torch.stack([ahead if p.shape == shape else ahead.mT for p, ahead in pairs])
@@ -96,7 +97,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(wide: Tensor) -> Tensor:
-    """[..., m, n] with m <= n: the nearest matrices with orthonormal rows, roughly (singular values 0.7 to 1.2)."""
+    """Return roughly the nearest [..., m, n] matrices with orthonormal rows (singular values 0.7 to 1.2)."""
     a, b, c = NEWTON_SCHULZ
     x: Tensor = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(ITERATIONS):

@@ -1,4 +1,4 @@
-"""The two losses a recipe can use. Both are means per answer token, in nats; prompts are never predicted."""
+"""The two losses that a recipe can use. Both are means per answer token in nats; prompts are never predicted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Logits = Callable[[Tensor, Tensor], Tensor]  # (ids, want) -> logits at the want
 
 
 def stratified_times(rows: int, least: float, generator: torch.Generator) -> Tensor:
-    """t ~ U(least, 1) for each row, evenly spaced from one random offset: every batch covers all noise levels."""
+    """Draw t ~ U(least, 1) for each row, evenly spaced from one random offset, so that a batch covers all levels."""
     offset = torch.rand(1, generator=generator, dtype=torch.float64)
     return least + (1 - least) * (torch.arange(rows) + offset) / rows
 
@@ -28,26 +28,35 @@ def diffusion_loss(
     least_time: float = 0.0,
     largest_weight: float = math.inf,
 ) -> Tensor:
-    """The paper's equation (3), with the linear schedule alpha(t) = t, so that alpha'(t)/alpha(t) = 1/t:
+    """Return the loss of the paper's equation (3) with the schedule alpha(t) = t, so that alpha'(t)/alpha(t) = 1/t:
 
         -L = E_{t ~ U[0,1], x_0, x_t} [ alpha'(t)/alpha(t) sum_k 1[x_t^k = mask] log q^k(x_0^k | x_t) ]
 
-    ids: [B, P + L]; each of the L answer tokens is masked with probability alpha(t). Divided by B * L.
-    The two options leave out the smallest t and bound the weight 1/t: at small t a row has one masked token or none,
-    so that few rows with large weights would decide the step. The best q is the same under any weights.
+    Each of the L answer tokens is masked with probability alpha(t); the sum is divided by B * L. The two options
+    leave out the smallest t and bound the weight 1/t: at small t a row has one masked token or none, so that a few
+    rows with large weights would dominate the step. The optimal q does not depend on the weights.
+
+    Args:
+        logits: the network, as a function of ids and wanted positions.
+        ids: prompts and answers, [B, P + L].
+        prompt: P, the tokens of a prompt.
+        mask_id: the id of the mask.
+        generator: draws the times and the masks.
+        least_time: the smallest t.
+        largest_weight: the upper bound of 1/t.
     """
     rows, length = ids.shape[0], ids.shape[1] - prompt
     times = stratified_times(rows, least_time, generator)
-    drawn = torch.rand(rows, length, generator=generator, dtype=torch.float64)
+    uniform = torch.rand(rows, length, generator=generator, dtype=torch.float64)
     masked = torch.zeros_like(ids, dtype=torch.bool)
-    masked[:, prompt:] = drawn < times[:, None]
+    masked[:, prompt:] = uniform < times[:, None]
     losses = cross_entropy(logits(ids.masked_fill(masked, mask_id), masked), ids[masked], reduction="none")
     weight = (1 / times).clamp(max=largest_weight).to(losses.dtype)[:, None].expand(ids.shape)[masked]
     return (losses * weight).sum() / (rows * length)
 
 
 def next_token_loss(logits: Logits, ids: Tensor, prompt: int) -> Tensor:
-    """-log q(x^k | x^<k) of each answer token, from the position before it; for causal attention."""
+    """Return the mean of -log q(x^k | x^<k) over the answer tokens, predicted from the position before (causal)."""
     before = torch.zeros_like(ids, dtype=torch.bool)
     before[:, prompt - 1 : -1] = True
     return cross_entropy(logits(ids, before), ids[:, prompt:].reshape(-1))

@@ -1,4 +1,4 @@
-"""A training run as data: with the code, a recipe decides every weight."""
+"""A training run as data: the recipe and the code determine every weight."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from twotemp.tasks import SOURCES
 class Recipe:
     """Architecture (in LLaDA's names), data, and schedule.
 
-    `after`: the recipe whose finished weights this run begins with; in a file, the name of a file beside it. The
-    learning rate warms up linearly, stays, and falls linearly to 0 over the last `decay` steps. The first
-    `next_token_steps` steps are next-token prediction with causal attention; the rest is masked diffusion.
+    `after` is the recipe whose trained weights this run starts from; in a YAML file it is the name of a file in the
+    same folder. The learning rate warms up linearly, stays, and falls linearly to 0 over the last `decay` steps.
+    The first `next_token_steps` steps are next-token prediction with causal attention; the rest is masked
+    diffusion.
     """
 
     name: str
@@ -29,22 +30,22 @@ class Recipe:
     n_layers: int
     n_heads: int
     mlp_hidden_size: int
-    examples: Mapping[str, int]  # task -> how many examples; each is drawn equally often
-    batch_tokens: int  # tokens of one step, prompt included
+    examples: Mapping[str, int]  # task -> number of examples; all are drawn equally often
+    batch_tokens: int  # tokens of one step, prompts included
     steps: int
     decay: int
     warmup: int = 100
     next_token_steps: int = 0
     learning_rate: float = 2e-3
     weight_decay: float = 0.05
-    least_time: float = 0.02  # of masked diffusion, and
-    largest_weight: float = 10.0  # how much a masked token counts at most; see `objective.diffusion_loss`
+    least_time: float = 0.02  # see `objective.diffusion_loss`
+    largest_weight: float = 10.0  # see `objective.diffusion_loss`
     seed: int = 0
     checkpoint_every: int = 200
     log_every: int = 20
     after: Recipe | None = None
     compile: bool = False  # torch.compile: 1.7 times as fast on a CPU; needs a C++ compiler
-    threads: int = 1  # of the processor: sums are added up in another order with another number
+    threads: int = 1  # CPU threads; their number changes the order of sums, and so the last bits
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -67,15 +68,16 @@ class Recipe:
         check_tasks(self.name, "examples", self.examples)
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step (from 0)."""
+        """Return the learning rate of a step, counted from 0."""
         shape = min(1.0, (step + 1) / self.warmup, (self.steps - step) / self.decay)
         return self.learning_rate * shape
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the recipe as JSON data."""
         return asdict(self)
 
     def same_so_far(self, before: dict[str, Any], changed: Set[str], step: int) -> bool:
-        """The plan for the rest of a run may change as long as no step done would have been another."""
+        """Tell whether all finished steps would have been the same with this recipe; later ones may change."""
         if not changed <= {"steps", "decay", "next_token_steps", "checkpoint_every", "log_every"}:
             return False
         switched = step > min(self.next_token_steps, before["next_token_steps"])
@@ -85,19 +87,19 @@ class Recipe:
 
     @classmethod
     def read(cls, path: Path) -> Recipe:
-        """A recipe from a YAML file; unknown and missing keys are errors."""
-        said = read_yaml(path, "recipe")
-        if isinstance(said.get("after"), str):
+        """Read a recipe from a YAML file; unknown and missing keys are errors."""
+        values = read_yaml(path, "recipe")
+        if isinstance(values.get("after"), str):
             try:
-                said["after"] = cls.read(path.parent / said["after"])
+                values["after"] = cls.read(path.parent / values["after"])
             except RecursionError:
-                raise UserError(f"{path}: its `after` leads back to itself") from None
-        return record(cls, said, str(path))
+                raise UserError(f"{path}: `after` leads back to this recipe") from None
+        return record(cls, values, str(path))
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many threads for every operation inside: part of what decides the weights to the last bit."""
+    """Use `count` threads inside the context; the number affects the last bits of the weights."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -107,24 +109,25 @@ def threads(count: int) -> Iterator[None]:
 
 
 def check_numbers(recipe: Any) -> None:
-    """Every field of a recipe that is a number: YAML takes 1e-3 for a text."""
+    """Check every field that should be a number; YAML reads 1e-3 as a string, for example."""
     kinds: dict[object, tuple[str, Any]] = {"int": ("an integer", int), "float": ("a number", int | float)}
     for field in fields(recipe):
-        value, (said, kind) = getattr(recipe, field.name), kinds.get(field.type, ("", None))
+        value, (description, kind) = getattr(recipe, field.name), kinds.get(field.type, ("", None))
         if kind and (isinstance(value, bool) or not isinstance(value, kind) or value < 0):
-            raise UserError(f"recipe {recipe.name}: {field.name} must be {said} >= 0, not {value!r}")
+            raise UserError(f"recipe {recipe.name}: {field.name} must be {description} >= 0, not {value!r}")
 
 
-def check_count(recipe: str, what: str, value: Any) -> None:
+def check_count(recipe: str, name: str, value: Any) -> None:
+    """Check that a value is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"recipe {recipe}: {what} must be an integer >= 1, not {value!r}")
+        raise UserError(f"recipe {recipe}: {name} must be an integer >= 1, not {value!r}")
 
 
-def check_tasks(recipe: str, what: str, tasks: Mapping[str, Any]) -> None:
-    """So many of each task."""
+def check_tasks(recipe: str, name: str, tasks: Mapping[str, Any]) -> None:
+    """Check a field that maps tasks to counts."""
     if not tasks:
-        raise UserError(f"recipe {recipe}: {what} must name at least one task")
+        raise UserError(f"recipe {recipe}: {name} must name at least one task")
     for task, count in tasks.items():
         if task not in SOURCES:
             raise unknown(f"task in recipe {recipe}", task, SOURCES)
-        check_count(recipe, f"{what} of {task}", count)
+        check_count(recipe, f"{name} of {task}", count)

@@ -1,4 +1,4 @@
-"""The embedded model's tokenizer: a word is a token, a number is a token."""
+"""The tokenizer of the embedded models: every word and every number is a token."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ BOS, EOS, MASK, END_OF_TURN, UNKNOWN = (
 MAX_LENGTH = 128  # tokens of prompt and answer together
 SPECIAL = (BOS, EOS, MASK, END_OF_TURN, UNKNOWN)  # spelled as LLaDA spells them
 
-# A turn is its words and an end; roles are told apart by who speaks first, which costs no token.
+# A turn is its words and an end token. Roles need no token, because the user always speaks first.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %} {{ message['content'] | trim }} <|eot_id|>{% endfor %}"
 )
 
 
 def build() -> PreTrainedTokenizerFast:
-    """The tokenizer of all embedded tasks, whichever of them a recipe trains on."""
+    """Return the tokenizer; it covers all embedded tasks, whichever of them a recipe trains on."""
     vocabulary = dict.fromkeys((*SPECIAL, *countdown.VOCABULARY, *words.VOCABULARY, *programs.VOCABULARY))
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = WhitespaceSplit()

@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests; one thread for torch, here and in every process a test starts."""
+"""Fixtures shared by all tests. Torch runs with one thread, also in the processes that tests start."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# Before torch is imported. The models here are tiny: more threads would mostly wait for each other, and sum in
-# another order.
+# Set before torch is imported. The models are tiny: more threads would mostly wait for each other, and would sum in
+# a different order.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -20,40 +20,39 @@ import pytest
 
 from tests.helpers import forked
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, which some send to themselves.
+# Processes started in the background by a shell ignore Ctrl-C, but some tests send it to themselves.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-BESIDE = Path(__file__).resolve().parents[2] / "shared"  # never committed
-# What a test may need from there, and where to get it.
+# Files that optional tests read from the folder TWOTEMP_TEST_DATA, and where to get them.
 FILES = {
     "data/gsm8k_test.jsonl": "github.com/openai/grade-school-math, grade_school_math/data/test.jsonl",
     "data/gsm8k_train.jsonl.gz": "github.com/openai/grade-school-math, grade_school_math/data/train.jsonl, gzipped",
     "data/math500.jsonl": "huggingface.co/datasets/HuggingFaceH4/MATH-500, test.jsonl",
     "data/humaneval.jsonl": "github.com/openai/human-eval, data/HumanEval.jsonl.gz, unpacked",
     "data/mbpp.jsonl": "github.com/google-research/google-research, mbpp/mbpp.jsonl, task_id 11 to 510",
-    "data/llada_generations": "not published: a person's verdicts on LLaDA's answers in github.com/dllm-reasoning/d1",
-    "fixtures": "not published: larger models of the kind in tests/fixtures, which check the same",
+    "data/llada_generations": "a private folder (human verdicts on LLaDA's answers); the test is skipped without it",
+    "fixtures": "a private folder (larger models of the kind in tests/fixtures); the test is skipped without it",
 }
 
-
-Beside = Callable[[str], Path]
+DataFile = Callable[[str], Path]
 
 
 @pytest.fixture(scope="session")
-def beside() -> Beside:
-    """The path of a file that lies beside the repository, in `shared`; without it the test skips and says why."""
+def data_file() -> DataFile:
+    """Return a function from a name in FILES to its path; it skips the test where the file is missing."""
 
-    def find(name: str) -> Path:
-        if not (BESIDE / name).exists():
-            pytest.skip(f"needs ../shared/{name}: {FILES[name]}")
-        return BESIDE / name
+    def locate(name: str) -> Path:
+        folder = os.environ.get("TWOTEMP_TEST_DATA")
+        if not folder or not (path := Path(folder) / name).exists():
+            pytest.skip(f"needs {name} in the folder TWOTEMP_TEST_DATA: {FILES[name]}")
+        return path
 
-    return find
+    return locate
 
 
 @pytest.fixture
 def toy_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`toy` and `toy-b` are known as tasks, and `toy` as a grader."""
+    """Register the tasks `toy` and `toy-b` and the grader `toy` for one test."""
     from tests.helpers import toy_task
 
     toy_task.install(monkeypatch)
@@ -61,7 +60,7 @@ def toy_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def micro_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of the micro model, which is random."""
+    """Return the folder of a checkpoint of the micro model, whose weights are random."""
     from tests.helpers import toy_task
     from twotemp.models.checkpoint import save
 
@@ -76,22 +75,22 @@ def _fork_server() -> Iterator[None]:
 
 @pytest.fixture
 def forked_processes(_fork_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python processes that the test starts have torch and twotemp imported already; see tests/helpers/forked.py."""
-    monkeypatch.setattr(subprocess, "Popen", forked.Forked)
+    """Start Python processes from a server that has imported torch and twotemp; see tests/helpers/forked.py."""
+    monkeypatch.setattr(subprocess, "Popen", forked.ForkedPopen)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A headless Chromium. Not for the whole session: while it is open, no test can run an event loop of its own."""
-    where = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if where is None:
+    """Yield a headless Chromium. Its scope is the module: while it is open, no test can run its own event loop."""
+    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if executable is None:
         pytest.skip("no Chromium installed (Debian: apt-get install chromium)")
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
     flags = (
         "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update "
         "--disable-sync --no-first-run"
     )
-    with api.sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=where, args=flags.split())
-        yield opened
-        opened.close()
+    with api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=executable, args=flags.split())
+        yield chromium
+        chromium.close()

@@ -1,4 +1,4 @@
-"""README and CONTRIBUTING, run as they stand: from an installed wheel, in an empty folder, without the checkout."""
+"""The code of README and CONTRIBUTING runs from an installed wheel, in an empty folder, without the checkout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT = 25 * 1024 * 1024
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """A folder with the installed wheel, and nothing of the checkout."""
+    """Return a folder with the installed wheel and nothing of the checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
     subprocess.run(build, check=True, capture_output=True)
@@ -39,17 +39,17 @@ def installed(tmp_path_factory) -> Path:
     return site
 
 
-# It imports torch and the installed package once, and a copy of it runs each command.
+# Imports torch and the installed package once; a fork runs each command.
 SERVER = """
 import json, os, sys, tempfile, traceback, types
 import twotemp.cli, twotemp.engine, twotemp.models.load
 
-def become(folder, what, *arguments):
+def become(folder, script, *arguments):
     os.chdir(folder)
-    code, *arguments = arguments if what == "-c" else (open(what).read(), *arguments)
-    sys.argv = [what, *arguments]
+    code, *arguments = arguments if script == "-c" else (open(script).read(), *arguments)
+    sys.argv = [script, *arguments]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    exec(compile(code, what, "exec"), vars(main))
+    exec(compile(code, script, "exec"), vars(main))
 
 for line in sys.stdin:
     files = [tempfile.TemporaryFile() for _ in range(2)]
@@ -60,8 +60,8 @@ for line in sys.stdin:
         try:
             become(*json.loads(line))
             status = 0
-        except SystemExit as end:
-            status = end.code or 0
+        except SystemExit as stop:
+            status = stop.code or 0
         except BaseException:
             traceback.print_exc()
         sys.stdout.flush()
@@ -75,7 +75,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def run(installed, tmp_path_factory) -> Iterator[Callable[..., str]]:
-    """What `python *command` prints in a folder, of the installed package."""
+    """Yield a function that runs `python *command` in a folder with the installed package and returns its output."""
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER],
         cwd=tmp_path_factory.mktemp("empty"),
@@ -85,14 +85,14 @@ def run(installed, tmp_path_factory) -> Iterator[Callable[..., str]]:
         text=True,
     )
 
-    def ask(folder: Path, *command: str) -> str:
+    def run_python(folder: Path, *command: str) -> str:
         server.stdin.write(json.dumps([str(folder), *command]) + "\n")
         server.stdin.flush()
-        status, printed, said = json.loads(server.stdout.readline())
-        assert status == 0, said
-        return printed
+        status, output, errors = json.loads(server.stdout.readline())
+        assert status == 0, errors
+        return output
 
-    yield ask
+    yield run_python
     server.communicate()
 
 
@@ -101,12 +101,12 @@ def test_the_installed_package_is_the_one_under_test(installed, run, tmp_path):
     assert run(tmp_path, "-c", code).strip() == str(installed)
 
 
-def test_the_readme_example_prints_what_it_says(run, tmp_path):
-    """If not, because the weights are others: run it, and say in its comments what it prints."""
+def test_the_readme_example_prints_its_comments(run, tmp_path):
+    """If the weights have changed, run the example and update its comments."""
     (example,) = blocks("README.md", "python")
-    said = [line.partition("#")[2].strip() for line in example.splitlines() if line.startswith("print")]
+    comments = [line.partition("#")[2].strip() for line in example.splitlines() if line.startswith("print")]
     printed = run(tmp_path, "-c", example).splitlines()
-    assert printed == [text.partition(":")[0] for text in said]
+    assert printed == [text.partition(":")[0] for text in comments]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

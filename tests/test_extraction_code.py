@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.conftest import Beside
+from tests.conftest import DataFile
 from tests.helpers.benchmark_rows import MADE_UP, Row, read
 from twotemp.graders.code_extraction import find_code
 
@@ -131,8 +131,8 @@ def test_references_are_found_in_every_form() -> None:
     check_bodies(MADE_UP["humaneval"](3))
 
 
-def test_every_humaneval_reference_is_found_in_every_form(beside: Beside) -> None:
-    rows = read(beside("data/humaneval.jsonl"))
+def test_every_humaneval_reference_is_found_in_every_form(data_file: DataFile) -> None:
+    rows = read(data_file("data/humaneval.jsonl"))
     check_forms(rows)
     check_bodies(rows)
 

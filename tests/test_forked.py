@@ -1,4 +1,4 @@
-"""The stand-in for new interpreters behaves like them."""
+"""Forked processes behave like new interpreters."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ pytestmark = pytest.mark.usefixtures("forked_processes")
 
 
 def run(code: str, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a program and capture its output."""
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, **options)
 
 
@@ -22,17 +23,17 @@ def test_output_arguments_environment_folder_and_status(tmp_path):
     assert (done.stdout, done.stderr, done.returncode) == (f"a b {{'A': '1'}} {tmp_path}\n", "seven\n", 1)
 
 
-def test_nothing_that_a_test_changed_is_in_it(monkeypatch):
+def test_a_fork_contains_nothing_that_a_test_patched(monkeypatch):
     monkeypatch.setattr("twotemp.tasks.get", None)
     assert run("from twotemp import tasks; print(tasks.get is None)").stdout == "False\n"
 
 
-def test_it_was_imported_before():
-    """Else it would save nothing."""
+def test_a_fork_has_torch_imported():
+    """This is what saves time."""
     assert run("import sys; print('torch' in sys.modules)").stdout == "True\n"
 
 
-def test_signals_and_processes_of_its_own():
+def test_a_fork_can_be_killed_and_start_processes():
     code = "import os, signal, subprocess, sys; "
     inner = code + "os.kill(os.getpid(), signal.SIGKILL)"
     assert run(inner).returncode == -signal.SIGKILL
@@ -42,18 +43,18 @@ def test_signals_and_processes_of_its_own():
     assert run(outer).stdout == f"{-signal.SIGKILL} True\n"
 
 
-def test_passed_files_keep_their_numbers_and_the_session_is_new():
-    ours, theirs = os.pipe()
-    code = f"import os; os.write({theirs}, str(os.getsid(0) == os.getpid()).encode())"
-    process = subprocess.Popen([sys.executable, "-P", "-c", code], pass_fds=[theirs], start_new_session=True)
-    os.close(theirs)
+def test_passed_descriptors_keep_their_numbers_and_the_session_is_new():
+    reader, writer = os.pipe()
+    code = f"import os; os.write({writer}, str(os.getsid(0) == os.getpid()).encode())"
+    process = subprocess.Popen([sys.executable, "-P", "-c", code], pass_fds=[writer], start_new_session=True)
+    os.close(writer)
     assert process.wait(60) == 0
-    assert os.read(ours, 9) == b"True"
-    assert os.read(ours, 9) == b"", "no other process holds the other end"
-    os.close(ours)
+    assert os.read(reader, 9) == b"True"
+    assert os.read(reader, 9) == b"", "no other process has the other end open"
+    os.close(reader)
 
 
-def test_a_wait_may_end_before_the_process():
+def test_a_wait_can_time_out():
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.1)

@@ -1,4 +1,4 @@
-"""Past the paper: the theorems of docs/theory.md on K > 1 and thresholds, each with a control that must fail."""
+"""The theorems of docs/theory.md on K > 1 and thresholds, each with a counterexample without its premise."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_theorem_2_needs_multiples_and_constant_confidences() -> None:
     first, later = [0.9, 0.05, 0.95], [0.51, 0.5, 0.5]
     drifting = AnchorFork(3, 1, {0: 0.5}, 1.0, lambda state, j: (later if state else first)[j])
     assert drifting.violations() == []
-    one, two = (fork_law(drifting, tlc(0.3, k)).before(0) for k in (1, 2))
-    assert two > one + 0.2
+    single, double = (fork_law(drifting, tlc(0.3, k)).before(0) for k in (1, 2))
+    assert double > single + 0.2
 
 
 @pytest.mark.parametrize("length", [2, 3, 5, 6])
@@ -99,7 +99,7 @@ def test_theorem_4_rises_beyond_its_gap(
 
 
 def test_theorem_4_needs_its_gap() -> None:
-    """As for Proposition 1: a bystander that only warm steps include, and which widens the gap once revealed."""
+    """As for Proposition 1: a position that is only included at high T_pos and then widens the gap."""
     first, revealed = [0.5, 0.499, 0.2], [0.9, 0.05, 0.2]
     model = AnchorFork(3, 1, {0: 0.5}, 1.0, lambda state, j: (revealed if has(state, 2) else first)[j])
     cold, warm = (fork_law(model, tct(0.5, t), printed_tct).entropy for t in (0.02, 0.2))
@@ -134,7 +134,7 @@ def test_theorem_5_with_the_forced_commit(model: AnchorFork, threshold: float, t
 
 
 def test_theorem_5_needs_the_forced_share() -> None:
-    """Broken on purpose: Theorem 4's value is no upper bound once a step may not be empty."""
+    """Counterexample: if steps may not be empty, Theorem 4's value is not an upper bound."""
     model = model_of([0.5, 0.501], fork=0, eta={1: 0.3})
     printed = printed_share(0.501, 0.5, 0.5, 1.0)
     assert fork_law(model, tct(0.5, 1.0), printed_tct).before(1) == pytest.approx(printed)
@@ -142,7 +142,7 @@ def test_theorem_5_needs_the_forced_share() -> None:
 
 
 @pytest.mark.parametrize("bystanders", [0, 1, 3])
-def test_coin_flips_reveal_an_anchor_first_between_a_third_and_three_eighths(bystanders: int) -> None:
+def test_at_infinite_t_pos_an_anchor_is_first_with_probability_between_1_3_and_3_8(bystanders: int) -> None:
     model = model_of([0.4, 0.9] + [0.7] * bystanders, fork=0, eta={1: 0.3})
     value = fork_law(model, tct(0.3, math.inf)).before(1)
     assert value == pytest.approx(3 / 8) if bystanders == 0 else 1 / 3 < value < 3 / 8
@@ -164,7 +164,7 @@ def test_theorem_6_ct_is_an_extreme(model: AnchorFork, threshold: float, t_pos: 
 @given(fork=st.floats(0.05, 0.9), gap=st.floats(0.01, 0.5), slack=UNIT, more=st.floats(1.01, 3), t=T_POS)
 @SEARCH
 def test_theorem_7_two_positions(fork: float, gap: float, slack: float, more: float, t: float) -> None:
-    """Alone, anchor and fork obey: warmer or a lower threshold never reveals the anchor first more often."""
+    """With two positions, a higher T_pos or a lower threshold never reveals the anchor first more often."""
     model = model_of([fork, min(1.0, fork + gap)], fork=0, eta={1: 0.3})
     threshold = fork + (1 - fork) * slack
     cold, warm = (fork_law(model, tct(threshold, x)).before(1) for x in (t, t * more))
@@ -172,8 +172,8 @@ def test_theorem_7_two_positions(fork: float, gap: float, slack: float, more: fl
     assert fork_law(model, tct(threshold * 0.8, t)).before(1) <= cold + 1e-12
 
 
-def test_theorem_7_fails_beside_a_bystander() -> None:
-    """A sure bystander keeps cold steps from being empty; warm ones are forced, and a forced step has no ties."""
+def test_theorem_7_fails_with_a_third_position() -> None:
+    """A confident third position keeps cold steps from being empty; warm steps are forced and have no ties."""
     model = model_of([0.5, 0.501, 1.0], fork=0, eta={1: 0.3})
     cold, warm = (fork_law(model, tct(0.5, t)).before(1) for t in (0.1, 1.0))
     assert warm > cold + 0.001
@@ -186,22 +186,22 @@ def test_theorem_7_fails_beside_a_bystander() -> None:
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "theory.md"
 
 
-def test_document_shows_the_sweep_as_computed() -> None:
+def test_the_document_has_the_computed_sweep() -> None:
     assert beyond.sweep_table(beyond.example()) in DOCUMENT.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_document_shows_the_study_as_computed() -> None:
+def test_the_document_has_the_computed_study() -> None:
     assert beyond.study_table(beyond.study()) in DOCUMENT.read_text(encoding="utf-8")
 
 
-def test_study_finds_nothing_against_what_is_proved() -> None:
-    found = {f.claim: f for f in beyond.study(models=6, length=4)}
-    assert found["TLC K=1, constant c: rises with T_pos"].violated == 0
-    assert found["random: rises with K"].violated == 0
-    assert found["TCT lambda < c_l, constant c: rises with T_pos"].violated == 6
-    assert found["LC, constant c: rises with K"].violated > 0
+def test_the_study_does_not_contradict_the_theorems() -> None:
+    results = {result.claim: result for result in beyond.study(models=6, length=4)}
+    assert results["TLC K=1, constant c: rises with T_pos"].violated == 0
+    assert results["random: rises with K"].violated == 0
+    assert results["TCT lambda < c_l, constant c: rises with T_pos"].violated == 6
+    assert results["LC, constant c: rises with K"].violated > 0
 
 
 def test_a_search_finds_falls_where_proposition_1_does_not_apply() -> None:

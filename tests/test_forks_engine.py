@@ -1,4 +1,4 @@
-"""Theory against the real engine and policies: the exact laws and samples must agree to Monte-Carlo error."""
+"""The engine and the policies sample from the exact laws, up to Monte-Carlo error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEAST_P = 1e-3  # of about 40 tests; the seeds are fixed, so a pass is a pass
 
 
 def drifting() -> AnchorFork:
-    """Everything but the last position gains confidence as others are revealed, the fork least."""
+    """Return a model in which all but the last position gain confidence as others are revealed, the fork least."""
     first = [0.6, 0.4, 0.9, 0.7, 0.3]
 
     def path(state: int, j: int) -> float:
@@ -35,11 +35,13 @@ def drifting() -> AnchorFork:
     return AnchorFork(5, 1, {0: 0.2, 2: 0.4, 3: 0.3}, 2.2, path)
 
 
-def agreement(law: ForkLaw, found: Simulation) -> float:
-    """The p-value of a chi-square test on how the fork was committed: from which state and with which others."""
-    counts = Counter(found.commits())
-    assert set(counts) <= {c for c, p in law.commits.items() if p > 0}, "the engine did what cannot happen"
-    total = len(found.steps)
+def agreement(law: ForkLaw, simulation: Simulation) -> float:
+    """Return the p-value of a chi-square test on the fork's commits (state before, and set)."""
+    counts = Counter(simulation.commits())
+    assert set(counts) <= {c for c, p in law.commits.items() if p > 0}, (
+        "the engine made a commit of probability 0"
+    )
+    total = len(simulation.steps)
     frequent = {c: p for c, p in law.commits.items() if p * total >= 5}
     observed = [counts[c] for c in frequent]
     expected = [p * total for p in frequent.values()]
@@ -51,11 +53,11 @@ def agreement(law: ForkLaw, found: Simulation) -> float:
     return float(stats.chisquare(observed, np.array(expected) * sum(observed) / sum(expected)).pvalue)
 
 
-def surprise(law: ForkLaw, found: Simulation) -> float:
-    """How far the mean entropy in the traces is from H-bar, in standard errors (of the law, not the sample)."""
+def surprise(law: ForkLaw, simulation: Simulation) -> float:
+    """Return the distance of the traces' mean entropy from H-bar, in standard errors of the law."""
     spread = sum(p * (law.model.fork_entropy(c.before) - law.entropy) ** 2 for c, p in law.commits.items())
-    error = math.sqrt(spread / len(found.steps)) + 1e-6  # float32 logits
-    return abs(found.entropy - law.entropy) / error
+    error = math.sqrt(spread / len(simulation.steps)) + 1e-6  # float32 logits
+    return abs(simulation.entropy - law.entropy) / error
 
 
 POLICIES = [
@@ -83,47 +85,47 @@ def test_engine_follows_the_exact_law(p: Policy, model: AnchorFork) -> None:
     assert model.violations() == []
     law = fork_law(model, p)
     samples = SAMPLES if p.t_pos > 0 else 20  # without noise all samples are the same
-    found = simulate(model, p, samples, seed=11)
-    assert agreement(law, found) > LEAST_P
-    assert surprise(law, found) < 3.5
+    simulation = simulate(model, p, samples, seed=11)
+    assert agreement(law, simulation) > LEAST_P
+    assert surprise(law, simulation) < 3.5
     for a in model.anchors:
         expected = law.before(a)
         error = math.sqrt(expected * (1 - expected) / samples) + 1e-12
-        assert abs(found.before(a) - expected) < 3.5 * error
+        assert abs(simulation.before(a) - expected) < 3.5 * error
 
 
-def test_the_comparison_would_notice() -> None:
-    """A fifth more temperature or one position more a step is noticed."""
+def test_the_comparison_detects_small_changes() -> None:
+    """It detects 20 % more temperature, and one more position per step."""
     model = example()
-    found = simulate(model, policy("tlc", t_pos=0.5), 4000, seed=11)
-    assert agreement(fork_law(model, policy("tlc", t_pos=0.6)), found) < LEAST_P
-    found = simulate(model, policy("tct", threshold=0.95, t_pos=0.2), 4000, seed=11)
-    assert agreement(fork_law(model, policy("tct", threshold=0.95, t_pos=0.24)), found) < LEAST_P
-    found = simulate(model, policy("random", k=2), 4000, seed=11)
-    with pytest.raises(AssertionError, match="cannot happen"):
-        agreement(fork_law(model, policy("random", k=3)), found)
+    simulation = simulate(model, policy("tlc", t_pos=0.5), 4000, seed=11)
+    assert agreement(fork_law(model, policy("tlc", t_pos=0.6)), simulation) < LEAST_P
+    simulation = simulate(model, policy("tct", threshold=0.95, t_pos=0.2), 4000, seed=11)
+    assert agreement(fork_law(model, policy("tct", threshold=0.95, t_pos=0.24)), simulation) < LEAST_P
+    simulation = simulate(model, policy("random", k=2), 4000, seed=11)
+    with pytest.raises(AssertionError, match="of probability 0"):
+        agreement(fork_law(model, policy("random", k=3)), simulation)
 
 
-def test_long_rows_by_simulation_alone() -> None:
-    """Past the reach of enumeration: 18 positions, where constant confidences still have closed forms."""
+def test_long_rows_follow_closed_forms() -> None:
+    """18 positions are too many to enumerate, but constant confidences have closed forms."""
     confidences = [0.8, 0.4] + [0.3 + 0.035 * j for j in range(16)]
     model = AnchorFork(18, 1, {0: 0.5, 12: 0.4}, 2.2, constant(confidences))
     samples = 1000
-    found = simulate(model, policy("tlc", t_pos=0.7), samples, seed=5)
+    simulation = simulate(model, policy("tlc", t_pos=0.7), samples, seed=5)
     for a in model.anchors:
         expected = sigmoid(math.log(confidences[a] / confidences[1]) / 0.7)  # Lemma 1, with delta_a = Delta_a
-        assert abs(found.before(a) - expected) < 3.5 * math.sqrt(expected * (1 - expected) / samples)
-    found = simulate(model, policy("tct", threshold=0.7, t_pos=0.2), samples, seed=5)
+        assert abs(simulation.before(a) - expected) < 3.5 * math.sqrt(expected * (1 - expected) / samples)
+    simulation = simulate(model, policy("tct", threshold=0.7, t_pos=0.2), samples, seed=5)
     for a in model.anchors:
         low, high = threshold_shares(confidences[a], confidences[1], 0.7, 0.2)  # Theorem 5
         error = 3.5 * math.sqrt(0.25 / samples)
-        assert low - error < found.before(a) < high + error
+        assert low - error < simulation.before(a) < high + error
 
 
 # --- the denoiser -----------------------------------------------------------------------------------------------
 
 
-def test_denoiser_realises_confidence_and_entropy() -> None:
+def test_the_denoiser_has_the_confidences_and_entropies_of_the_model() -> None:
     model = drifting()
     q = AnchorForkModel(model)
     assert isinstance(q, Denoiser)
@@ -158,7 +160,7 @@ def test_with_entropy(top: float, nats: float) -> None:
 
 
 @pytest.mark.parametrize(("top", "nats"), [(0.4, 5.0), (0.4, 1.0), (0.5, 0.69)])
-def test_what_no_distribution_can_do_is_refused(top: float, nats: float) -> None:
+def test_impossible_entropies_are_refused(top: float, nats: float) -> None:
     with pytest.raises(UserError, match=r"no distribution over 64 tokens .* between"):
         with_entropy(top, nats, 64)
 

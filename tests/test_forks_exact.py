@@ -1,4 +1,4 @@
-"""The exact laws against definitions written another way: permutations, quadrature, whole orders."""
+"""The exact laws agree with independent computations: permutations, quadrature, whole orders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from twotemp.records import Policy
 
 @pytest.mark.parametrize("t_pos", [0.2, 1.0, math.inf])
 def test_budget_is_plackett_luce(t_pos: float) -> None:
-    """Against the definition: sum over the orders in which K positions can be drawn, one by one."""
+    """Compare with the definition: sum over the orders in which K positions can be drawn."""
     c = {0: 0.9, 2: 0.5, 3: 0.31, 7: 0.02}
     weight = {j: v ** (1 / t_pos) for j, v in c.items()}
     expected: dict[int, float] = {}
@@ -64,9 +64,9 @@ def test_limits_are_the_plain_rules() -> None:
 @given(st.lists(st.floats(-30, 30), min_size=1, max_size=5))
 @SEARCH
 def test_forced_commit_is_the_integral(margins: list[float]) -> None:
-    """Against scipy on the untransformed definition: int f_k prod F_j below the threshold."""
-    found = forced_commit(margins)
-    assert found.sum() == pytest.approx(math.prod(map(sigmoid, margins)), rel=1e-12, abs=0)
+    """Compare with scipy on the untransformed definition, int f_k prod F_j below the threshold."""
+    forced = forced_commit(margins)
+    assert forced.sum() == pytest.approx(math.prod(map(sigmoid, margins)), rel=1e-12, abs=0)
 
     def integrand(x: float, k: int) -> float:  # margins are thresholds of standard logistics shifted by -b
         below = math.prod(sigmoid(x + b) for b in margins)
@@ -76,7 +76,7 @@ def test_forced_commit_is_the_integral(margins: list[float]) -> None:
         spots = sorted({-b for b in margins if b > 0} | {0.0})
         edges = [spots[0] - 45, *spots]
         reference = sum(integrate.quad(integrand, a, b, args=(k,))[0] for a, b in itertools.pairwise(edges))
-        assert found[k] == pytest.approx(reference, rel=1e-7, abs=1e-12)
+        assert forced[k] == pytest.approx(reference, rel=1e-7, abs=1e-12)
 
 
 def test_forced_commit_of_two_in_closed_form() -> None:
@@ -102,7 +102,7 @@ POLICIES = [
 @given(model=models())
 @settings(max_examples=15, deadline=None, derandomize=True)
 def test_law_of_the_fork_follows_from_the_orders(p: Policy, model: AnchorFork) -> None:
-    """Dynamic programming over sets against plain enumeration of every reveal order."""
+    """Dynamic programming over sets agrees with the enumeration of every order."""
     law, every = fork_law(model, p), orders(model, p)
     assert sum(every.values()) == pytest.approx(1)
     assert expected_steps(model, p) == pytest.approx(sum(q * len(order) for order, q in every.items()))
@@ -119,7 +119,7 @@ def test_law_of_the_fork_follows_from_the_orders(p: Policy, model: AnchorFork) -
     assert law.entropy == pytest.approx(linear)  # the first half of Proposition 1's proof
 
 
-def test_exact_laws_refuse_what_they_do_not_know() -> None:
+def test_policies_without_an_exact_law_are_refused() -> None:
     with pytest.raises(UserError, match="no exact law for policy 'margin'"):
         commit_sets(policy("margin"), {0: 0.5})
     big = AnchorFork(20, 0, {1: 0.1}, 1.0, constant([0.5] * 20))
@@ -144,7 +144,7 @@ def test_a_model_validates_itself(change: dict, message: str) -> None:
 
 
 def test_violations_name_state_and_anchor() -> None:
-    """The gap may fail somewhere and still hold wherever one policy goes."""
+    """The gap may fail in some states and still hold in all that a policy reaches."""
     rows = {s: [0.9, 0.5, 0.6] for s in range(8)} | {0b100: [0.4, 0.5, 0.6]}
     model = AnchorFork(3, 1, {0: 0.1, 2: 0.1}, 1.0, table(rows))
     assert model.violations() == [(0b100, 0, 0.4, 0.5)]
@@ -153,7 +153,7 @@ def test_violations_name_state_and_anchor() -> None:
 
 
 def test_strings_of_a_consistent_model_follow_its_joint_law() -> None:
-    """AR and random orders sample p itself when q holds the conditionals of p; LC does not."""
+    """AR and random orders sample from p if q has the conditionals of p; LC does not."""
     p = np.random.default_rng(0).dirichlet(np.ones(12)).reshape(2, 3, 2)
 
     def predict(state, k: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The planted fork: enumeration and the engine agree, and the paper's story happens in it."""
+"""The planted fork: enumeration and engine agree, and both show the paper's effects."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from twotemp.metrics import pass_at_k
 from twotemp.policies import parse
 
 N = 4000
-SIGMAS = 5.0  # some sixty comparisons: by chance one exceeds this once in a hundred thousand runs
+SIGMAS = 5.0  # with sixty comparisons, chance exceeds this once in a hundred thousand runs
 
 
-def test_the_programs_are_programs_and_their_semantics_differ():
-    found = {words: planted.outcome(planted.encode(words)) for words, _ in planted.programs()}
-    assert len(found) == 18
+def test_the_programs_run_and_have_different_outcomes():
+    outcomes = {words: planted.outcome(planted.encode(words)) for words, _ in planted.programs()}
+    assert len(outcomes) == 18
     assert sum(p for _, p in planted.programs()) == pytest.approx(1, abs=1e-12)
-    assert {o for w, o in found.items() if w[FORK] == "numpy"} == {POPULATION}
-    assert {o for w, o in found.items() if w[FORK] == "statistics"} == {POPULATION, SAMPLE}
+    assert {o for w, o in outcomes.items() if w[FORK] == "numpy"} == {POPULATION}
+    assert {o for w, o in outcomes.items() if w[FORK] == "statistics"} == {POPULATION, SAMPLE}
     broken = planted.encode(("numpy", "stdev", "x", "return", "sd("))
     assert planted.outcome(broken) == "ImportError"
 
 
-def test_anchors_are_surer_than_the_fork_and_each_one_takes_entropy_from_it():
-    """Both conditions of assumption 1 on the way that greedy LC goes."""
+def test_anchors_are_more_confident_than_the_fork_and_reduce_its_entropy():
+    """Both conditions of assumption 1 hold along the path of greedy LC."""
     state: list[int | None] = [None] * planted.LENGTH
     entropies = [entropy(planted.predict(tuple(state), FORK))]
     remaining = list(ANCHORS)
@@ -52,21 +52,21 @@ def test_anchors_are_surer_than_the_fork_and_each_one_takes_entropy_from_it():
 def test_the_engine_samples_the_enumerated_law(spec):
     policy = parse(spec)
     theory, drawn = planted.exact(policy), planted.draw(policy, N, seed=3)
-    found = drawn.outcomes()
+    sampled = drawn.outcomes()
 
-    assert set(found.outcomes) <= {o for o, p in theory.outcomes.items() if p > 0}
+    assert set(sampled.outcomes) <= {o for o, p in theory.outcomes.items() if p > 0}
     for name in ("outcomes", "libraries"):
         for value, p in getattr(theory, name).items():
             error = math.sqrt(p * (1 - p) / N)
-            assert abs(getattr(found, name).get(value, 0.0) - p) <= SIGMAS * error + 1e-12, (name, value)
+            assert abs(getattr(sampled, name).get(value, 0.0) - p) <= SIGMAS * error + 1e-12, (name, value)
 
     error = drawn.fork_entropies.std() / math.sqrt(N)
-    assert abs(found.fork_entropy - theory.fork_entropy) <= SIGMAS * error + 1e-6  # the engine's float32
+    assert abs(sampled.fork_entropy - theory.fork_entropy) <= SIGMAS * error + 1e-6  # the engine's float32
 
     p = np.array([p for p in theory.outcomes.values() if p > 0])
     spread = math.sqrt(max((p * np.log(p) ** 2).sum() - entropy(p) ** 2, 0))  # of -log p(outcome)
     bias = (len(p) - 1) / (2 * N)
-    assert abs(found.semantic_entropy - theory.semantic_entropy) <= SIGMAS * spread / math.sqrt(N) + bias
+    assert abs(sampled.semantic_entropy - theory.semantic_entropy) <= SIGMAS * spread / math.sqrt(N) + bias
 
     ks = [1, 4, 16, 64]
     right = sum(planted.outcome(t) == SAMPLE for t in drawn.tokens)
@@ -77,19 +77,19 @@ def test_the_engine_samples_the_enumerated_law(spec):
         assert abs(value - theory.pass_at(k)) <= SIGMAS * error
 
 
-def test_at_t_token_1_an_order_that_ignores_the_draws_gives_back_the_table():
+def test_at_t_token_1_an_order_independent_of_draws_recovers_the_table():
     table = {planted.encode(words): p for words, p in planted.programs()}
     for spec in ("ar:t_token=1", "random:t_token=1"):
         law = string_law(planted.predict, planted.LENGTH, parse(spec)).strings
         assert law == pytest.approx(table, abs=1e-12)
 
 
-def test_low_confidence_loses_an_outcome_that_tempering_brings_back():
-    lc, half, one, ar = (planted.exact(parse(s)) for s in ("lc", "tlc:t_pos=0.5", "tlc:t_pos=1", "ar"))
-    assert lc.semantic_entropy < half.semantic_entropy < one.semantic_entropy < ar.semantic_entropy
+def test_low_confidence_loses_an_outcome_that_tempering_recovers():
+    lc, half, full, ar = (planted.exact(parse(s)) for s in ("lc", "tlc:t_pos=0.5", "tlc:t_pos=1", "ar"))
+    assert lc.semantic_entropy < half.semantic_entropy < full.semantic_entropy < ar.semantic_entropy
     assert lc.fork_entropy < half.fork_entropy < ar.fork_entropy
     assert lc.pass_at(16) < 0.1
-    assert one.pass_at(16) > 0.9
+    assert full.pass_at(16) > 0.9
     ct, tct = planted.exact(parse("ct")), planted.exact(parse("tct:t_pos=0.1"))
     assert ct.semantic_entropy < tct.semantic_entropy
     assert ct.fork_entropy < tct.fork_entropy
@@ -107,8 +107,8 @@ def test_fork_entropy_bounds_semantic_entropy(spec):
         assert quality.delta > 0.2
 
 
-def test_the_table_in_the_documentation_is_recomputed():
+def test_the_table_in_the_documentation_is_correct():
     stored = json.loads((paper.RESULTS / "theory.json").read_text())["found"]["planted"]
-    assert [one["policy"] for one in stored] == list(POLICIES)
-    for one in stored:
-        assert theory.outcomes(one.pop("policy")) == pytest.approx(one, abs=1e-12)
+    assert [row["policy"] for row in stored] == list(POLICIES)
+    for row in stored:
+        assert theory.outcomes(row.pop("policy")) == pytest.approx(row, abs=1e-12)

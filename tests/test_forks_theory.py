@@ -1,4 +1,4 @@
-"""Every statement of the paper's appendix C on exact laws, each with a control that must fail."""
+"""Every statement of the paper's appendix C on exact laws, each with a counterexample without its premise."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_sandwich(joint: np.ndarray, more: tuple[float, float]) -> None:
     assert sandwich(joint, ForkQuality(least.epsilon + more[0], least.delta + more[1])).holds(1e-10)
 
 
-def test_sandwich_is_tight_and_fails_for_less() -> None:
-    """When the outcome determines nothing of the token and is determined by it, epsilon is all there is."""
+def test_the_sandwich_is_tight() -> None:
+    """If the token determines the outcome and the outcome says nothing about the token, epsilon makes the gap."""
     joint = np.array([[0.25], [0.75]])
     least = fork_quality(joint)
     assert sandwich(joint, least).low == pytest.approx(0)
@@ -87,13 +87,13 @@ def test_lemma_1_is_an_equality_for_constant_confidences(model: AnchorFork, t_po
 
 
 def gap_counterexample() -> AnchorFork:
-    """A bystander (2) that only a warm T_pos picks early, and which once revealed widens the gap a lot."""
+    """A model whose position 2 is only revealed early at a high T_pos, and then widens the gap."""
     first, revealed = [0.5, 0.499, 0.2], [0.9, 0.01, 0.2]
     return AnchorFork(3, 1, {0: 0.5}, 1.0, lambda state, j: (revealed if has(state, 2) else first)[j])
 
 
 def test_lemma_1_needs_the_extremes_over_states() -> None:
-    """Broken on purpose: the ratio of the first state instead of its supremum, and K = 2."""
+    """Counterexamples: the ratio of the first state instead of the supremum, and K = 2."""
     model = gap_counterexample()
     value = pairwise(model, 0, 1.0).value
     assert value > sigmoid(math.log(0.5 / 0.499)) + 0.02
@@ -116,7 +116,7 @@ def test_proposition_1(model: AnchorFork, t_pos: float, more: float) -> None:
 
 @given(model=models(drifting=False), t_pos=T_POS, more=st.floats(1.01, 3))
 @SEARCH
-def test_any_increase_will_do_for_constant_confidences(model: AnchorFork, t_pos: float, more: float) -> None:
+def test_any_increase_suffices_for_constant_confidences(model: AnchorFork, t_pos: float, more: float) -> None:
     assert gap_ratio_by_anchor(model) == pytest.approx(1)
     cold, warm = fork_entropies(model, tlc(t_pos), tlc(t_pos * more))
     assert cold < warm or cold == pytest.approx(least_entropy(model), abs=1e-9)
@@ -133,7 +133,7 @@ def test_proposition_1_needs_its_gap_condition() -> None:
 
 
 def test_proposition_1_needs_the_gap_condition_for_every_anchor() -> None:
-    """Two anchors: the lead of one (3) over the fork never changes, that of the other (0) does, and it decides."""
+    """With two anchors, the lead of anchor 3 over the fork is constant, and that of anchor 0 decides."""
     first, revealed = [0.5, 0.499, 0.2, 0.7485], [0.9, 0.01, 0.2, 0.015]
     eta = {0: 0.5, 3: 0.001}
     model = AnchorFork(4, 1, eta, 1.0, lambda state, j: (revealed if has(state, 2) else first)[j])
@@ -149,14 +149,14 @@ def test_proposition_1_needs_the_gap_condition_for_every_anchor() -> None:
 
 @given(model=models(), t_pos=T_POS)
 @SEARCH
-def test_remark_lc_is_the_minimum(model: AnchorFork, t_pos: float) -> None:
+def test_the_remark_that_lc_is_the_minimum(model: AnchorFork, t_pos: float) -> None:
     lc, tempered = fork_entropies(model, tlc(0), tlc(t_pos))
     assert lc == pytest.approx(least_entropy(model))
     shortfall = 1 - fork_law(model, tlc(t_pos)).before(model.anchors[0])
     assert tempered > lc or shortfall < 1e-12
 
 
-def test_remark_needs_the_confidence_gap_and_one_position_a_step() -> None:
+def test_the_remark_needs_the_confidence_gap_and_one_position_per_step() -> None:
     shy = model_of([0.4, 0.5, 0.9], fork=1, eta={0: 0.3})
     assert shy.violations()
     assert fork_law(shy, tlc(0)).entropy > least_entropy(shy) + 0.2
@@ -172,7 +172,7 @@ def test_remark_needs_the_confidence_gap_and_one_position_a_step() -> None:
 
 
 def planted(branches: int, anchor_confidence: float, noise: float):
-    """A fork (0) over equal branches and an anchor (1) that is sure of branch 0 until the fork says otherwise."""
+    """A fork (0) with equal branches, and an anchor (1) that predicts branch 0 until the fork is revealed."""
 
     def peaked(at: int, p: float) -> np.ndarray:
         q = np.full(branches, (1 - p) / (branches - 1))
@@ -189,7 +189,7 @@ def planted(branches: int, anchor_confidence: float, noise: float):
 
 
 def style(string: tuple[int, ...]) -> int:
-    """The outcome: what the anchor says in the end."""
+    """Return the outcome, which is the anchor's final token."""
     return string[1]
 
 
@@ -240,7 +240,7 @@ def test_corollary_1_has_instances_and_needs_its_premise() -> None:
 
 
 def test_with_drawn_tokens_a_state_includes_the_draw() -> None:
-    """At T_token > 0 a surely predicted anchor may draw an unlikely token, and with it a low confidence.
+    """At T_token > 0 a confident anchor may draw an unlikely token, which has a low confidence.
 
     So `reachable state` in the lemma and the remark has to mean the row *and* the tokens just drawn.
     """
@@ -285,7 +285,7 @@ def test_token_temperature_leaves_the_order_alone_under_dominance() -> None:
 @given(data=st.data(), t_token=st.floats(0.1, 20))
 @SEARCH
 def test_proposition_2_where_logits_change_from_state_to_state(data: st.DataObject, t_token: float) -> None:
-    """Dominance in every state is enough: what is revealed may move all logits, the order of LC stays."""
+    """Dominance in every state suffices: revealed tokens may change all logits, and the order of LC stays."""
     gaps = st.lists(st.floats(0, 4), min_size=3, max_size=3)
 
     def row() -> list[float]:

@@ -30,7 +30,7 @@ Predict = Callable[[Partial, int], np.ndarray]
 
 
 def model_of(seed: int) -> Predict:
-    """A prediction of its own for every partial string; the gap holds for every draw."""
+    """A model with a random prediction for every partial string; the confidence gap holds for every draw."""
 
     def predict(row: Partial, position: int) -> np.ndarray:
         address = [seed, position, *(0 if token is None else 1 + token for token in row)]
@@ -45,13 +45,13 @@ def model_of(seed: int) -> Predict:
 
 
 @dataclass(frozen=True)
-class Found:
+class ForkStatistics:
     before: dict[int, float]  # P(T(a) < T(l)) for each anchor a
     ratios: dict[int, list[float]]  # ln(c^a / c^l) in every reachable row and draw with both masked
 
 
-def enumerate_order(predict: Predict, policy: Policy) -> Found:
-    """Every draw at every masked position and every set committed given it, until the fork is."""
+def enumerate_order(predict: Predict, policy: Policy) -> ForkStatistics:
+    """Enumerate all draws and committed sets until the fork is committed."""
     before: dict[int, float] = dict.fromkeys(ANCHORS, 0.0)
     ratios: dict[int, list[float]] = defaultdict(list)
     visits: dict[Partial, float] = {(None,) * LENGTH: 1.0}
@@ -73,7 +73,7 @@ def enumerate_order(predict: Predict, policy: Policy) -> Found:
                 elif p > 0:
                     after = tuple(x[k] if has(chosen, k) else row[k] for k in range(LENGTH))
                     visits[after] = visits.get(after, 0.0) + draw * p
-    return Found(before, ratios)
+    return ForkStatistics(before, ratios)
 
 
 def with_tokens(policy: Policy, t_token: float) -> Policy:
@@ -82,12 +82,12 @@ def with_tokens(policy: Policy, t_token: float) -> Policy:
 
 @given(seed=st.integers(0, 10**6), t_pos=st.floats(0.05, 5), t_token=st.sampled_from([0.0, 0.7, 1.0]))
 @SEARCH
-def test_lemma_1_with_states_that_hold_tokens_and_draws(seed: int, t_pos: float, t_token: float) -> None:
-    found = enumerate_order(model_of(seed), with_tokens(tlc(t_pos), t_token))
+def test_lemma_1_with_token_states_and_draws(seed: int, t_pos: float, t_token: float) -> None:
+    law = enumerate_order(model_of(seed), with_tokens(tlc(t_pos), t_token))
     for a in ANCHORS:
-        low, high = min(found.ratios[a]), max(found.ratios[a])
+        low, high = min(law.ratios[a]), max(law.ratios[a])
         assert low > 0, "the gap must hold for every draw"
-        assert sigmoid(low / t_pos) - 1e-12 <= found.before[a] <= sigmoid(high / t_pos) + 1e-12
+        assert sigmoid(low / t_pos) - 1e-12 <= law.before[a] <= sigmoid(high / t_pos) + 1e-12
 
 
 @given(seed=st.integers(0, 10**6), t_pos=st.floats(0.05, 2), t_token=st.sampled_from([0.0, 1.0]))
@@ -114,15 +114,15 @@ def test_lc_reveals_all_anchors_first_and_ar_none_to_the_right(seed: int, t_toke
         assert left_to_right[a] == 0
 
 
-def test_confidences_here_do_depend_on_tokens() -> None:
-    """Else this file would say nothing new: two rows that differ in one token have other predictions."""
+def test_confidences_depend_on_tokens() -> None:
+    """The premise of this file: two rows that differ in one token have different predictions."""
     predict = model_of(1)
     assert not np.allclose(predict((None, 0, None), FORK), predict((None, 1, None), FORK))
     # And the lemma needs the extremes over rows with tokens: those of the first row alone are no bounds.
     outside = 0
     for seed in range(40):
-        found = enumerate_order(model_of(seed), with_tokens(tlc(1.0), 0.0))
+        law = enumerate_order(model_of(seed), with_tokens(tlc(1.0), 0.0))
         for a in ANCHORS:
-            first = sigmoid(found.ratios[a][0])
-            outside += abs(found.before[a] - first) > 1e-3
+            first = sigmoid(law.ratios[a][0])
+            outside += abs(law.before[a] - first) > 1e-3
     assert outside > 20

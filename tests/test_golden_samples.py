@@ -1,4 +1,4 @@
-"""Samples do not change from version to version: `fixtures/samples.json` holds what 0.1.0 drew.
+"""Samples do not change from version to version: `fixtures/samples.json` has those of an earlier version.
 
 They are 2 tasks x 3 policies x 3 questions x 2 samples, drawn with the checkpoint `fixtures/micro` (random weights)
 on the tasks of `toy_task`.
@@ -19,7 +19,7 @@ POLICIES = tuple(parse(spec) for spec in ("ar", "random", "tct:threshold=0.3"))
 PLAN = Plan((TaskChoice("toy"), TaskChoice("toy-b")), POLICIES, n=2, questions=3, trace=True)
 
 
-def test_an_evaluation_draws_the_samples_it_always_drew(tmp_path, toy_tasks):
+def test_an_evaluation_draws_the_same_samples_as_before(tmp_path, toy_tasks):
     with Evaluation(PLAN, tmp_path / "run") as evaluation:
         evaluation.run(load(FIXTURES / "micro"))
     drawn = [

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import twotemp.graders
-from tests.conftest import Beside
+from tests.conftest import DataFile
 from twotemp.errors import UserError
 from twotemp.graders import maths
 from twotemp.graders.d1 import D1Grader
@@ -286,8 +286,8 @@ def test_d1(gold: str, text: str, kind: str, right: bool) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gsm8k", "number"), ("math500", "latex")])
-def test_human_verdicts_and_d1_s(beside: Beside, grader: MathsGrader, name: str, kind: str) -> None:
-    with gzip.open(beside("data/llada_generations") / f"{name}.jsonl.gz", "rt") as file:
+def test_human_verdicts_and_d1_s(data_file: DataFile, grader: MathsGrader, name: str, kind: str) -> None:
+    with gzip.open(data_file("data/llada_generations") / f"{name}.jsonl.gz", "rt") as file:
         real = [json.loads(line) for line in file]
     pairs = [(problem(row["ground_truth"], kind), row["generation"]) for row in real]
     verdicts = list(grader.grade(pairs))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Beside
+from tests.conftest import DataFile
 from tests.helpers.benchmark_rows import MADE_UP, Row, read
 from twotemp.errors import UserError
 from twotemp.graders import programs as module
@@ -174,9 +174,9 @@ def test_references_of_the_benchmarks_form_pass(grader: ProgramGrader, name: str
     check_references(grader, name, MADE_UP[name](4))
 
 
-def test_references_pass(beside: Beside, grader: ProgramGrader) -> None:
+def test_references_pass(data_file: DataFile, grader: ProgramGrader) -> None:
     """All of HumanEval's and MBPP's; its number 123 takes four seconds on an idle machine."""
     for name, count in (("humaneval", 164), ("mbpp", 500)):
-        rows = read(beside(f"data/{name}.jsonl"))
+        rows = read(data_file(f"data/{name}.jsonl"))
         assert len(rows) == count
         check_references(grader, name, rows)

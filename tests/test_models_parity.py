@@ -1,7 +1,7 @@
 """The published reference code's logits and its samplers' greedy tokens, on random weights in the published layout.
 
 tests/fixtures/<name>: config.json and model.safetensors as that code wrote them, and what it computed. Larger ones,
-made independently, lie beside the repository.
+made independently, are optional data (CONTRIBUTING.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.conftest import Beside
+from tests.conftest import DataFile
 from tests.helpers.fixture_models import FIXTURES
 from tests.helpers.tiny_checkpoints import LLADA_8B, left_padded
 from twotemp import sample
@@ -200,9 +200,9 @@ LARGER = {
 
 
 @pytest.mark.parametrize("family", LARGER)
-def test_larger_models_match_the_reference(family: str, beside: Beside) -> None:
+def test_larger_models_match_the_reference(family: str, data_file: DataFile) -> None:
     """A left-padded batch's logits, SDAR's block cache, and the official sampler's greedy tokens in one batch."""
-    reference = Reference(beside("fixtures") / family / "a")
+    reference = Reference(data_file("fixtures") / family / "a")
     assert reference.batch_error() < TOLERANCE
     if family == "sdar":
         assert reference.cache_error() < TOLERANCE

@@ -22,7 +22,7 @@ sequences = st.lists(
 
 
 def by_definition(table, state: tuple[int, ...], k: int) -> list[float]:
-    """q^k(v | x_t) with plain loops; off the support, over the sequences with the fewest mismatches."""
+    """Compute q^k(v | x_t) with plain loops; without agreement, over the sequences with the fewest mismatches."""
 
     def mismatches(ids):
         return sum(x not in (MASK, s) for x, s in zip(state, ids))
@@ -47,7 +47,7 @@ def test_every_state_matches_the_definition(table) -> None:
     torch.testing.assert_close(q, expected, atol=1e-6, rtol=1e-5)
 
 
-def test_left_to_right_the_chain_rule_reproduces_the_table() -> None:
+def test_the_chain_rule_from_left_to_right_recovers_the_table() -> None:
     table = [((0, 1, 2, 0), 1.0), ((0, 2, 2, 1), 2.0), ((1, 1, 0, 0), 5.0)]
     model = TableModel(table, VOCABULARY, MASK)
     for ids, weight in table:
@@ -67,7 +67,7 @@ def test_impossible_tokens_have_no_probability() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(table=sequences, data=st.data())
-def test_padding_never_changes_a_row_and_short_rows_leave_the_tail_open(table, data) -> None:
+def test_padding_never_changes_a_row_and_short_rows_have_a_masked_tail(table, data) -> None:
     model = TableModel(table, VOCABULARY, MASK)
     row = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=N))
     before, after = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2))
@@ -79,18 +79,18 @@ def test_padding_never_changes_a_row_and_short_rows_leave_the_tail_open(table, d
     torch.testing.assert_close(q, expected, atol=1e-6, rtol=1e-5)
 
 
-def test_it_is_a_denoiser_with_a_fingerprint() -> None:
-    one, same, other = (TableModel([((0, 1), w), ((1, 1), 1.0)], 4, MASK, [2]) for w in (1.0, 1.0, 2.0))
-    assert isinstance(one, Denoiser)
-    assert (one.eos_ids, one.forbidden_ids, one.max_length) == ((2,), (MASK,), 2)
-    assert fingerprint(one) == fingerprint(same) != fingerprint(other)
+def test_a_table_is_a_denoiser_with_a_fingerprint() -> None:
+    table, same, other = (TableModel([((0, 1), w), ((1, 1), 1.0)], 4, MASK, [2]) for w in (1.0, 1.0, 2.0))
+    assert isinstance(table, Denoiser)
+    assert (table.eos_ids, table.forbidden_ids, table.max_length) == ((2,), (MASK,), 2)
+    assert fingerprint(table) == fingerprint(same) != fingerprint(other)
 
 
 @pytest.mark.parametrize(
     ("table", "mask_id", "message"),
     [
         ([], MASK, "at least one"),
-        ([((0,), 1.0), ((0, 1), 1.0)], MASK, "one length"),
+        ([((0,), 1.0), ((0, 1), 1.0)], MASK, "the same length"),
         ([((0,), 0.0)], MASK, "positive"),
         ([((0,), math.nan)], MASK, "positive"),
         ([((MASK,), 1.0)], MASK, "not the mask"),
@@ -98,7 +98,7 @@ def test_it_is_a_denoiser_with_a_fingerprint() -> None:
         ([((0,), 1.0)], 4, "mask_id=4"),
     ],
 )
-def test_bad_tables(table, mask_id: int, message: str) -> None:
+def test_bad_tables_are_refused(table, mask_id: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         TableModel(table, VOCABULARY, mask_id)
 

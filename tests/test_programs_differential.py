@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Beside
+from tests.conftest import DataFile
 from tests.helpers import program_pairs
 from tests.helpers.benchmark_rows import MADE_UP, Row, read
 from twotemp.graders.programs import assemble, entry_points
@@ -162,5 +162,5 @@ def test_made_up_references_and_mutants(box: Sandbox) -> None:
 
 
 @pytest.mark.slow
-def test_references_and_mutants(box: Sandbox, beside: Beside) -> None:
-    compare(box, benchmark(lambda name: read(beside(f"data/{name}.jsonl"))), count=3)
+def test_references_and_mutants(box: Sandbox, data_file: DataFile) -> None:
+    compare(box, benchmark(lambda name: read(data_file(f"data/{name}.jsonl"))), count=3)

@@ -1,4 +1,4 @@
-"""The documentation: commands that exist, links that lead somewhere, pictures that are of these weights."""
+"""The documentation: its commands parse, its blocks run, its links resolve, its figures match the weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import reference
 import tutorials
 
-from tests.helpers.documents import ROOT, RUN_HERE
+from tests.helpers.documents import ROOT, TESTED_BLOCKS
 from twotemp.records import Policy, Trace
 
 
@@ -28,39 +28,39 @@ BLOCKS = [block for page in examples.pages() for block in examples.blocks(page)]
 CODE = [block for block in BLOCKS if block.shell or block.language == "python"]
 # Run by tests/test_documents.py, by tests/test_serving.py, and as steps of a tutorial. All others are run below.
 ELSEWHERE = {
-    *RUN_HERE,
+    *TESTED_BLOCKS,
     *(block.code for block in CODE if (block.page, block.language) == ("docs/serve.md", "python")),
     *(code for name in tutorials.names() for code in tutorials.steps(tutorial(name))),
 }
 REST = [block for block in CODE if block.not_run is None and block.code not in ELSEWHERE]
-ASKED = [block for block in REST if block.shell and re.search(r"curl .*127\.0\.0\.1:8000", block.code)]
-RUN = [block for block in REST if block.shell and block not in ASKED]
+CURL = [block for block in REST if block.shell and re.search(r"curl .*127\.0\.0\.1:8000", block.code)]
+RUN = [block for block in REST if block.shell and block not in CURL]
 PYTHON = [block for block in REST if not block.shell]
 
 
 # The command line
 
 
-def mistakes(words: list[str]) -> str | None:
-    """What the command line's own parser says against `twotemp WORDS`, without running it."""
-    found = reference.command_line().commands.get(words[0]) if words else None
+def parse_error(words: list[str]) -> str | None:
+    """Return the error of the command line's parser for `twotemp WORDS`, or None; nothing is run."""
+    command = reference.command_line().commands.get(words[0]) if words else None
     if words and words[0].startswith("-"):
         return None if words == ["--help"] or words == ["--version"] else f"unknown option {words[0]}"
-    if found is None:
+    if command is None:
         return f"unknown command {words[:1]}"
     if words[0] == "lm-eval":
-        return None  # another program's options
+        return None  # options of another program
     if "..." in words:
         return None  # an excerpt
     try:
-        found.make_context(words[0], list(words[1:]))
+        command.make_context(words[0], list(words[1:]))
     except Exception as error:
         return str(error)
     return None
 
 
-def asked(code: str) -> list[list[str]]:
-    """The words after `twotemp` in every command of a block, also behind `srun`, `torchrun` and the like."""
+def twotemp_commands(code: str) -> list[list[str]]:
+    """Return the words after `twotemp` in every command of a block, also after `srun`, `torchrun` and the like."""
     lines = [re.sub(r"\s#\s.*$", "", line) for line in code.splitlines()]
     every = examples.commands("\n".join(lines))
     nested = [
@@ -78,31 +78,31 @@ def asked(code: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("page", examples.pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_in_the_docs_is_one_the_parser_takes(page):
+def test_every_command_in_the_docs_is_accepted_by_the_parser(page):
     for block in examples.blocks(page):
-        for words in asked(block.code) if block.shell else ():
-            assert mistakes(words) is None, f"{block}: twotemp {' '.join(words)}: {mistakes(words)}"
+        for words in twotemp_commands(block.code) if block.shell else ():
+            assert parse_error(words) is None, f"{block}: twotemp {' '.join(words)}: {parse_error(words)}"
 
 
 @pytest.mark.parametrize("page", examples.pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_in_a_sentence_and_their_options_exist(page):
     for words in re.findall(r"`twotemp ([a-z][^`]*)`", examples.prose(page)):
         name, *rest = words.split()
-        found = reference.command_line().commands.get(name)
-        assert found, f"twotemp {words}"
-        options = {option for parameter in found.params for option in parameter.opts}
+        command = reference.command_line().commands.get(name)
+        assert command, f"twotemp {words}"
+        options = {option for parameter in command.params for option in parameter.opts}
         assert [w for w in rest if w.startswith("--") and w != "--help" and w not in options] == [], words
 
 
-def test_the_examples_of_the_help_are_commands_the_parser_takes():
-    found = [
+def test_the_examples_of_the_help_are_accepted_by_the_parser():
+    commands = [
         w
         for line in reference.commands().splitlines()
         if line.startswith("    ")
-        for w in asked(line.strip())
+        for w in twotemp_commands(line.strip())
     ]
-    assert len(found) >= 20
-    assert [words for words in found if mistakes(words)] == []
+    assert len(commands) >= 20
+    assert [words for words in commands if parse_error(words)] == []
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_the_examples_of_the_help_are_commands_the_parser_takes():
         "twotemp sample",
     ],
 )
-def test_a_mistake_would_be_noticed(line):
-    assert mistakes(line.split()[1:])
+def test_a_wrong_command_is_detected(line):
+    assert parse_error(line.split()[1:])
 
 
 def test_the_reference_names_every_command_and_option():
@@ -132,7 +132,7 @@ def test_the_reference_names_every_command_and_option():
             ] == []
 
 
-def test_the_pages_of_the_code_name_everything():
+def test_the_generated_pages_are_complete():
     from twotemp.graders import descriptions
     from twotemp.policies import PRESETS
     from twotemp.tasks import TASKS
@@ -141,10 +141,10 @@ def test_the_pages_of_the_code_name_everything():
         assert re.findall(r"^\| `(.+?)` \|", reference.PAGES[page](), flags=re.M) == list(names)
 
 
-def test_the_fields_of_records_say_what_they_are():
+def test_the_fields_of_records_are_described():
     rows = {record: reference.field_list(record).splitlines()[2:] for record in reference.RECORDS}
     assert all(
-        f"| `{one.name}` |" in row for record in rows for one, row in zip(fields(record), rows[record])
+        f"| `{field.name}` |" in row for record in rows for field, row in zip(fields(record), rows[record])
     )
     page = (ROOT / "docs" / "api.md").read_text()
     assert [r.__name__ for r in rows if f"generated/fields-{r.__name__}.md" not in page] == []
@@ -152,7 +152,7 @@ def test_the_fields_of_records_say_what_they_are():
     assert "probability of the committed token" in reference.field_list(Trace)
 
 
-def test_everything_public_is_on_the_page_about_python():
+def test_all_public_names_are_in_the_api_page():
     import twotemp
 
     page = (ROOT / "docs" / "api.md").read_text()
@@ -164,13 +164,13 @@ def test_everything_public_is_on_the_page_about_python():
 # Blocks
 
 
-def test_every_block_is_run_or_says_why_not():
-    """What is not marked is run. So nothing may hide behind another language, another fence or a stray comment."""
+def test_every_block_is_run_or_has_a_reason_why_not():
+    """Unmarked blocks are run; other languages, other fences and stray comments would hide a block."""
     known = (*examples.SHELL, "python", "text", "mermaid")
     assert [str(b) for b in BLOCKS if b.language not in known and not b.language.startswith("{")] == []
     hidden = re.compile(r"^[\s>*+-]*(?:```|~~~|<!-- not run|<pre).*", flags=re.M)
     assert {
-        page.name: found for page in examples.pages() if (found := hidden.findall(examples.prose(page)))
+        page.name: matches for page in examples.pages() if (matches := hidden.findall(examples.prose(page)))
     } == {}
 
 
@@ -183,13 +183,13 @@ def test_every_block_is_run_or_says_why_not():
         "<!-- not run: needs a GPU -->\nHere it is.\n\n```shell\ntwotemp policies\n```\n",
     ],
 )
-def test_a_block_that_hides_would_be_noticed(text, tmp_path, monkeypatch):
+def test_a_hidden_block_is_detected(text, tmp_path, monkeypatch):
     (tmp_path / "page.md").write_text(f"# A page\n\n{text}")
     monkeypatch.setattr(examples, "ROOT", tmp_path)
     monkeypatch.setattr(examples, "pages", lambda: [tmp_path / "page.md"])
     monkeypatch.setitem(globals(), "BLOCKS", list(examples.blocks(tmp_path / "page.md")))
     with pytest.raises(AssertionError):
-        test_every_block_is_run_or_says_why_not()
+        test_every_block_is_run_or_has_a_reason_why_not()
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_block_without_a_language_is_shell(text, tmp_path, monkeypatch):
     assert (block.shell, block.code, block.not_run) == (True, "curl x\n", None)
 
 
-def test_why_a_block_is_not_run_is_something_a_reader_would_accept():
+def test_the_reasons_for_not_running_a_block_are_acceptable():
     reasons = {block.not_run for block in CODE if block.not_run is not None}
     accepted = (
         "needs a GPU",
@@ -220,7 +220,7 @@ def test_why_a_block_is_not_run_is_something_a_reader_would_accept():
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub and MyST make them from headings."""
+    """Return the anchors that GitHub and MyST make from the headings of a page."""
     heads = re.findall(
         r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M), flags=re.M
     )
@@ -232,17 +232,17 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", examples.pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_links_resolve(page):
     text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.S | re.M)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:", target):
             assert target.startswith("https://"), target
             continue
         name, _, anchor = unquote(target).partition("#")
-        there = (page.parent / name).resolve() if name else page
-        assert there.exists(), f"{page}: {target}"
-        assert there.is_relative_to(ROOT)
-        assert not anchor or anchor in anchors(there), f"{page}: no heading {target}"
+        linked = (page.parent / name).resolve() if name else page
+        assert linked.exists(), f"{page}: {target}"
+        assert linked.is_relative_to(ROOT)
+        assert not anchor or anchor in anchors(linked), f"{page}: no heading {target}"
 
 
 def test_every_page_is_in_the_table_of_contents():
@@ -257,7 +257,7 @@ def test_every_page_is_in_the_table_of_contents():
     assert pages - listed == {docs / "index"}
 
 
-# Pictures
+# Figures
 
 
 def test_every_diagram_is_drawn():
@@ -267,20 +267,20 @@ def test_every_diagram_is_drawn():
     ] == []
 
 
-def test_the_pictures_are_of_the_weights_in_the_tree():
-    """If not: python -m docs.tools.pictures, and look at them."""
+def test_the_figures_were_drawn_with_the_shipped_weights():
+    """If they were not, run `python -m docs.tools.pictures` and look at the figures."""
     image = pytest.importorskip("PIL.Image", reason="needs matplotlib (pip install 'twotemp[plots]')")
     digest = hashlib.sha256(
         (ROOT / "src/twotemp/models/weights/tiny/model.safetensors").read_bytes()
     ).hexdigest()
-    found = {
+    digests = {
         p.name: image.open(p).text.get("Weights") for p in (ROOT / "docs" / "figures").glob("idea-*.png")
     }
-    assert len(found) == 4
-    assert {name for name, weights in found.items() if weights != digest} == set()
+    assert len(digests) == 4
+    assert {name for name, weights in digests.items() if weights != digest} == set()
 
 
-# Run
+# Running the blocks
 
 
 SMALL = """
@@ -303,21 +303,21 @@ for option, value in SMALL.get(words[0], {}).items():
 if words[0] in ("serve", "play"):
     import twotemp.serving.app as app
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        words += ["--port", str(free.getsockname()[1])]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        words += ["--port", str(probe.getsockname()[1])]
     words += ["--no-browser"] if words[0] == "play" else []
     run = app.run
 
-    def end():
+    def interrupt():
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 
-    app.run = lambda server, host, port, on_start: run(server, host, port, [*on_start, end])
+    app.run = lambda server, host, port, on_start: run(server, host, port, [*on_start, interrupt])
 sys.argv[1:] = words
 try:
     main()
-except SystemExit as ended:
-    if not (words[0] in ("serve", "play") and ended.code == 130):  # Ctrl-C, as asked
+except SystemExit as stop:
+    if not (words[0] in ("serve", "play") and stop.code == 130):  # the Ctrl-C above
         raise
 """
 
@@ -327,8 +327,8 @@ def test_python_in_the_pages_runs(block):
     exec(block.code, {})
 
 
-@pytest.mark.parametrize("block", ASKED, ids=str)
-def test_a_server_answers_what_the_pages_ask(block, tmp_path):
+@pytest.mark.parametrize("block", CURL, ids=str)
+def test_a_server_answers_the_requests_of_the_pages(block, tmp_path):
     import twotemp
     from tests.helpers.serving_clients import listening
     from twotemp.serving import Server
@@ -336,8 +336,8 @@ def test_a_server_answers_what_the_pages_ask(block, tmp_path):
     if shutil.which("curl") is None:
         pytest.skip("needs curl")
     with listening(Server(twotemp.load("tiny"), slots=8)) as (_, port):
-        said = examples.run_shell(block.code.replace("127.0.0.1:8000", f"127.0.0.1:{port}"), tmp_path)
-    assert json.loads(said)["choices"]
+        answer = examples.run_shell(block.code.replace("127.0.0.1:8000", f"127.0.0.1:{port}"), tmp_path)
+    assert json.loads(answer)["choices"]
 
 
 OPTIONAL = {"docs/inspect.md": ("inspect_ai", "inspect"), "docs/lm-eval.md": ("lm_eval", "lm-eval")}
@@ -347,17 +347,17 @@ OPTIONAL = {"docs/inspect.md": ("inspect_ai", "inspect"), "docs/lm-eval.md": ("l
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("block", RUN, ids=str)
 def test_blocks_run(block, tmp_path):
-    """With few questions and samples: that they run, not what they measure. Servers end once they are ready."""
+    """They run with few questions and samples; servers are stopped once they are ready."""
     if block.page in OPTIONAL:
         module, extra = OPTIONAL[block.page]
         pytest.importorskip(module, reason=f"needs the extra: pip install 'twotemp[{extra}]'")
     for folder in ("experiments", "benchmarks", "recipes"):
         (tmp_path / folder).symlink_to(ROOT / folder)
-    examples.run_shell(needs(block) + block.code, tmp_path, main=SMALL)
+    examples.run_shell(prerequisites(block) + block.code, tmp_path, main=SMALL)
 
 
-def needs(block: examples.Block) -> str:
-    """What the page's earlier blocks left behind, and files that a block names."""
+def prerequisites(block: examples.CodeBlock) -> str:
+    """Return the code of earlier blocks of the page that create the run directories which a block uses."""
     earlier = [b.code for b in RUN if b.page == block.page and b.line < block.line]
     made = re.findall(r"--out (runs/\w+)", block.code)
     used = set(re.findall(r"(?<![\w-])(runs/\w+)", block.code)) - set(made)
@@ -367,8 +367,8 @@ def needs(block: examples.Block) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", tutorials.names())
-def test_tutorials_print_what_they_say(name, tmp_path):
-    """If not, because the weights are others: python docs/tools/tutorials.py, and read them."""
+def test_tutorials_print_their_output(name, tmp_path):
+    """If the weights have changed, run `python docs/tools/tutorials.py` and read the result."""
     page = tutorial(name)
     assert tutorials.run(page, tmp_path, {"--budget 1m": "--budget 2steps"}) == page
     for picture in tutorials.pictures(page):

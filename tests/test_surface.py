@@ -1,4 +1,4 @@
-"""What `import twotemp` offers: the names, their documentation with examples that run, and types."""
+"""The public interface: its names, their documentation with examples that run, and types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = "load wrap sample stream infill score policy".split()
 NAMES += "Policy Sample LanguageModel Denoiser StreamEvent UserError".split()
 
 
-def test_the_names_are_there_and_only_these():
+def test_the_public_names_are_exactly_these():
     assert sorted(twotemp.__all__) == sorted(NAMES)
     assert set(NAMES) <= set(dir(twotemp))
     for name in NAMES:
@@ -28,16 +28,18 @@ def test_the_package_is_typed():
     assert (files("twotemp") / "py.typed").is_file()
 
 
-def test_importing_it_loads_nothing_heavy():
+def test_importing_the_package_does_not_import_torch():
     code = "import sys, twotemp; twotemp.UserError, twotemp.Policy; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("name", ["", *NAMES])
-def test_the_examples_of_the_documentation_run(name):
-    thing = getattr(twotemp, name) if name else twotemp
-    tests = [t for t in doctest.DocTestFinder(recurse=False).find(thing, name or "twotemp") if t.examples]
+def test_the_examples_of_docstrings_run(name):
+    documented = getattr(twotemp, name) if name else twotemp
+    tests = [
+        t for t in doctest.DocTestFinder(recurse=False).find(documented, name or "twotemp") if t.examples
+    ]
     if name in ("", "load", "wrap", "sample", "stream", "infill", "score", "policy", "LanguageModel"):
         assert tests, f"{name} has no example"
     for test in tests:

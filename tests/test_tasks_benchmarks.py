@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Beside
+from tests.conftest import DataFile
 from tests.helpers.benchmark_rows import MADE_UP, Row, read, write
 from twotemp import tasks
 from twotemp.errors import UserError
@@ -64,9 +64,9 @@ def row() -> Row:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_published_files_load_and_are_recognised(beside: Beside, tmp_path: Path, name: str):
+def test_published_files_load_and_are_recognised(data_file: DataFile, tmp_path: Path, name: str):
     """In every container, under every prompt; what is special about one benchmark's rows is checked with it."""
-    task, path = tasks.get(name), beside(f"data/{FILES[name]}")
+    task, path = tasks.get(name), data_file(f"data/{FILES[name]}")
     found, rows = task.problems(data=path), read(path)
     assert len(found.problems) == PUBLISHED[name].rows
     assert found.digest == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -167,8 +167,8 @@ def test_d1_subset_is_the_one_on_record(tmp_path: Path):
     assert problems(tmp_path, "gsm8k", rows, subset="first300") == whole[:300]
 
 
-def test_training_questions(beside: Beside):
-    path = beside("data/gsm8k_train.jsonl.gz")
+def test_training_questions(data_file: DataFile):
+    path = data_file("data/gsm8k_train.jsonl.gz")
     train = tasks.get("gsm8k").problems(data=path, subset="train")
     assert len(train.problems) == 7473
     assert train.problems[0].id == "gsm8k/train/0"

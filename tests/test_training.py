@@ -57,7 +57,7 @@ def test_diffusion_loss_is_the_papers_objective(options, times, weight) -> None:
     table = torch.randn(5, vocabulary**length, vocabulary, generator=torch.Generator().manual_seed(0))
 
     def logits(x: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
-        """Any function of what is visible: random logits for every position and state."""
+        """Return random logits for every position and state, as a function of the visible tokens."""
         state = (x[:, prompt:] * vocabulary ** torch.arange(length)).sum(1)
         rows, columns = want.nonzero(as_tuple=True)
         return table[columns, state[rows]]
@@ -105,8 +105,8 @@ def test_diffusion_loss_never_masks_the_prompt_and_asks_only_for_masked_position
     assert want[:, 3:].any(0).all()
 
 
-def test_the_recipe_says_how_many_threads_whatever_the_process_has(tmp_path, monkeypatch):
-    """With another number, sums are added up in another order, and the weights are others."""
+def test_the_recipe_sets_the_number_of_threads(tmp_path, monkeypatch):
+    """A different number changes the order of sums, and so the weights."""
     seen = []
 
     def counted(*arguments, **options):
@@ -121,23 +121,23 @@ def test_the_recipe_says_how_many_threads_whatever_the_process_has(tmp_path, mon
 
 
 @pytest.mark.parametrize("task", sorted(SOURCES))
-def test_what_is_trained_on_is_of_the_train_split(task: str) -> None:
-    """By the ids that a batch is drawn from. Held-out problems of the same seed would be in the stream, too."""
+def test_training_examples_are_from_the_train_split(task: str) -> None:
+    """Decoded from the ids that batches are drawn from; the stream of the same seed also has held-out problems."""
     words = {number: word for word, number in WORDS.get_vocab().items()}
     seen = {
-        " ".join(words[number] for number in row[1 : shelf.prompt - 1])
-        for shelf in generate({task: 300}, 5, WORDS.get_vocab())
-        for row in shelf.ids.tolist()
+        " ".join(words[number] for number in row[1 : group.prompt - 1])
+        for group in generate({task: 300}, 5, WORDS.get_vocab())
+        for row in group.ids.tolist()
     }
     splits = {
-        split: {one.prompt for one in islice(SOURCES[task].examples(5, split), 300)}
+        split: {example.prompt for example in islice(SOURCES[task].examples(5, split), 300)}
         for split in ("train", "validation", "test")
     }
     assert seen == splits["train"]
     assert not seen & (splits["validation"] | splits["test"])
 
 
-def test_a_loss_that_is_not_finite_ends_the_training_before_it_spoils_the_weights() -> None:
+def test_a_loss_that_is_not_finite_ends_the_training_before_the_weights_change() -> None:
     network = loop.llada.new(loop.config(MICRO, WORDS), WORDS, seed=3).module
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     loss = next(network.parameters()).sum() * float("nan")
@@ -146,7 +146,7 @@ def test_a_loss_that_is_not_finite_ends_the_training_before_it_spoils_the_weight
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
 
 
-def test_muon_is_torchs_muon_in_more_digits_and_adamw_elsewhere() -> None:
+def test_muon_agrees_with_torchs_muon_and_adamw() -> None:
     torch.manual_seed(0)
     network, twin = (loop.llada.new(loop.config(MICRO, WORDS), WORDS, seed=3).module for _ in range(2))
     ours = Muon(network, weight_decay=0.1)
@@ -177,14 +177,14 @@ def test_muon_is_torchs_muon_in_more_digits_and_adamw_elsewhere() -> None:
         assert float((p - q).detach().abs().max()) < close, name
 
 
-def test_orthogonal_brings_all_singular_values_near_one() -> None:
+def test_orthogonal_moves_all_singular_values_near_one() -> None:
     wide = torch.randn(3, 6, 20, generator=torch.Generator().manual_seed(0)) * 50
     values = torch.linalg.svdvals(orthogonal(wide))
     assert float(values.min()) > 0.6
     assert float(values.max()) < 1.3
 
 
-def test_next_token_loss_predicts_each_answer_token_from_the_one_before() -> None:
+def test_next_token_loss_predicts_each_answer_token_from_the_previous_position() -> None:
     ids = torch.tensor([[5, 3, 1, 2], [5, 3, 4, 0]])
 
     def logits(x: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
@@ -197,7 +197,7 @@ def test_next_token_loss_predicts_each_answer_token_from_the_one_before() -> Non
     assert float(next_token_loss(logits, ids, 2)) == pytest.approx(expected)
 
 
-def test_causal_attention_looks_back_only_and_full_attention_both_ways() -> None:
+def test_causal_attention_sees_the_past_and_full_attention_everything() -> None:
     words = tokenizer.build()
     network = loop.llada.new(loop.config(MICRO, words), words, seed=3).module
     ids = torch.randint(5, 50, (1, 6), generator=torch.Generator().manual_seed(0))
@@ -211,18 +211,18 @@ def test_causal_attention_looks_back_only_and_full_attention_both_ways() -> None
 
 
 def test_every_example_is_drawn_equally_often() -> None:
-    shelves = [
+    groups = [
         Examples("a", 1, torch.zeros(30, 4)),
         Examples("b", 2, torch.zeros(10, 8)),
         Examples("c", 1, torch.zeros(5, 2)),
     ]
-    corpus = Corpus(shelves, batch_tokens=16)
+    corpus = Corpus(groups, batch_tokens=16)
     drawn = {"a": 0, "b": 0, "c": 0}
     for step in range(6000):
         batch = corpus.batch(torch.Generator().manual_seed(step))
         assert batch.ids.numel() == 16
         drawn[batch.task] += len(batch.ids)
-    per_example = [drawn[shelf.task] / len(shelf.ids) for shelf in shelves]
+    per_example = [drawn[group.task] / len(group.ids) for group in groups]
     assert per_example == pytest.approx([sum(per_example) / 3] * 3, rel=0.1)
 
 
@@ -235,7 +235,7 @@ def test_a_corpus_is_a_function_of_its_seed() -> None:
 
 
 @pytest.mark.parametrize("next_token_steps", [0, 5])
-def test_a_resumed_run_ends_at_the_same_weights(tmp_path: Path, next_token_steps: int, monkeypatch) -> None:
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, next_token_steps: int, monkeypatch) -> None:
     recipe = replace(MICRO, next_token_steps=next_token_steps)
     whole = load(train(recipe, tmp_path / "whole"))
 
@@ -264,7 +264,7 @@ def test_a_resumed_run_ends_at_the_same_weights(tmp_path: Path, next_token_steps
     assert (tmp_path / "whole" / "loss.png").is_file()
 
 
-def test_the_rest_of_the_plan_may_change_but_not_the_past(tmp_path: Path) -> None:
+def test_a_resumed_run_may_change_later_steps_but_not_finished_ones(tmp_path: Path) -> None:
     recipe = replace(MICRO, steps=20, decay=4)
     words = tokenizer.build()
     network = loop.llada.new(loop.config(recipe, words), words).module
@@ -297,7 +297,7 @@ def test_training_learns(tmp_path: Path) -> None:
     assert model.tokenizer.decode([model.mask_id]) == "<|mdm_mask|>"
 
 
-def test_the_rate_warms_up_stays_and_falls_to_nearly_nothing() -> None:
+def test_the_learning_rate_warms_up_stays_and_decays() -> None:
     recipe = replace(MICRO, steps=100, warmup=10, decay=20, learning_rate=1.0)
     rates = [recipe.rate(step) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
@@ -317,7 +317,7 @@ def test_the_rate_warms_up_stays_and_falls_to_nearly_nothing() -> None:
         ("examples: {countdown-3: 0}", "must be an integer >= 1"),
         ("compile: 1", "compile must be true or false"),
         ("after: 3", "after must name a recipe's file"),
-        ("after: recipe.yaml", "leads back to itself"),
+        ("after: recipe.yaml", "leads back to this recipe"),
     ],
 )
 def test_bad_recipes_are_refused(tmp_path: Path, change: str, message: str) -> None:
@@ -331,8 +331,8 @@ def test_bad_recipes_are_refused(tmp_path: Path, change: str, message: str) -> N
         Recipe.read(path)
 
 
-def test_a_second_phase_begins_with_the_weights_of_the_first(tmp_path: Path) -> None:
-    """At a rate of 0 it also ends with them; with another seed, a network of its own would begin elsewhere."""
+def test_a_second_phase_starts_with_the_weights_of_the_first(tmp_path: Path) -> None:
+    """With a rate of 0 it also ends with them; its own seed would give a different network."""
     still = replace(MICRO, name="still", after=MICRO, learning_rate=0.0, seed=3)
     train(still, tmp_path / "still")
     train(MICRO, tmp_path / "alone")
@@ -342,7 +342,7 @@ def test_a_second_phase_begins_with_the_weights_of_the_first(tmp_path: Path) -> 
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_phases_of_a_recipe_s_file_have_one_network(tmp_path: Path) -> None:
+def test_phases_of_a_recipe_must_have_the_same_architecture(tmp_path: Path) -> None:
     for name, recipe in (("first.yaml", MICRO), ("second.yaml", replace(MICRO, d_model=32))):
         path = tmp_path / name
         path.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in recipe.to_dict().items()))
@@ -352,23 +352,23 @@ def test_phases_of_a_recipe_s_file_have_one_network(tmp_path: Path) -> None:
     assert Recipe.read(RECIPES / "tiny.yaml").after == Recipe.read(RECIPES / "tiny-first.yaml")
 
 
-def test_a_recipe_without_its_data_is_refused(tmp_path: Path) -> None:
+def test_a_recipe_without_examples_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("name: x\n")
     with pytest.raises(UserError, match="lacks"):
         Recipe.read(path)
 
 
-def test_a_recipe_says_itself_whether_it_makes_a_denoiser_or_a_verifier(tmp_path: Path, monkeypatch) -> None:
+def test_a_recipe_determines_whether_a_denoiser_or_a_verifier_is_trained(tmp_path: Path, monkeypatch) -> None:
     made = []
     monkeypatch.setattr(loop, "train", lambda recipe, out, watch: made.append(recipe) or out)
     monkeypatch.setattr(verifier, "train", lambda recipe, out, watch: made.append(recipe) or out)
     for name in ("tiny", "verifier"):
-        assert command.follow(command.locate(Path(f"{name}.yaml")), tmp_path) == tmp_path
+        assert command.train(command.locate(Path(f"{name}.yaml")), tmp_path) == tmp_path
     assert [type(recipe) for recipe in made] == [Recipe, verifier.VerifierRecipe]
     assert [recipe.name for recipe in made] == ["tiny", "verifier"]
     with pytest.raises(UserError, match="no recipe"):
-        command.follow(tmp_path / "absent.yaml", tmp_path)
+        command.train(tmp_path / "absent.yaml", tmp_path)
 
 
 def test_the_command_trains_stops_and_continues(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -383,7 +383,7 @@ def test_the_command_trains_stops_and_continues(tmp_path: Path, monkeypatch, cap
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "write", interrupted)
         assert command.main([str(recipe), "--out", str(out)]) == 130
-    assert f"kept in {out}, and the same command continues" in capsys.readouterr().err
+    assert f"run the same command to continue from the last checkpoint in {out}" in capsys.readouterr().err
     assert command.main([str(recipe), "--out", str(out)]) == 0
     assert f"saved {out / 'model'}" in capsys.readouterr().out
     weights = load_file(out / "model" / "model.safetensors")
@@ -394,7 +394,7 @@ def test_the_command_trains_stops_and_continues(tmp_path: Path, monkeypatch, cap
 
 
 def test_help_loads_no_torch() -> None:
-    """So that the policy of waiting threads is set before torch reads it."""
+    """The policy of waiting threads must be set before torch reads it."""
     code = "import sys, recipes.__main__; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=RECIPES.parent
@@ -403,7 +403,7 @@ def test_help_loads_no_torch() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-ar"])
-def test_the_shipped_weights_are_what_their_recipe_and_log_say(name: str) -> None:
+def test_the_shipped_weights_match_their_recipe_and_log(name: str) -> None:
     recipe = Recipe.read(RECIPES / f"{name}.yaml")
     model = load(name)
     expected = loop.config(recipe, tokenizer.build())
@@ -417,7 +417,7 @@ def test_the_shipped_weights_are_what_their_recipe_and_log_say(name: str) -> Non
     assert max(phases, default=0) == recipe.next_token_steps
 
 
-def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, monkeypatch) -> None:
+def test_two_processes_cannot_train_in_the_same_folder(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(verifier, "sampled", None)  # where it gets so far, it fails at once
     recipe = verifier.VerifierRecipe.read(RECIPES / "verifier.yaml")
     with only_writer(tmp_path):

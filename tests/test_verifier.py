@@ -1,4 +1,4 @@
-"""The embedded verifier: how it is trained, and that the shipped one judges."""
+"""The training of the verifier, and the shipped verifier."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ RECIPE = verifier.VerifierRecipe(
 def test_training_problems_are_never_test_or_validation_problems():
     for split in ("train", "validation"):
         for task in RECIPE.sampled:
-            found = SOURCES[task].distinct(RECIPE.seed, split, 50)
-            assert {split_of(f"{task} {example.key}") for example in found} == {split}
+            examples = SOURCES[task].distinct(RECIPE.seed, split, 50)
+            assert {split_of(f"{task} {example.key}") for example in examples} == {split}
             held_out = {problem.prompt for problem in tasks.get(task).problems().problems}
-            assert not held_out & {example.prompt for example in found}
+            assert not held_out & {example.prompt for example in examples}
 
 
-def test_training_gives_a_folder_that_judges(tmp_path):
+def test_training_writes_a_reward_model(tmp_path):
     folder = verifier.train(RECIPE, tmp_path / "out")
     with pytest.raises(UserError, match=r"not a reward model.*`likelihood:` and its name"):
         rewards.load(str(folder))
@@ -69,12 +69,12 @@ def test_training_gives_a_folder_that_judges(tmp_path):
         rows = [json.loads(line) for lines in kept for line in lines]
         assert (len(kept), len(rows)) == (2 * 2, samples)
         for task in RECIPE.sampled:
-            here = {row["prompt"] for row in rows if row["task"] == task}
-            problems = SOURCES[task].distinct(RECIPE.seed, split, len(here))
-            assert here == {problem.prompt for problem in problems}, "of the right split"
+            prompts = {row["prompt"] for row in rows if row["task"] == task}
+            problems = SOURCES[task].distinct(RECIPE.seed, split, len(prompts))
+            assert prompts == {problem.prompt for problem in problems}, "of the right split"
 
 
-def test_stopped_while_samples_are_drawn_it_keeps_those_of_the_policies_that_were_done(tmp_path, monkeypatch):
+def test_a_run_stopped_while_drawing_keeps_the_samples_of_finished_policies(tmp_path, monkeypatch):
     drawn, calls = verifier.drawn, []
 
     def counted(*arguments):
@@ -92,14 +92,14 @@ def test_stopped_while_samples_are_drawn_it_keeps_those_of_the_policies_that_wer
     assert calls[3:5] == asked[2:], "the two that were done are not drawn again"
 
 
-def test_training_again_uses_the_samples_it_kept_and_gives_the_same_weights(tmp_path, monkeypatch):
+def test_training_again_uses_the_stored_samples_and_gives_the_same_weights(tmp_path, monkeypatch):
     first = (verifier.train(RECIPE, tmp_path / "out") / "model.safetensors").read_bytes()
 
     def drawn_again(*_: object) -> None:
         raise AssertionError("drawn again")
 
     monkeypatch.setattr(verifier, "drawn", drawn_again)
-    with pytest.raises(UserError, match="has a verifier; remove"):
+    with pytest.raises(UserError, match="already has a verifier; remove"):
         verifier.train(RECIPE, tmp_path / "out")
     shutil.rmtree(tmp_path / "out" / "model")
     with pytest.raises(UserError, match=r"recipe\.policies\.ar: 1, now 2"):
@@ -107,7 +107,7 @@ def test_training_again_uses_the_samples_it_kept_and_gives_the_same_weights(tmp_
     assert (verifier.train(RECIPE, tmp_path / "out") / "model.safetensors").read_bytes() == first
 
 
-def test_stopped_while_it_is_measured_it_is_not_trained_again(tmp_path, monkeypatch):
+def test_a_run_stopped_during_the_evaluation_is_not_trained_again(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(verifier, "measure", _interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -124,8 +124,8 @@ def _interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_training_that_was_stopped_goes_on_to_the_same_weights(tmp_path, monkeypatch):
-    rows = [judged("a", "4 * 9 = 36 , 36 - 2 = 34", True), judged("a", "4 + 9 = 13", False)]
+def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch):
+    rows = [graded_answer("a", "4 * 9 = 36 , 36 - 2 = 34", True), graded_answer("a", "4 + 9 = 13", False)]
     recipe = replace(RECIPE, steps=6, pairs_from=3)
 
     def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -146,16 +146,16 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_weights(tmp_path, monke
     monkeypatch.setattr(Muon, "descend", stopped)
     with pytest.raises(KeyboardInterrupt):
         weights(tmp_path / "stopped")
-    found = weights(tmp_path / "stopped")
+    resumed = weights(tmp_path / "stopped")
     assert next(steps) == 5 + 1 + 2  # steps 5 and 6 again, after the checkpoint of the fourth
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in expected.items())
     with pytest.raises(UserError, match="learning_rate"):
         verifier.fit(verifier.load("tiny"), rows, replace(recipe, learning_rate=0.1), tmp_path / "stopped")
 
 
-def test_training_teaches_what_it_is_shown(tmp_path):
-    """A pair that the denoiser ranks wrong, shown twenty times, is ranked right."""
-    rows = [judged("a", "4 + 9 = 13", True), judged("a", "4 * 9 = 36 , 36 - 2 = 34", False)]
+def test_training_reverses_a_wrong_ranking(tmp_path):
+    """A pair that the denoiser ranks wrong is ranked right after twenty steps on it."""
+    rows = [graded_answer("a", "4 + 9 = 13", True), graded_answer("a", "4 * 9 = 36 , 36 - 2 = 34", False)]
     model = verifier.load("tiny")
 
     def gap() -> float:
@@ -168,39 +168,41 @@ def test_training_teaches_what_it_is_shown(tmp_path):
     assert gap() > 1
 
 
-def test_without_a_right_and_a_wrong_answer_there_is_nothing_to_learn(tmp_path):
+def test_samples_without_right_and_wrong_answers_are_refused(tmp_path):
     with pytest.raises(UserError, match="no problem has a right and a wrong answer"):
-        verifier.fit(micro_model(), [judged("a", "4 + 9 = 13", False)], RECIPE, tmp_path)
+        verifier.fit(micro_model(), [graded_answer("a", "4 + 9 = 13", False)], RECIPE, tmp_path)
 
 
-def judged(problem: str, answer: str, passed: bool, task: str = "countdown-3") -> verifier.Judged:
-    return verifier.Judged(task, problem, "4 9 2 -> 34", answer, passed)
+def graded_answer(
+    problem: str, answer: str, passed: bool, task: str = "countdown-3"
+) -> verifier.GradedAnswer:
+    return verifier.GradedAnswer(task, problem, "4 9 2 -> 34", answer, passed)
 
 
-def test_only_problems_with_right_and_wrong_answers_teach_and_each_answer_once():
+def test_groups_have_problems_with_right_and_wrong_answers_each_answer_once():
     rows = [
-        judged("both", "4 * 9 = 36", True),
-        judged("both", "4 * 9 = 36", True),
-        judged("both", "4 + 9 = 13", False),
-        judged("both", "4 - 2 = 2", False),
-        judged("all right", "4 * 9 = 36", True),
-        judged("all wrong", "4 + 9 = 13", False),
-        judged("other", "4 + 9 = 13", False, "words-2"),
+        graded_answer("both", "4 * 9 = 36", True),
+        graded_answer("both", "4 * 9 = 36", True),
+        graded_answer("both", "4 + 9 = 13", False),
+        graded_answer("both", "4 - 2 = 2", False),
+        graded_answer("all right", "4 * 9 = 36", True),
+        graded_answer("all wrong", "4 + 9 = 13", False),
+        graded_answer("other", "4 + 9 = 13", False, "words-2"),
     ]
-    (shelf,) = verifier.shelves(micro_model(), rows)
-    assert [(len(q.right), len(q.wrong)) for q in shelf.questions] == [(1, 2)]
+    (group,) = verifier.problem_groups(micro_model(), rows)
+    assert [(len(q.right), len(q.wrong)) for q in group.questions] == [(1, 2)]
 
 
 def test_auc_is_within_a_question():
-    """Scores that only tell an easy question from a hard one are worth nothing."""
-    rows = [judged(q, str(i), i < right) for q, right in (("easy", 3), ("hard", 1)) for i in range(4)]
+    """Scores that only separate easy from hard questions have an AUC of one half."""
+    rows = [graded_answer(q, str(i), i < right) for q, right in (("easy", 3), ("hard", 1)) for i in range(4)]
     assert verifier.within_question_auc(rows, [5.0] * 4 + [1.0] * 4) == 0.5
     assert verifier.within_question_auc(rows, [1, 1, 1, 0, 9, 7, 8, 9]) == pytest.approx((1 + 2.5 / 3) / 2)
     assert verifier.within_question_auc(rows[:3], [1, 2, 3]) is None
 
 
-def test_the_pair_loss_is_its_formula():
-    """Against the scores of the judge itself, one answer at a time; answers have different numbers of checks."""
+def test_the_pair_loss_matches_its_formula():
+    """Compare with the reward model's scores, one answer at a time; answers have different numbers of checks."""
     model = micro_model()
     pairs = [("4 * 9 = 36 , 36 - 2 = 34", "4 + 9 = 13"), ("9 - 4 = 5", "2 - 2 = 0 , 4 - 4 = 0")]
     judge = DenoiserReward(model, scaled_thirds, "x", batch_size=1, checks=True)
@@ -215,8 +217,8 @@ def test_the_pair_loss_is_its_formula():
     )
 
 
-def test_the_loss_of_right_answers_is_that_of_checks_and_a_share_of_the_likelihood(monkeypatch):
-    """Two examples of programs, all or none of them checked: -log q per token, by the judge's own terms."""
+def test_the_loss_of_right_answers_sums_checks_and_weighted_likelihoods(monkeypatch):
+    """Two programs, all or none of them checked: -log q per token, from the terms of the reward model."""
     model = micro_model()
     shelf = generate({"programs-1": 40}, 5, model.tokenizer.get_vocab())[0]
     batch = Examples("programs-1", shelf.prompt, shelf.ids[:2].long())
@@ -261,9 +263,11 @@ def test_an_unknown_key_or_task_in_a_recipe_is_an_error(tmp_path):
         verifier.VerifierRecipe.read(tmp_path / "b.yaml")
 
 
-def test_the_shipped_verifier_is_small_and_tells_right_from_wrong():
-    """Right answers to held-out problems against the same with one wrong result (how it does on samples:
-    docs/selection.md)."""
+def test_the_shipped_verifier_is_small_and_separates_right_from_wrong():
+    """Right answers to held-out problems score higher than the same answers with one wrong result.
+
+    docs/selection.md has the AUC on samples.
+    """
     folder = locate("verifier", embedded=("verifier",))
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 4_000_000
     model = rewards.load()

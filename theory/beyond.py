@@ -1,4 +1,4 @@
-"""Past the paper: K > 1 and tempered thresholds. Proofs and the measured tables are in `docs/theory.md`."""
+"""Extensions of the paper's theory to K > 1 and tempered thresholds; proofs and tables are in `docs/theory.md`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twotemp.records import Policy
 
 
 def tct(threshold: float, t_pos: float) -> Policy:
-    """Each position with probability sigma((c - lambda) / T_pos); if none, the highest perturbed score."""
+    """Return TCT: commit each position with probability sigma((c - lambda) / T_pos), or the best one if none."""
     return Policy("tct", score="confidence", rule="threshold", threshold=threshold, t_pos=t_pos)
 
 
@@ -24,9 +24,11 @@ def tct(threshold: float, t_pos: float) -> Policy:
 
 
 def pairwise_budget(model: AnchorFork, anchor: int, t_pos: float, k: int) -> tuple[Bound, Bound]:
-    """Theorem 1: P(T(a) < T(l)) <= sigma(Delta_a / T_pos) and P(T(l) < T(a)) <= sigma(-delta_a / T_pos), any K.
+    """Return the two bounds of Theorem 1, which hold for every K.
 
-    Between the two lies P(T(a) = T(l)); at K = 1 it is 0 and they are the two sides of Lemma 1.
+    P(T(a) < T(l)) <= sigma(Delta_a / T_pos) and P(T(l) < T(a)) <= sigma(-delta_a / T_pos).
+
+    The rest of the probability is P(T(a) = T(l)); at K = 1 it is 0, and these are the two sides of Lemma 1.
     """
     low, high = log_ratio_range(model, anchor)
     law = fork_law(model, tlc(t_pos, k))
@@ -37,7 +39,7 @@ def pairwise_budget(model: AnchorFork, anchor: int, t_pos: float, k: int) -> tup
 
 
 def random_together(length: int, k: int) -> float:
-    """P(two given positions share a step) under random remasking: steps of K and a last one of length mod K."""
+    """Return P(two given positions share a step) under random remasking; the last step has length mod K positions."""
     steps = [k] * (length // k) + [length % k]
     return sum(s * (s - 1) for s in steps) / (length * (length - 1))
 
@@ -46,20 +48,24 @@ def random_together(length: int, k: int) -> float:
 
 
 def printed_share(anchor: float, fork: float, threshold: float, t_pos: float) -> float:
-    """Theorem 4: P(T(a) < T(l)) = 1 / (1 + exp(-(lambda - c^l)/T) + exp(-(c^a - c^l)/T)), algorithm 4 as printed.
+    """Return P(T(a) < T(l)) under algorithm 4 as printed (Theorem 4).
 
-    For constant confidences; otherwise its extremes over the states are the two sides of a bound.
+    It is 1 / (1 + exp(-(lambda - c^l)/T) + exp(-(c^a - c^l)/T)).
+
+    This is for constant confidences; otherwise its extremes over the states bound the probability.
     """
     deferred, gap = (threshold - fork) / t_pos, (anchor - fork) / t_pos
-    top = max(0.0, -deferred, -gap)  # of the three exponents, so that none overflows
+    top = max(0.0, -deferred, -gap)  # the largest exponent; subtracting it avoids overflow
     return math.exp(-top) / (math.exp(-top) + math.exp(-deferred - top) + math.exp(-gap - top))
 
 
 def worst_t_pos(anchor: float, fork: float, threshold: float) -> float:
-    """The T_pos at which `printed_share` is highest, so H-bar lowest: 0 above the fork's confidence.
+    """Return the T_pos at which `printed_share` is highest and so H-bar lowest.
 
-    Below it (both pass a hard threshold) tempering first *costs* entropy, up to
-    T = (c^a - lambda) / ln((c^a - c^l) / (c^l - lambda)), or for good (inf) if c^l - lambda >= c^a - c^l.
+    It is 0 for a threshold above the fork's confidence.
+
+    Below it, where both pass a hard threshold, tempering first *lowers* the entropy, up to
+    T = (c^a - lambda) / ln((c^a - c^l) / (c^l - lambda)), or for every T (inf) if c^l - lambda >= c^a - c^l.
     """
     slack, gap = fork - threshold, anchor - fork
     if slack <= 0:
@@ -68,10 +74,10 @@ def worst_t_pos(anchor: float, fork: float, threshold: float) -> float:
 
 
 def threshold_gap_ratio(model: AnchorFork, threshold: float) -> float:
-    """Theorem 4's counterpart of Delta / delta: with T_pos' > T_pos * this, H-bar rises (algorithm 4 as printed).
+    """Return Theorem 4's counterpart of Delta / delta: H-bar rises if T_pos' > T_pos * ratio (as printed).
 
-    max over anchors of u_max / u_min and g_max / g_min, with u = lambda - c^l > 0 and g = c^a - c^l; inf where the
-    fork ever reaches the threshold.
+    The ratio is the maximum over anchors of u_max / u_min and g_max / g_min, with u = lambda - c^l > 0 and
+    g = c^a - c^l; it is inf if the fork ever reaches the threshold.
     """
     ratio = 1.0
     for a in model.anchors:
@@ -85,10 +91,16 @@ def threshold_gap_ratio(model: AnchorFork, threshold: float) -> float:
 
 
 def threshold_shares(anchor: float, fork: float, threshold: float, t_pos: float) -> tuple[float, float]:
-    """What Theorem 5 says of one state: between which two numbers P(a leaves before l | one leaves) lies.
+    """Return Theorem 5's bounds on P(a leaves before l | one leaves) in one state.
 
-    Low: the printed share or the forced share of a among {a, l} alone, whichever is less. High: p_a / (p_a + p_l)
-    with p = sigma((c - lambda) / T_pos).
+    The lower one is the printed share or the forced share of a among {a, l}, whichever is less. The upper one is
+    p_a / (p_a + p_l) with p = sigma((c - lambda) / T_pos).
+
+    Args:
+        anchor: the confidence of the anchor.
+        fork: the confidence of the fork.
+        threshold: lambda.
+        t_pos: the position temperature.
     """
     forced_a, forced_l = forced_commit([(threshold - anchor) / t_pos, (threshold - fork) / t_pos])
     low = min(printed_share(anchor, fork, threshold, t_pos), float(forced_a / (forced_a + forced_l)))
@@ -97,7 +109,7 @@ def threshold_shares(anchor: float, fork: float, threshold: float, t_pos: float)
 
 
 def pairwise_threshold(model: AnchorFork, anchor: int, threshold: float, t_pos: float) -> Bound:
-    """Theorem 5: P(T(a) < T(l)) under TCT lies between the extremes of `threshold_shares` over the states."""
+    """Return Theorem 5's bound: P(T(a) < T(l)) under TCT lies between the extremes of `threshold_shares`."""
     shares = [
         threshold_shares(model.confidence(s, anchor), model.confidence(s, model.fork), threshold, t_pos)
         for s in model.fork_states()
@@ -115,7 +127,7 @@ THRESHOLDS = (0.3, 0.5, 0.75, 0.9)
 
 
 def example() -> AnchorFork:
-    """Six positions: a fork (0.45), three anchors (0.9, 0.8, 0.7) and two bystanders (0.95, 0.6)."""
+    """Return six positions: a fork (0.45), three anchors (0.9, 0.8, 0.7) and two other positions (0.95, 0.6)."""
     return AnchorFork(
         length=6,
         fork=2,
@@ -125,8 +137,8 @@ def example() -> AnchorFork:
     )
 
 
-class Cell(NamedTuple):
-    """One policy on one model."""
+class SweepCell(NamedTuple):
+    """The result of one policy on one model."""
 
     policy: Policy
     entropy: float  # H-bar
@@ -135,19 +147,23 @@ class Cell(NamedTuple):
     steps: float  # expected
 
 
-def sweep(model: AnchorFork, policies: Sequence[Policy]) -> list[Cell]:
+def sweep(model: AnchorFork, policies: Sequence[Policy]) -> list[SweepCell]:
+    """Return the exact result of every policy on a model."""
+
     def mean(part: Callable[[int], float]) -> float:
         return sum(map(part, model.anchors)) / len(model.anchors)
 
-    def cell(policy: Policy) -> Cell:
+    def cell(policy: Policy) -> SweepCell:
         law: ForkLaw = fork_law(model, policy)
-        return Cell(policy, law.entropy, mean(law.before), mean(law.together), expected_steps(model, policy))
+        return SweepCell(
+            policy, law.entropy, mean(law.before), mean(law.together), expected_steps(model, policy)
+        )
 
     return [cell(policy) for policy in policies]
 
 
 def sweep_table(model: AnchorFork) -> str:
-    """The two grids of docs/theory.md as markdown: H-bar (mean P(T(a) < T(l)); expected steps)."""
+    """Return the two grids of docs/theory.md as Markdown: H-bar (mean P(T(a) < T(l)); expected steps)."""
     grids = [
         ("TLC", [(f"K = {k}", [tlc(t, k) for t in T_POS]) for k in BUDGETS]),
         ("TCT", [(f"λ = {x:g}", [tct(x, t) for t in T_POS]) for x in THRESHOLDS]),
@@ -166,9 +182,10 @@ def sweep_table(model: AnchorFork) -> str:
 
 
 def random_model(rng: np.random.Generator, length: int, drift: float) -> AnchorFork:
-    """A model that satisfies the assumption; with drift > 0 its confidences change from state to state.
+    """Return a random model that satisfies the assumption; with drift > 0 its confidences depend on the state.
 
-    The anchors' odds against the fork are redrawn within a factor exp(+-drift) in every state, the gap kept.
+    In every state the odds of the confidences are multiplied by a random factor between exp(-drift) and exp(drift);
+    the gap between anchors and fork is kept.
     """
     fork, *others = (int(j) for j in rng.permutation(length))
     anchors = others[: int(rng.integers(1, length))]
@@ -188,8 +205,8 @@ def random_model(rng: np.random.Generator, length: int, drift: float) -> AnchorF
 
 
 @dataclass(frozen=True)
-class Finding:
-    """On how many random models H-bar ever fell along a path of policies on which one hopes it rises."""
+class ClaimResult:
+    """On how many random models H-bar falls somewhere along a path of policies on which a claim says it rises."""
 
     claim: str
     models: int
@@ -197,8 +214,15 @@ class Finding:
     worst_fall: float  # the largest fall between neighbouring policies (nats)
 
 
-def study(models: int = 200, length: int = 5, seed: int = 0, tolerance: float = 1e-9) -> list[Finding]:
-    """Monotonicity of H-bar in T_pos, K and lambda on seeded random models (tables of docs/theory.md)."""
+def study(models: int = 200, length: int = 5, seed: int = 0, tolerance: float = 1e-9) -> list[ClaimResult]:
+    """Test the monotonicity of H-bar in T_pos, K and lambda on seeded random models (tables of docs/theory.md).
+
+    Args:
+        models: random models per claim.
+        length: positions of a model.
+        seed: the seed of the models.
+        tolerance: falls below it are rounding errors.
+    """
     warm = tuple(float(t) for t in np.geomspace(0.03, 10, 9))
 
     def fork_confidence(m: AnchorFork) -> float:
@@ -237,7 +261,7 @@ def study(models: int = 200, length: int = 5, seed: int = 0, tolerance: float = 
         ("TCT, constant c: rises as lambda falls", 0.0, falling_threshold),
         ("TCT, drifting c: rises as lambda falls", 1.5, falling_threshold),
     ]
-    findings = []
+    results = []
     for claim, drift, path in claims:
         rng = np.random.default_rng(seed)
         falls = []
@@ -245,12 +269,12 @@ def study(models: int = 200, length: int = 5, seed: int = 0, tolerance: float = 
             model = random_model(rng, length, drift)
             entropies = [fork_law(model, p).entropy for p in path(model, rng)]
             falls.append(max(0.0, float(-np.diff(entropies).min())))
-        findings.append(Finding(claim, models, sum(f > tolerance for f in falls), max(falls)))
-    return findings
+        results.append(ClaimResult(claim, models, sum(f > tolerance for f in falls), max(falls)))
+    return results
 
 
-def study_table(findings: Sequence[Finding]) -> str:
-    """The findings as markdown."""
+def study_table(results: Sequence[ClaimResult]) -> str:
+    """Return the results as a Markdown table."""
     lines = ["| claim about H-bar | models | violated | largest fall (nats) |", "|---|---|---|---|"]
-    lines += [f"| {f.claim} | {f.models} | {f.violated} | {f.worst_fall:.4f} |" for f in findings]
+    lines += [f"| {f.claim} | {f.models} | {f.violated} | {f.worst_fall:.4f} |" for f in results]
     return "\n".join(lines)

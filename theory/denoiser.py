@@ -1,4 +1,4 @@
-"""The anchor-fork model as a Denoiser, so that the real engine and policies can be held against `exact`."""
+"""The anchor-fork model as a Denoiser, to test the engine and the policies against `exact`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from twotemp.engine import run
 from twotemp.errors import UserError
 from twotemp.records import Policy, Request
 
-_START = 0  # the one token of the prompt
+_START = 0  # the only token of the prompt
 
 
 def with_entropy(top: float, nats: float, tokens: int) -> np.ndarray:
-    """A distribution over `tokens` tokens whose likeliest has probability `top` and whose entropy is `nats`.
+    """Return a distribution over `tokens` tokens with largest probability `top` and entropy `nats`.
 
-    Entropy is concave, so it rises all the way along the line from the least even such distribution (as many
-    entries of `top` as fit, and what is left) to the most even one; bisection finds the point.
+    Entropy is concave, so it rises along the line from the least even such distribution (as many entries of `top` as
+    fit, and the remainder) to the most even one; bisection finds the point.
     """
     even = np.full(tokens, (1 - top) / (tokens - 1))
     even[0] = top
@@ -43,10 +43,10 @@ def with_entropy(top: float, nats: float, tokens: int) -> np.ndarray:
 
 
 class AnchorForkModel:
-    """Greedy decoding of this model realises the confidence paths of an AnchorFork exactly.
+    """A denoiser whose greedy decoding has exactly the confidence paths of an AnchorFork.
 
-    Everywhere the likeliest token has probability c(state, position). At the fork the entropy follows the linear
-    law; elsewhere the rest of the mass is spread evenly. Position j stands in column j + 1, after the prompt.
+    The most likely token has probability c(state, position). At the fork the entropy follows the linear law;
+    elsewhere the rest of the mass is spread evenly. Position j is in column j + 1, after the prompt.
     """
 
     name = "anchor-fork"
@@ -68,13 +68,14 @@ class AnchorForkModel:
         self.forbidden_ids = (self.mask_id,)
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
+        """Return the logits at the wanted positions; see `Denoiser.logits`."""
         real = torch.ones_like(ids, dtype=torch.bool) if attention_mask is None else attention_mask
         position = real.int().cumsum(1) - 2  # of the column among the generated; the prompt is -1
         revealed = real & (position >= 0) & (ids != self.mask_id)
         state = torch.where(revealed, 1 << position.clamp_min(0).long(), 0).sum(1)
-        asked = torch.stack([state[:, None].expand_as(position), position.long()], dim=2)
-        asked = asked.flatten(0, 1)[want.flatten()]
-        distinct, which = torch.unique(asked, dim=0, return_inverse=True)
+        queries = torch.stack([state[:, None].expand_as(position), position.long()], dim=2)
+        queries = queries.flatten(0, 1)[want.flatten()]
+        distinct, which = torch.unique(queries, dim=0, return_inverse=True)
         return torch.stack([self._row(s, j) for s, j in distinct.tolist()])[which]
 
     def _row(self, state: State, position: int) -> Tensor:
@@ -84,7 +85,7 @@ class AnchorForkModel:
 
 @lru_cache(maxsize=4096)
 def _log_probabilities(top: float, nats: float | None, tokens: int) -> Tensor:
-    """Logits over the tokens and the mask, which comes last; nats = None: an even rest."""
+    """Return logits over the tokens and the mask, which comes last; without `nats` the rest is spread evenly."""
     if nats is not None:
         p = with_entropy(top, nats, tokens)
     else:
@@ -94,30 +95,30 @@ def _log_probabilities(top: float, nats: float | None, tokens: int) -> Tensor:
             raise UserError(
                 f"confidence {top} is not above 1/{tokens}; use more tokens or a larger confidence"
             )
-    # A finite logit for what never happens, the mask included.
+    # Logits are finite even for tokens of probability 0 and for the mask.
     finite = np.append(np.maximum(p, 1e-30), 1e-30)
     return torch.from_numpy(np.log(finite)).float()
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """Samples drawn through the engine: when each position was committed, and the fork's entropy then."""
+    """Samples drawn through the engine: the step of every position's commit, and the fork's entropy at its commit."""
 
     model: AnchorFork
     steps: np.ndarray  # [samples, length]
     entropies: np.ndarray  # [samples]
 
     def before(self, anchor: int) -> float:
-        """The fraction of samples with T(a) < T(l)."""
+        """Return the fraction of samples with T(a) < T(l)."""
         return float((self.steps[:, anchor] < self.steps[:, self.model.fork]).mean())
 
     @property
     def entropy(self) -> float:
-        """The sample mean of the fork's entropy at its commit."""
+        """Return the sample mean of the fork's entropy at its commit."""
         return float(self.entropies.mean())
 
     def commits(self) -> Iterator[Commit]:
-        """How each sample committed its fork, to be compared with `ForkLaw.commits`."""
+        """Yield each sample's commit of the fork, to be compared with `ForkLaw.commits`."""
         fork = self.steps[:, self.model.fork, None]
         for earlier, same in zip(self.steps < fork, self.steps == fork):
             yield Commit(state_of(np.flatnonzero(earlier).tolist()), state_of(np.flatnonzero(same).tolist()))
@@ -126,7 +127,17 @@ class Simulation:
 def simulate(
     model: AnchorFork, policy: Policy, samples: int, seed: int = 0, batch_size: int = 4096
 ) -> Simulation:
-    """Draw through `engine.run`. Tokens are greedy, so that the confidence of the drawn token is c(state, j)."""
+    """Draw samples of the model through `engine.run`.
+
+    Tokens are greedy, so that the confidence of a drawn token is c(state, j).
+
+    Args:
+        model: the anchor-fork model.
+        policy: the policy; its token temperatures are replaced by 0.
+        samples: the number of samples.
+        seed: their seed.
+        batch_size: rows computed together.
+    """
     greedy = replace(policy, t_token=0.0, first_t_token=0.0)
     requests = [
         Request(
@@ -141,8 +152,8 @@ def simulate(
         )
         for i in range(samples)
     ]
-    found = list(run(AnchorForkModel(model), requests, batch_size=batch_size))
-    traces = [sample.trace for sample in found if sample.trace is not None]
+    drawn = list(run(AnchorForkModel(model), requests, batch_size=batch_size))
+    traces = [sample.trace for sample in drawn if sample.trace is not None]
     return Simulation(
         model,
         np.array([trace.steps for trace in traces]),

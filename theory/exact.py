@@ -1,6 +1,7 @@
-"""Exact laws of what is committed when, by dynamic programming over sets of revealed positions.
+"""Compute the exact law of the order of commits, by dynamic programming over sets of revealed positions.
 
-`commit_sets` is written from the definitions, not from `twotemp.policies`: the engine is held against it.
+`commit_sets` is written from the definitions and not from `twotemp.policies`, so that the engine can be tested
+against it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MAX_LENGTH = 14  # 2^14 states; beyond it, simulate (`denoiser.simulate`)
 
 
 def sigmoid(x: float) -> float:
-    """1 / (1 + exp(-x)) without overflow."""
+    """Return 1 / (1 + exp(-x)) without overflow."""
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
@@ -33,7 +34,7 @@ StepLaw = Callable[[Policy, Mapping[int, float]], dict[State, float]]
 
 
 def commit_sets(policy: Policy, confidence: Mapping[int, float]) -> dict[State, float]:
-    """The law of the set a policy commits, given the confidence of every masked position."""
+    """Return the law of the set that a policy commits, given the confidence of every masked position."""
     parts = policy.fallback, policy.first_score, policy.edit, policy.repel
     plain = parts == ("best", "same", "never", 0)
     if plain and policy.steps == 0 and policy.rule == "budget":
@@ -51,9 +52,9 @@ def commit_sets(policy: Policy, confidence: Mapping[int, float]) -> dict[State, 
 
 
 def _budget(confidence: Mapping[int, float], k: int, t_pos: float) -> dict[State, float]:
-    """K positions without replacement from Cat(c^(1/T_pos)), as sets (Plackett-Luce).
+    """Return the law of K positions drawn without replacement from Cat(c^(1/T_pos)), as sets (Plackett-Luce).
 
-    T_pos = 0 is the K most confident, ties to the left; at T_pos = inf all weights are c^0 = 1.
+    T_pos = 0 takes the K most confident positions, the leftmost ones if tied; at T_pos = inf all weights are 1.
     """
     k = min(k, len(confidence))
     if t_pos == 0:
@@ -63,27 +64,27 @@ def _budget(confidence: Mapping[int, float], k: int, t_pos: float) -> dict[State
     drawn = {0: 1.0}
     for _ in range(k):
         longer: dict[State, float] = defaultdict(float)
-        for chosen, p in drawn.items():
-            rest = [j for j in confidence if not has(chosen, j)]
+        for committed, p in drawn.items():
+            rest = [j for j in confidence if not has(committed, j)]
             top = max(log_weight[j] for j in rest)
             weight = {j: math.exp(log_weight[j] - top) for j in rest}
             total = sum(weight.values())
             for j in rest:
-                longer[chosen | 1 << j] += p * weight[j] / total
+                longer[committed | 1 << j] += p * weight[j] / total
         drawn = longer
     return dict(drawn)
 
 
 def _hard_threshold(confidence: Mapping[int, float], threshold: float, inclusive: bool) -> dict[State, float]:
-    """All above lambda; if there is none, the most confident (Fast-dLLM)."""
+    """Return the set of all positions above lambda, or of the most confident one if there is none (Fast-dLLM)."""
     above = [j for j, c in confidence.items() if c > threshold or (inclusive and c == threshold)]
     return {state_of(above): 1.0} if above else _budget(confidence, 1, 0.0)
 
 
 def soft_threshold(confidence: Mapping[int, float], threshold: float, t_pos: float) -> dict[State, float]:
-    """TCT: position k is included with probability sigma((c^k - lambda) / T_pos), independently.
+    """Return the law of TCT: position k is included with probability sigma((c^k - lambda) / T_pos), independently.
 
-    An empty draw commits the position of the highest perturbed score instead.
+    An empty draw commits the position with the highest perturbed score instead.
     """
     sets = _inclusions(confidence, threshold, t_pos)
     if sets.pop(0) > 0:
@@ -94,18 +95,19 @@ def soft_threshold(confidence: Mapping[int, float], threshold: float, t_pos: flo
 
 
 def printed_tct(policy: Policy, confidence: Mapping[int, float]) -> dict[State, float]:
-    """TCT as the paper's algorithm 4 prints it: an empty draw commits nothing and the step is repeated.
+    """Return the law of TCT as algorithm 4 of the paper prints it: an empty draw is repeated.
 
-    So the law of the step that changes the state is that of a draw which is not empty.
+    So the law of a step that changes the state is that of a draw conditioned on not being empty.
     """
     sets = _inclusions(confidence, policy.threshold, policy.t_pos)
     del sets[0]
-    passed = sum(sets.values())  # not 1 - P(empty), which loses its digits when nearly every draw is empty
-    return {s: w / passed for s, w in sets.items()}
+    # Not 1 - P(empty), which loses digits when nearly every draw is empty.
+    nonempty = sum(sets.values())
+    return {s: w / nonempty for s, w in sets.items()}
 
 
 def _inclusions(confidence: Mapping[int, float], threshold: float, t_pos: float) -> dict[State, float]:
-    """Independent coins sigma((c - lambda) / T_pos), as a law over sets; 0 is the empty one."""
+    """Return the law of a set with independent inclusions of probability sigma((c - lambda) / T_pos)."""
     sets = {0: 1.0}
     for j, c in confidence.items():
         p, q = sigmoid((c - threshold) / t_pos), sigmoid((threshold - c) / t_pos)
@@ -117,7 +119,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
 def forced_commit(margins: Sequence[float]) -> np.ndarray:
-    """P(nothing passes the threshold and k has the highest perturbed score), for each k.
+    """Return P(nothing passes the threshold and k has the highest perturbed score) for each k.
 
     With X_j = c_j + T L_j, L_j standard Logistic, b_j = (lambda - c_j) / T and z = (lambda - x) / T,
 
@@ -128,7 +130,7 @@ def forced_commit(margins: Sequence[float]) -> np.ndarray:
     over k the integrand is a total derivative and the integral prod_j sigma(b_j), the chance of an empty draw.
     """
     b = np.asarray(margins, dtype=np.float64)
-    # exp(-40) is nothing: either the surest position alone has fallen that far, or all of them together have.
+    # Stop where the integrand is below exp(-40): by the most confident position alone, or by all of them together.
     panels = math.ceil(min(max(b.min(), 0.0) + 40, max(b.max(), 0.0) + 40 / len(b)))
     z = (np.arange(panels)[:, None] + (_NODES + 1) / 2).ravel()
     weight = np.tile(_WEIGHTS / 2, panels)
@@ -138,11 +140,11 @@ def forced_commit(margins: Sequence[float]) -> np.ndarray:
     return highest
 
 
-# --- the whole way -------------------------------------------------------------------------------------------
+# --- all steps ------------------------------------------------------------------------------------------------
 
 
 class Commit(NamedTuple):
-    """How the fork was committed: from which state, and with which set of positions (itself included)."""
+    """A commit of the fork: the state before, and the set of positions committed with it (itself included)."""
 
     before: State
     together: State
@@ -156,25 +158,25 @@ class ForkLaw:
     commits: Mapping[Commit, float]
 
     def before(self, anchor: int) -> float:
-        """P(T(a) < T(l)): the anchor is revealed in an earlier step than the fork."""
+        """Return P(T(a) < T(l)): the anchor is revealed in an earlier step than the fork."""
         return sum(p for commit, p in self.commits.items() if has(commit.before, anchor))
 
     def together(self, anchor: int) -> float:
-        """P(T(a) = T(l)): the same step, which leaves the fork's entropy as it was. 0 at K = 1."""
+        """Return P(T(a) = T(l)): the same step, which does not change the fork's entropy. It is 0 at K = 1."""
         return sum(p for commit, p in self.commits.items() if has(commit.together, anchor))
 
     def after(self, anchor: int) -> float:
-        """P(T(a) > T(l))."""
+        """Return P(T(a) > T(l))."""
         return sum(p for c, p in self.commits.items() if not has(c.before | c.together, anchor))
 
     @property
     def entropy(self) -> float:
-        """H-bar: the expected entropy of the model's prediction at l when l is committed."""
+        """Return H-bar, the expected entropy of the model's prediction at l when l is committed."""
         return sum(p * self.model.fork_entropy(commit.before) for commit, p in self.commits.items())
 
 
 def visits(model: AnchorFork, policy: Policy, step: StepLaw = commit_sets) -> dict[State, float]:
-    """P(state is visited), for every state that has any chance to be; the last one is "all revealed"."""
+    """Return P(state is visited) for every reachable state, including the one with everything revealed."""
     if model.length > MAX_LENGTH:
         raise UserError(
             f"length {model.length} has 2^{model.length} states and the exact laws stop at length {MAX_LENGTH}; "
@@ -183,31 +185,31 @@ def visits(model: AnchorFork, policy: Policy, step: StepLaw = commit_sets) -> di
     visited: dict[State, float] = defaultdict(float, {0: 1.0})
     for state in range((1 << model.length) - 1):  # a step only adds bits, so predecessors come first
         if state in visited:
-            for chosen, p in step(policy, model.confidences(state)).items():
+            for committed, p in step(policy, model.confidences(state)).items():
                 if p > 0:
-                    visited[state | chosen] += visited[state] * p
+                    visited[state | committed] += visited[state] * p
     return dict(visited)
 
 
 def expected_steps(model: AnchorFork, policy: Policy) -> float:
-    """The expected number of steps, which is the NFE: one for every visited state but the last."""
+    """Return the expected number of steps (the NFE): one for every visited state except the last."""
     return sum(visits(model, policy).values()) - 1
 
 
 def fork_law(model: AnchorFork, policy: Policy, step: StepLaw = commit_sets) -> ForkLaw:
-    """The exact law of (state before, set) at the fork's commit; P(T(a) < T(l)) and H-bar follow from it."""
+    """Return the exact law of (state before, set) at the fork's commit, which gives P(T(a) < T(l)) and H-bar."""
     commits = {
-        Commit(state, chosen): visited * p
+        Commit(state, committed): visited * p
         for state, visited in visits(model, policy, step).items()
         if not has(state, model.fork)
-        for chosen, p in step(policy, model.confidences(state)).items()
-        if has(chosen, model.fork)
+        for committed, p in step(policy, model.confidences(state)).items()
+        if has(committed, model.fork)
     }
     return ForkLaw(model, commits)
 
 
 def orders(model: AnchorFork, policy: Policy) -> dict[tuple[State, ...], float]:
-    """The law of the whole reveal order, as the sequence of committed sets. Factorial: for small models."""
+    """Return the law of the whole order, as the sequence of committed sets. Its size is factorial in the length."""
     full = (1 << model.length) - 1
     partial: dict[tuple[State, ...], float] = {(): 1.0}
     done: dict[tuple[State, ...], float] = {}
@@ -215,9 +217,9 @@ def orders(model: AnchorFork, policy: Policy) -> dict[tuple[State, ...], float]:
         longer: dict[tuple[State, ...], float] = {}
         for order, p in partial.items():
             state = sum(order)
-            for chosen, step in commit_sets(policy, model.confidences(state)).items():
+            for committed, step in commit_sets(policy, model.confidences(state)).items():
                 if step > 0:
-                    target = done if state | chosen == full else longer
-                    target[(*order, chosen)] = p * step
+                    target = done if state | committed == full else longer
+                    target[(*order, committed)] = p * step
         partial = longer
     return done

@@ -1,6 +1,6 @@
-"""Every statement of the paper's appendix C as a function that returns its sides, so that it can fail.
+"""Compute both sides of every statement in the paper's appendix C.
 
-Nothing here asserts: `tests/test_forks_theory.py` does, on instances that `hypothesis` looks for.
+Nothing is asserted here: `tests/test_forks_theory.py` compares the sides on instances that `hypothesis` searches for.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from twotemp.records import Policy
 
 
 def tlc(t_pos: float, k: int = 1) -> Policy:
-    """K draws without replacement from Cat(c^(1/T_pos)); LC at T_pos = 0, random at T_pos = inf."""
+    """Return TLC: K draws without replacement from Cat(c^(1/T_pos)); LC at T_pos = 0, random at T_pos = inf."""
     return Policy("tlc", score="log_confidence", rule="budget", t_pos=t_pos, k=k)
 
 
 def ar(k: int = 1) -> Policy:
+    """Return AR: the K leftmost masked positions."""
     return Policy("ar", score="position", rule="budget", k=k)
 
 
 class Bound(NamedTuple):
-    """low <= value <= high, where the middle was computed without using the sides."""
+    """The claim low <= value <= high, where the value was computed without using the sides."""
 
     low: float
     value: float
     high: float
 
     def holds(self, tolerance: float = 1e-12) -> bool:
+        """Tell whether the claim is true up to rounding."""
         return self.low - tolerance <= self.value <= self.high + tolerance
 
 
@@ -42,21 +44,21 @@ class Bound(NamedTuple):
 
 
 class ForkQuality(NamedTuple):
-    """The least (epsilon, delta) for which a position is a fork token (definition 1)."""
+    """The smallest (epsilon, delta) for which a position is a fork token (definition 1)."""
 
     epsilon: float  # H(x^l | outcome)
     delta: float  # H(outcome | x^l)
 
 
 def fork_quality(joint: np.ndarray) -> ForkQuality:
-    """Of the joint table p(x^l, outcome), from the definition of conditional entropy."""
+    """Return the quality for a joint table p(x^l, outcome), from the definition of conditional entropy."""
     epsilon = sum(p.sum() * entropy(p / p.sum()) for p in joint.T if p.sum() > 0)
     delta = sum(p.sum() * entropy(p / p.sum()) for p in joint if p.sum() > 0)
     return ForkQuality(float(epsilon), float(delta))
 
 
 def sandwich(joint: np.ndarray, quality: ForkQuality) -> Bound:
-    """H(x^l) - epsilon <= H(outcome) <= H(x^l) + delta, for any (epsilon, delta) the position satisfies."""
+    """Return the bound H(x^l) - epsilon <= H(outcome) <= H(x^l) + delta."""
     token, outcome = entropy(joint.sum(axis=1)), entropy(joint.sum(axis=0))
     return Bound(token - quality.epsilon, outcome, token + quality.delta)
 
@@ -65,28 +67,28 @@ def sandwich(joint: np.ndarray, quality: ForkQuality) -> Bound:
 
 
 def log_ratio(model: AnchorFork, anchor: int, state: State) -> float:
-    """ln c^a / c^l."""
+    """Return ln(c^a / c^l) in a state."""
     return math.log(model.confidence(state, anchor) / model.confidence(state, model.fork))
 
 
 def log_ratio_range(model: AnchorFork, anchor: int) -> tuple[float, float]:
-    """(delta_a, Delta_a): the extremes over all states with both masked, all of them reachable at T_pos > 0."""
+    """Return (delta_a, Delta_a), the extremes over all states with both masked; T_pos > 0 can reach all of them."""
     ratios = [log_ratio(model, anchor, s) for s in model.fork_states() if not has(s, anchor)]
     return min(ratios), max(ratios)
 
 
 def pairwise(model: AnchorFork, anchor: int, t_pos: float) -> Bound:
-    """Lemma 1: sigma(delta_a / T_pos) <= P(T(a) < T(l)) <= sigma(Delta_a / T_pos) for TLC at K = 1."""
+    """Return Lemma 1: sigma(delta_a / T_pos) <= P(T(a) < T(l)) <= sigma(Delta_a / T_pos) for TLC at K = 1."""
     low, high = log_ratio_range(model, anchor)
     value = fork_law(model, tlc(t_pos)).before(anchor)
     return Bound(sigmoid(low / t_pos), value, sigmoid(high / t_pos))
 
 
 def pairwise_average(model: AnchorFork, anchor: int, t_pos: float) -> float:
-    """E[sigma(ln(c^a / c^l) / T_pos)] in the state just before the first of the two is committed.
+    """Return E[sigma(ln(c^a / c^l) / T_pos)] in the state just before the first of the two is committed.
 
-    This is what the lemma's proof shows once read with care: it writes P(T(a) < T(l)) as equal to a function of
-    the *random* state at t*; the equality holds for the expectation of that function, and so do the bounds.
+    The proof of the lemma equates P(T(a) < T(l)) with a function of the *random* state at t*. The equality holds for
+    the expectation of that function, and so do the bounds.
     """
     policy = tlc(t_pos)
     total = 0.0
@@ -103,26 +105,26 @@ def pairwise_average(model: AnchorFork, anchor: int, t_pos: float) -> float:
 
 
 def gap_ratio(model: AnchorFork) -> float:
-    """Delta / delta: Proposition 1 asks for T_pos' > T_pos * this."""
+    """Return Delta / delta; Proposition 1 requires T_pos' > T_pos * Delta / delta."""
     ranges = [log_ratio_range(model, a) for a in model.anchors]
     return max(high for _, high in ranges) / min(low for low, _ in ranges)
 
 
 def gap_ratio_by_anchor(model: AnchorFork) -> float:
-    """max_a Delta_a / delta_a <= Delta / delta: enough, because the proof compares anchor by anchor.
+    """Return max_a Delta_a / delta_a <= Delta / delta, which suffices because the proof compares anchor by anchor.
 
-    It is 1 for constant confidences: there *any* increase of T_pos increases the fork's entropy.
+    It is 1 for constant confidences, for which *any* increase of T_pos increases the fork's entropy.
     """
     return max(high / low for low, high in (log_ratio_range(model, a) for a in model.anchors))
 
 
 def fork_entropies(model: AnchorFork, *policies: Policy) -> tuple[float, ...]:
-    """H-bar under each policy. Proposition 1, the remark and Proposition 3 compare these."""
+    """Return H-bar under each policy, which Proposition 1, the remark and Proposition 3 compare."""
     return tuple(fork_law(model, policy).entropy for policy in policies)
 
 
 def least_entropy(model: AnchorFork) -> float:
-    """H_0 - sum of all eta: what the remark says LC is left with."""
+    """Return H_0 - sum of all eta, which is LC's H-bar according to the remark."""
     return model.base_entropy - sum(model.eta.values())
 
 
@@ -131,7 +133,7 @@ def least_entropy(model: AnchorFork) -> float:
 
 @dataclass(frozen=True)
 class SemanticView:
-    """What Corollary 1 knows of one temperature."""
+    """The quantities of Corollary 1 at one temperature."""
 
     mean_entropy: float  # H-bar of the fork
     token_entropy: float  # H_P(x^l): of the token finally written
@@ -140,12 +142,22 @@ class SemanticView:
 
     @property
     def gamma(self) -> float:
+        """Return |H_P(x^l) - H-bar|."""
         return abs(self.token_entropy - self.mean_entropy)
 
 
 def semantic_view(
     predict: Predictor, length: int, fork: int, outcome: Callable[[tuple[int, ...]], Hashable], policy: Policy
 ) -> SemanticView:
+    """Return the quantities of Corollary 1 under a policy.
+
+    Args:
+        predict: the model's distribution at a masked position.
+        length: positions of a string.
+        fork: the position of the fork.
+        outcome: the meaning of a string.
+        policy: the policy, with its temperature.
+    """
     law = string_law(predict, length, policy)
     joint = law.joint(lambda s: s[fork], outcome)
     return SemanticView(
@@ -154,7 +166,7 @@ def semantic_view(
 
 
 def semantic_premise(low: SemanticView, high: SemanticView) -> tuple[float, float]:
-    """Corollary 1's premise: the gain in H-bar (left) must exceed epsilon + delta + gamma + gamma' (right)."""
+    """Return both sides of Corollary 1's premise: the gain in H-bar must exceed epsilon + delta + gamma + gamma'."""
     epsilon = max(low.quality.epsilon, high.quality.epsilon)
     delta = max(low.quality.delta, high.quality.delta)
     return high.mean_entropy - low.mean_entropy, epsilon + delta + low.gamma + high.gamma
@@ -164,27 +176,27 @@ def semantic_premise(low: SemanticView, high: SemanticView) -> tuple[float, floa
 
 
 def logit_gaps(logits: Sequence[float]) -> np.ndarray:
-    """z_(1) - z_(i) for i >= 2, ascending in i."""
+    """Return z_(1) - z_(i) for i >= 2, in the order of i."""
     z = np.sort(np.asarray(logits, dtype=np.float64))[::-1]
     gaps: np.ndarray = z[0] - z[1:]
     return gaps
 
 
 def dominates(anchor: Sequence[float], fork: Sequence[float]) -> bool:
-    """The premise: every sorted gap of the anchor's logits is at least the fork's, one strictly larger."""
+    """Tell whether every sorted gap of the anchor's logits is at least the fork's and one is larger (the premise)."""
     a, l = logit_gaps(anchor), logit_gaps(fork)
     return bool((a >= l).all() and (a > l).any())
 
 
 def top_probability(logits: Sequence[float], t_token: float) -> float:
-    """c(T) = max softmax(z / T) = 1 / (1 + sum_{i >= 2} exp((z_(i) - z_(1)) / T))."""
+    """Return c(T) = max softmax(z / T) = 1 / (1 + sum_{i >= 2} exp((z_(i) - z_(1)) / T))."""
     return float(1 / (1 + np.exp(-logit_gaps(logits) / t_token).sum()))
 
 
 def lead(anchor: Sequence[float], fork: Sequence[float], t_token: float) -> float:
-    """1 / c^l(T) - 1 / c^a(T): above 0 where the anchor is surer.
+    """Return 1 / c^l(T) - 1 / c^a(T), which is above 0 where the anchor is more confident.
 
-    Summed without rounding, because at small T_token both confidences round to the same number.
+    It is summed without rounding, because at small T_token both confidences round to the same number.
     """
     more, less = (np.exp(-logit_gaps(z) / t_token) for z in (fork, anchor))
     return math.fsum([*more, *-less])

@@ -1,4 +1,4 @@
-"""The exact law of the strings a policy writes, by enumerating token draws and commit sets together."""
+"""Compute the exact law of the strings that a policy writes, by enumerating token draws and commit sets."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ Predictor = Callable[[Partial, int], np.ndarray]  # q^k(. | x_t): the distributi
 
 
 def entropy(p: np.ndarray) -> float:
-    """-sum p log p in nats, over all entries."""
+    """Return -sum p log p in nats, over all entries."""
     p = p[p > 0]
     return float(-(p * np.log(p)).sum())
 
 
 @dataclass(frozen=True)
 class StringLaw:
-    """What a policy writes, exactly."""
+    """The exact law of the strings that a policy writes."""
 
     strings: Mapping[tuple[int, ...], float]
     commit_entropy: tuple[float, ...]  # H-bar of every position
 
     def law_of(self, feature: Callable[[tuple[int, ...]], Hashable]) -> dict[Hashable, float]:
-        """The law of a function of the string: of one token, or of what the string means."""
-        found: dict[Hashable, float] = defaultdict(float)
+        """Return the law of a function of the string, such as one token or the meaning."""
+        law: dict[Hashable, float] = defaultdict(float)
         for string, p in self.strings.items():
-            found[feature(string)] += p
-        return dict(found)
+            law[feature(string)] += p
+        return dict(law)
 
     def joint(
         self, rows: Callable[[tuple[int, ...]], Hashable], columns: Callable[[tuple[int, ...]], Hashable]
     ) -> np.ndarray:
-        """The joint table of two functions of the string."""
+        """Return the joint table of two functions of the string."""
         row_ids = {r: i for i, r in enumerate(dict.fromkeys(rows(s) for s in self.strings))}
         column_ids = {c: i for i, c in enumerate(dict.fromkeys(columns(s) for s in self.strings))}
         table = np.zeros((len(row_ids), len(column_ids)))
@@ -50,7 +50,7 @@ class StringLaw:
 
 
 def temper(q: np.ndarray, t_token: float) -> np.ndarray:
-    """softmax(log q / T_token); all on the argmax at T_token = 0."""
+    """Return softmax(log q / T_token), with all mass on the argmax at T_token = 0."""
     weight: np.ndarray
     if t_token == 0:
         weight = np.eye(len(q))[q.argmax()]
@@ -63,12 +63,12 @@ def temper(q: np.ndarray, t_token: float) -> np.ndarray:
 
 
 def string_law(predict: Predictor, length: int, policy: Policy) -> StringLaw:
-    """Enumerate every draw of tokens at the masked positions, and every set committed given their confidences."""
+    """Return the law of the strings, by enumerating all token draws and the sets committed given them."""
     visits: dict[Partial, float] = {(None,) * length: 1.0}
     strings: dict[tuple[int, ...], float] = defaultdict(float)
     commit_entropy = [0.0] * length
     while visits:
-        # The fewest committed first: by then nothing can add to its probability any more.
+        # A state with the fewest committed tokens cannot be reached from another one, so its probability is complete.
         state = min(visits, key=lambda s: sum(x is not None for x in s))
         visited = visits.pop(state)
         masked = [k for k, x in enumerate(state) if x is None]
@@ -77,15 +77,15 @@ def string_law(predict: Predictor, length: int, policy: Policy) -> StringLaw:
             continue
         q = {k: predict(state, k) for k in masked}
         drawn = {k: temper(q[k], policy.t_token) for k in masked}
-        judged = q if policy.confidence == "model" else drawn
-        h = {k: entropy(judged[k]) for k in masked}
+        scored = q if policy.confidence == "model" else drawn
+        h = {k: entropy(scored[k]) for k in masked}
         for tokens in product(*(np.flatnonzero(drawn[k]) for k in masked)):
             x = dict(zip(masked, map(int, tokens)))
             draw = visited * float(np.prod([drawn[k][x[k]] for k in masked]))
-            confidence = {k: float(judged[k][x[k]]) for k in masked}
-            for chosen, p in commit_sets(policy, confidence).items():
-                after = tuple(x[k] if k in x and has(chosen, k) else old for k, old in enumerate(state))
+            confidence = {k: float(scored[k][x[k]]) for k in masked}
+            for committed, p in commit_sets(policy, confidence).items():
+                after = tuple(x[k] if k in x and has(committed, k) else old for k, old in enumerate(state))
                 visits[after] = visits.get(after, 0.0) + draw * p
                 for k in masked:
-                    commit_entropy[k] += draw * p * h[k] * has(chosen, k)
+                    commit_entropy[k] += draw * p * h[k] * has(committed, k)
     return StringLaw(dict(strings), tuple(commit_entropy))

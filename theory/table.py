@@ -1,4 +1,4 @@
-"""An exact, enumerable denoiser: the conditionals of an explicit distribution over sequences."""
+"""A denoiser whose predictions are the exact conditionals of an explicit distribution over sequences."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class TableModel(LanguageModel):
 
     q^k(v | x_t) = sum of w_s over the s that agree with x_t and have s_k = v, normalised over v.
 
-    Committing several positions at once can leave the support, where no sequence agrees; there, the
-    sequences with the fewest disagreements stand in. Rows shorter than N leave their tail unseen.
+    Several positions committed at once can contradict every sequence; then the sequences with the fewest
+    disagreements are used instead. In rows shorter than N the rest counts as masked.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class TableModel(LanguageModel):
         lengths = {len(ids) for ids, _ in sequences}
         if len(lengths) != 1 or 0 in lengths:
             raise UserError(
-                f"all sequences of a table have one length > 0, not {sorted(lengths)}; pad with EOS"
+                f"all sequences of a table must have the same length > 0, not {sorted(lengths)}; pad with EOS"
             )
         if not all(0 < weight < float("inf") for _, weight in sequences):
             raise UserError("every weight of a table must be positive and finite")
@@ -60,7 +60,7 @@ class TableModel(LanguageModel):
         self.max_length = self.sequences.shape[1]
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
-        """log q^k(v | x_t), -inf where the probability is 0; see `Denoiser.logits`."""
+        """Return log q^k(v | x_t), -inf where the probability is 0; see `Denoiser.logits`."""
         real = torch.ones_like(ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         positions = positions_of(real)
         if bool((real.sum(1) > self.sequences.shape[1]).any()):
@@ -69,7 +69,7 @@ class TableModel(LanguageModel):
         seen = torch.full((ids.shape[0], self.sequences.shape[1]), self.mask_id)
         seen[row, positions[row, column]] = ids[row, column]
 
-        # A mask disagrees with every sequence alike, so only revealed tokens decide who disagrees least.
+        # A mask disagrees with every sequence, so only revealed tokens decide which sequences disagree least.
         count = (seen[:, None] != self.sequences).sum(2)  # [B, S]
         weights = self.weights * (count == count.amin(1, keepdim=True))  # [B, S]
 
@@ -80,4 +80,5 @@ class TableModel(LanguageModel):
         return (q / q.sum(1, keepdim=True)).log().float()
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return the sequences and their weights."""
         return {"sequences": self.sequences, "weights": self.weights}

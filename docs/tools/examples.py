@@ -1,7 +1,7 @@
-"""The blocks of code in the documentation, and how to run them: for the tutorials and for the tests.
+"""Find and run the blocks of code in the documentation, for the tutorials and the tests.
 
-A block of shell or Python is run unless the line before it says why not: `<!-- not run: needs a GPU -->`. A block
-without a language is shell; formulas, listings and what a program prints are `text`.
+A block of shell or Python is run unless a comment before it says why not: `<!-- not run: needs a GPU -->`. A block
+without a language is shell; formulas, listings and output are `text`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ _BLOCK = re.compile(
 
 
 @dataclass(frozen=True)
-class Block:
+class CodeBlock:
+    """A block of code in a page."""
+
     page: str  # its path in the repository
     line: int
     language: str
     code: str
-    not_run: str | None  # why
+    not_run: str | None  # the reason why it is not run
 
     @property
     def shell(self) -> bool:
+        """Tell whether the block is shell."""
         return self.language in SHELL
 
     def __str__(self) -> str:
@@ -43,31 +46,33 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """README, CONTRIBUTING, SECURITY and the pages of the site that people wrote."""
-    written = [p for p in (ROOT / "docs").rglob("*.md") if not {"generated", "_build"} & set(p.parts)]
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted(written)]
+    """Return README, CONTRIBUTING, SECURITY and the pages of the site that are not generated."""
+    site = [p for p in (ROOT / "docs").rglob("*.md") if not {"generated", "_build"} & set(p.parts)]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted(site)]
 
 
-def blocks(page: Path) -> Iterator[Block]:
+def blocks(page: Path) -> Iterator[CodeBlock]:
+    """Yield the blocks of a page."""
     text = page.read_text()
-    for found in _BLOCK.finditer(text):
-        fenced = found["fenced"] is not None
-        margin = found["margin"] if fenced else "    "
-        code = re.sub(f"^{margin}", "", found["fenced"] if fenced else found["indented"], flags=re.M)
-        line = text.count("\n", 0, found.start("fenced" if fenced else "indented")) + 1
-        yield Block(str(page.relative_to(ROOT)), line, (found["language"] or "").strip(), code, found["why"])
+    for match in _BLOCK.finditer(text):
+        fenced = match["fenced"] is not None
+        margin = match["margin"] if fenced else "    "
+        code = re.sub(f"^{margin}", "", match["fenced"] if fenced else match["indented"], flags=re.M)
+        line = text.count("\n", 0, match.start("fenced" if fenced else "indented")) + 1
+        language = (match["language"] or "").strip()
+        yield CodeBlock(str(page.relative_to(ROOT)), line, language, code, match["why"])
 
 
 def prose(page: Path) -> str:
-    """The page without its blocks."""
+    """Return the text of a page without its blocks."""
     return _BLOCK.sub("", page.read_text())
 
 
 def commands(code: str) -> list[list[str]]:
-    """The simple commands of a block as words; here-documents are left out, continued lines joined."""
+    """Return the simple commands of a block as words, without here-documents and with continued lines joined."""
     code = re.sub(r"<<'(\w+)'[^\n]*\n.*?^\1$", "", code, flags=re.S | re.M).replace("\\\n", " ")
-    code = re.sub(r"\$\(\(.*?\)\)", "1", code)  # a number, whatever it is
-    found = []
+    code = re.sub(r"\$\(\(.*?\)\)", "1", code)  # an arithmetic expansion is some number
+    simple = []
     for line in code.splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
         lexer.whitespace_split = True
@@ -78,15 +83,15 @@ def commands(code: str) -> list[list[str]]:
         part: list[str] = []
         for word in [*words, ";"]:
             if set(word) <= set("|&;()"):
-                found += [part] if part else []
+                simple += [part] if part else []
                 part = []
             else:
                 part.append(word)
-    return [_plain(part) for part in found if _plain(part)]
+    return [words for part in simple if (words := _plain(part))]
 
 
 def _plain(words: list[str]) -> list[str]:
-    """Without redirections."""
+    """Return the words of a command without its redirections."""
     kept: list[str] = []
     skip = False
     for word in words:
@@ -100,7 +105,10 @@ def _plain(words: list[str]) -> list[str]:
 
 
 def run_shell(code: str, folder: Path, main: str = "from twotemp.cli import main; main()") -> str:
-    """What the block prints; `twotemp` and `python` are this interpreter's. `main` is how twotemp is started."""
+    """Run a block in a folder and return its output.
+
+    The commands `twotemp` and `python` use this interpreter; `main` is the code that starts twotemp.
+    """
     programs = folder / ".programs"
     programs.mkdir(exist_ok=True)
     for name, arguments in {"twotemp": f"-c {shlex.quote(main)}", "python": ""}.items():

@@ -1,9 +1,9 @@
-"""Mermaid diagrams as pictures: `python docs/tools/mermaid.py MERMAID.MIN.JS`.
+"""Draw the Mermaid diagrams of the docs: `python docs/tools/mermaid.py MERMAID.MIN.JS`.
 
-The source of a diagram stays in the Markdown, where GitHub draws it. The site shows a drawing that is kept in
-docs/figures under a hash of that source: Mermaid in the browser would be 3.5 MB of script on a page, or a request to
-another server, and Mermaid in the build would need Node and a browser wherever somebody builds the site. A diagram
-that was changed without being drawn again fails the build and tests/test_site.py.
+The source of a diagram is in the Markdown, where GitHub draws it. The site shows an SVG file in docs/figures that is
+named by a hash of the source: Mermaid in the browser would add 3.5 MB of script to a page or a request to another
+server, and Mermaid in the build would need Node and a browser. A diagram that was changed without being drawn again
+fails the build and tests/test_site.py.
 
 Drawing needs `npm pack mermaid` (its dist/mermaid.min.js), playwright and chromium.
 """
@@ -20,13 +20,13 @@ FIGURES = DOCS / "figures"
 
 
 def picture(source: str) -> Path:
-    """Where the drawing of a diagram is kept."""
+    """Return the path of a diagram's SVG file."""
     digest = hashlib.sha256(source.strip().encode()).hexdigest()[:12]
     return FIGURES / f"mermaid-{digest}.svg"
 
 
 def diagrams() -> list[str]:
-    """The sources of all diagrams in the docs."""
+    """Return the sources of all diagrams in the docs."""
     return [
         source
         for page in sorted(DOCS.rglob("*.md"))
@@ -35,13 +35,14 @@ def diagrams() -> list[str]:
 
 
 def main(script: str) -> None:
+    """Draw all diagrams with this Mermaid script, and delete old drawings."""
     from playwright.sync_api import sync_playwright
 
     wanted = {picture(source): source for source in diagrams()}
     for old in set(FIGURES.glob("mermaid-*.svg")) - set(wanted):
         old.unlink()
-    with sync_playwright() as browsers:
-        browser = browsers.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         page = browser.new_page()
         page.set_content("<html><body></body></html>")
         page.add_script_tag(path=script)
@@ -51,8 +52,8 @@ def main(script: str) -> None:
             " sequence: {width: 120, actorMargin: 35, wrap: true, useMaxWidth: false, messageFontSize: 15}})"
         )
         for path, source in wanted.items():
-            drawn = page.evaluate(f"async s => (await mermaid.render('{path.stem}', s)).svg", source)
-            path.write_text(drawn + "\n")
+            svg = page.evaluate(f"async s => (await mermaid.render('{path.stem}', s)).svg", source)
+            path.write_text(svg + "\n")
             print(path)
         browser.close()
 

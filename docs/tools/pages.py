@@ -1,4 +1,4 @@
-"""Pictures of the playground and of a trace page, for the docs: `python -m docs.tools.pages` (needs Chromium)."""
+"""Take the docs' screenshots of the playground and a trace page: `python -m docs.tools.pages` (needs Chromium)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from twotemp.serving import Server
 from twotemp.tasks import SOURCES
 
 DOCS = Path(__file__).resolve().parents[1]
-LOOKS = {  # width, scheme
+SCREENSHOTS = {  # name -> width, color scheme
     "playground": (1300, "light"),
     "playground-dark": (1300, "dark"),
     "playground-phone": (390, "light"),
@@ -26,33 +26,35 @@ LOOKS = {  # width, scheme
 
 
 def trace_page(model: twotemp.LanguageModel) -> str:
-    """Two policies on the playground's first problem, graded."""
+    """Return a trace page of two policies on the playground's first problem, graded."""
     problem = SOURCES["countdown-3"].task().problems().problems[0]
     samples = [
-        one
+        sample
         for policy in ("lc", "tlc:t_pos=1")
-        for one in twotemp.sample(model, problem.prompt, policy, n=24, length=12, trace=True)
+        for sample in twotemp.sample(model, problem.prompt, policy, n=24, length=12, trace=True)
     ]
-    grades = list(get("countdown").grade([(problem, one.text) for one in samples]))
+    grades = list(get("countdown").grade([(problem, sample.text) for sample in samples]))
     return page(samples, model.tokenizer, each=2, grades=grades)
 
 
-def settled(tab: Page) -> None:
+def wait_until_done(tab: Page) -> None:
+    """Wait until the playground has shown all samples."""
     while tab.locator("body").get_attribute("data-state") != "done":
         time.sleep(0.1)
 
 
 def main() -> None:
+    """Take all screenshots."""
     model = twotemp.load("tiny")
     with (
         tempfile.TemporaryDirectory() as folder,
         listening(Server(model, slots=96)) as (_, port),
-        sync_playwright() as play,
+        sync_playwright() as playwright,
     ):
         file = Path(folder) / "trace.html"
         file.write_text(trace_page(model), encoding="utf-8")
-        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for name, (width, scheme) in LOOKS.items():
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, (width, scheme) in SCREENSHOTS.items():
             tab = browser.new_page(viewport={"width": width, "height": 970}, color_scheme=scheme)
             tab.on("console", lambda message: print(message.text))
             tab.on("pageerror", lambda error: print(error))
@@ -61,7 +63,7 @@ def main() -> None:
                 tab.locator("#step").fill("8")
             else:
                 tab.goto(f"http://127.0.0.1:{port}/")
-                settled(tab)
+                wait_until_done(tab)
             tab.evaluate("document.activeElement.blur()")
             tab.screenshot(path=DOCS / f"{name}.png", full_page=name != "trace")
             tab.close()

@@ -1,7 +1,7 @@
-"""The pictures of docs/idea.md, from real samples of the embedded model: `python -m docs.tools.pictures`.
+"""Draw the figures of docs/idea.md from samples of the embedded model: `python -m docs.tools.pictures`.
 
-They are kept in docs/figures, so that the Markdown can be read as it is. Each PNG carries a hash of the weights, and
-tests/test_site.py fails when those in the tree are others.
+They are stored in docs/figures, so that the Markdown can be read without a build. Each PNG has a hash of the
+weights in its metadata, and tests/test_site.py fails if it is not the hash of the shipped weights.
 """
 
 from __future__ import annotations
@@ -40,17 +40,25 @@ TITLES = {
 
 
 def problems(task: str, count: int) -> Sequence[Problem]:
-    """Validation problems: the pictures are no result, and leave the test problems alone."""
+    """Return validation problems; the figures are illustrations and do not use test problems."""
     return tasks.get(task).problems(subset="validation").problems[:count]
 
 
-def draw(model: twotemp.LanguageModel, asked: Sequence[Problem], policy: str, n: int) -> list[Sample]:
-    length = tasks.get(asked[0].task).length
-    return twotemp.sample(model, [p.prompt for p in asked], policy, n=n, length=length, trace=True)
+def draw(model: twotemp.LanguageModel, chosen: Sequence[Problem], policy: str, n: int) -> list[Sample]:
+    """Draw `n` traced samples of each problem.
+
+    Args:
+        model: the model.
+        chosen: problems of one task.
+        policy: the policy.
+        n: samples per problem.
+    """
+    length = tasks.get(chosen[0].task).length
+    return twotemp.sample(model, [p.prompt for p in chosen], policy, n=n, length=length, trace=True)
 
 
 def forks(model: twotemp.LanguageModel) -> Figure:
-    """A planted fork, by exact enumeration: which library a program takes, by what decides the order."""
+    """Draw the share of programs that use each library at a planted fork, by exact enumeration for each order."""
     figure = Figure(figsize=(7.2, 2.1), layout="constrained")
     axes = figure.add_subplot()
     orders = ("ar", "lc", "tlc:t_pos=0.5", "tlc:t_pos=1", "random")
@@ -63,10 +71,10 @@ def forks(model: twotemp.LanguageModel) -> Figure:
         "TLC, T_pos = 1",
         "random",
     ]
-    for place, share in enumerate(shares):
-        axes.barh(place, 100 * share, color="#D55E00")
-        axes.barh(place, 100 * (1 - share), left=100 * share, color="#d9d9d9")
-        axes.text(100 * share + 1, place, f"{100 * share:.0f} %", va="center", fontsize=8)
+    for row, share in enumerate(shares):
+        axes.barh(row, 100 * share, color="#D55E00")
+        axes.barh(row, 100 * (1 - share), left=100 * share, color="#d9d9d9")
+        axes.text(100 * share + 1, row, f"{100 * share:.0f} %", va="center", fontsize=8)
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.grid(False)
@@ -76,26 +84,26 @@ def forks(model: twotemp.LanguageModel) -> Figure:
 
 
 def right(problem: Problem, samples: Sequence[Sample]) -> set[str]:
-    """The texts among them that solve a countdown problem."""
+    """Return the texts of the samples that solve a countdown problem."""
     numbers, target = problem.reference["numbers"], problem.reference["target"]
     return {s.text for s in samples if grade_chain(numbers, target, s.text).passed}
 
 
 def missed(model: twotemp.LanguageModel) -> Problem:
-    """The first problem that confidence does not solve in 64 samples, and a loosened order does."""
+    """Return the first problem that LC does not solve in 64 samples but TLC does."""
     for problem in problems("countdown-3", 200):
-        alike, loose = (draw(model, [problem], policy, 64) for policy in ("lc", "tlc:t_pos=1"))
-        if right(problem, loose) and not right(problem, alike):
+        lc, tlc = (draw(model, [problem], policy, 64) for policy in ("lc", "tlc:t_pos=1"))
+        if right(problem, tlc) and not right(problem, lc):
             return problem
-    raise LookupError("none of these problems is one")
+    raise LookupError("LC solves every problem that TLC solves; look at more than 200 problems")
 
 
 def answers(model: twotemp.LanguageModel) -> Figure:
-    """The texts of 64 samples of two questions: how many of each, right ones in colour."""
+    """Draw how often each text occurs in 64 samples of two problems, right ones in colour."""
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     (first,) = problems("countdown-3", 1)
     for axes, problem in zip(figure.subplots(2, 1), (first, missed(model))):
-        for place, policy in enumerate(TITLES):
+        for row, policy in enumerate(TITLES):
             samples = draw(model, [problem], policy, 64)
             texts, good = Counter(s.text for s in samples), right(problem, samples)
             left = 0
@@ -103,9 +111,9 @@ def answers(model: twotemp.LanguageModel) -> Figure:
                 texts.items(), key=lambda item: (item[0] not in good, -item[1], item[0])
             ):
                 colour = "#009E73" if text in good else "#d9d9d9"
-                axes.barh(place, count, left=left, color=colour, edgecolor="white", linewidth=0.8)
+                axes.barh(row, count, left=left, color=colour, edgecolor="white", linewidth=0.8)
                 left += count
-            axes.text(left + 0.7, place, f"{len(texts)} texts, {len(good)} right", va="center", fontsize=8)
+            axes.text(left + 0.7, row, f"{len(texts)} texts, {len(good)} right", va="center", fontsize=8)
         axes.set_yticks(range(len(TITLES)), list(TITLES.values()))
         axes.invert_yaxis()
         axes.grid(False)
@@ -116,19 +124,19 @@ def answers(model: twotemp.LanguageModel) -> Figure:
 
 
 def temperatures(model: twotemp.LanguageModel) -> Figure:
-    """What the two temperatures do to one answer, to many, and to how different they are: TLC on countdown-4."""
-    asked, n = problems("countdown-4", 60), 16
+    """Draw how T_token and T_pos affect pass@1, pass@16 and the number of distinct texts (TLC on countdown-4)."""
+    chosen, n = problems("countdown-4", 60), 16
     tokens, positions = (0.4, 0.8, 1.2), (0.0, 0.5, 1.0, 2.0)
     tables = np.zeros((3, len(tokens), len(positions)))
     for row, t_token in enumerate(tokens):
         for column, t_pos in enumerate(positions):
-            samples = draw(model, asked, f"tlc:t_token={t_token},t_pos={t_pos}", n)
-            groups = [samples[i * n : (i + 1) * n] for i in range(len(asked))]
-            solved = [right(p, group) for p, group in zip(asked, groups)]
+            samples = draw(model, chosen, f"tlc:t_token={t_token},t_pos={t_pos}", n)
+            groups = [samples[i * n : (i + 1) * n] for i in range(len(chosen))]
+            solved = [right(p, group) for p, group in zip(chosen, groups)]
             counts = [sum(s.text in good for s in group) for good, group in zip(solved, groups)]
-            one, many = pass_at_k(n, counts, [1, n]).mean(0)
+            pass_1, pass_n = pass_at_k(n, counts, [1, n]).mean(0)
             distinct = np.mean([len({s.text for s in group}) for group in groups])
-            tables[:, row, column] = 100 * one, 100 * many, distinct
+            tables[:, row, column] = 100 * pass_1, 100 * pass_n, distinct
     figure = Figure(figsize=(7.2, 2.8), layout="constrained")
     titles = ("one sample right, %", f"one of {n} right, %", f"distinct texts of {n}")
     for table, title, axes in zip(tables, titles, figure.subplots(1, 3)):
@@ -147,13 +155,13 @@ def temperatures(model: twotemp.LanguageModel) -> Figure:
 
 
 def orders(model: twotemp.LanguageModel) -> Figure:
-    """At which of its steps each of 24 samples of one question wrote each position."""
-    asked = problems("words-2", 1)
+    """Draw at which step each of 24 samples of one problem committed each position."""
+    chosen = problems("words-2", 1)
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots(2, 3, sharex=True, sharey=True)
     policies = {**TITLES, "tlc:t_pos=0.3": "TLC, T_pos = 0.3"}
     for ax, policy in zip(axes.flat, ("ar", "lc", "tlc:t_pos=0.3", "random", "ct", "tct:t_pos=0.1")):
-        samples = draw(model, asked, policy, 24)
+        samples = draw(model, chosen, policy, 24)
         table = np.array([s.trace.steps for s in samples if s.trace])
         last = table.max(axis=1, keepdims=True)
         picture = ax.imshow(table / last, cmap="viridis", aspect="auto", vmin=0, vmax=1)
@@ -170,6 +178,7 @@ def orders(model: twotemp.LanguageModel) -> Figure:
 
 
 def main(names: Sequence[str]) -> None:
+    """Draw these figures, or all of them."""
     torch.set_num_threads(1)
     model = twotemp.load("tiny")
     digest = hashlib.sha256(WEIGHTS.read_bytes()).hexdigest()

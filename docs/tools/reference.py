@@ -1,6 +1,6 @@
-"""Pages that are written by the code they describe, as Markdown: commands, policies, tasks, fields.
+"""Generate the reference pages from the code, as Markdown: commands, policies, tasks, graders, fields.
 
-`docs/conf.py` writes them into docs/generated when the site is built; a test holds that nothing is left out.
+`docs/conf.py` writes them into docs/generated when the site is built; a test checks that they are complete.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from twotemp.tasks import ProblemSet, Task
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a Markdown table."""
     columns = list(head)
     lines = [columns, ["---"] * len(columns), *map(list, rows)]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -30,31 +31,32 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 @cache
 def command_line() -> Any:
-    """Return the commands as typer parses them; `tests/test_site.py` checks the commands in the docs against them."""
+    """Return the command line as typer parses it; `tests/test_site.py` also parses the docs' commands with it."""
     group: Any = typer.main.get_command(app)
     group.commands = {name: load_command(name) for name in group.commands}
     return group
 
 
 def commands() -> str:
-    """Every command with its arguments and options, in the groups of `--help`."""
-    return "\n\n".join(_command(name, found) for name, found in command_line().commands.items())
+    """Return the page of all commands with their arguments and options, in the groups of `--help`."""
+    return "\n\n".join(_command(name, command) for name, command in command_line().commands.items())
 
 
-def _command(name: str, found: Any) -> str:
-    arguments = [p for p in found.params if p.param_type_name == "argument"]
-    options = [p for p in found.params if p.param_type_name == "option" and not p.hidden]
+def _command(name: str, command: Any) -> str:
+    """Return the section of one command."""
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
     panels: dict[str, list[Any]] = {"": []}
     for option in options:
         panels.setdefault(option.rich_help_panel or "", []).append(option)
-    words = [_written(p) for p in arguments] + [f"{o.opts[0]} {_kind(o)}" for o in options if o.required]
+    words = [_usage(p) for p in arguments] + [f"{o.opts[0]} {_kind(o)}" for o in options if o.required]
     parts = [
         f"## {name}",
-        _help(found.help or ""),
+        _help(command.help or ""),
         f"```text\ntwotemp {' '.join([name, *words, '[OPTIONS]'])}\n```",
     ]
     if arguments:
-        parts.append(table(["argument", ""], ([f"`{_written(p)}`", p.help or ""] for p in arguments)))
+        parts.append(table(["argument", ""], ([f"`{_usage(p)}`", p.help or ""] for p in arguments)))
     for title, group in panels.items():
         if not group:
             continue
@@ -64,7 +66,7 @@ def _command(name: str, found: Any) -> str:
 
 
 def _help(text: str) -> str:
-    """Help as Markdown: typer's bold heads, and examples, which are indented there."""
+    """Return a help text as Markdown, with typer's bold headings and indented examples converted."""
     lines: list[str] = []
     for line in text.splitlines():
         if line.startswith("  "):
@@ -75,7 +77,8 @@ def _help(text: str) -> str:
     return "\n".join(lines)
 
 
-def _written(argument: Any) -> str:
+def _usage(argument: Any) -> str:
+    """Return an argument as the usage line shows it."""
     name = argument.name.upper()
     return name if argument.required else f"[{name}]"
 
@@ -98,15 +101,16 @@ def _default(option: Any) -> str:
 
 
 def policies() -> str:
-    """Every policy with its numbers, its formula and its source."""
+    """Return the table of all policies with their parameters, formulas and sources."""
     rows = []
     for name, preset in PRESETS.items():
-        numbers = [f"{key} = {getattr(preset.policy, key)}" for key in (*preset.parameters, "t_token")]
-        rows.append([f"`{name}`", ", ".join(numbers), _escaped(preset.formula), _escaped(preset.source)])
-    return table(["policy", "numbers", "commits at each step", "source"], rows)
+        values = [f"{key} = {getattr(preset.policy, key)}" for key in (*preset.parameters, "t_token")]
+        rows.append([f"`{name}`", ", ".join(values), _escaped(preset.formula), _escaped(preset.source)])
+    return table(["policy", "parameters", "commits at each step", "source"], rows)
 
 
 def task_list() -> str:
+    """Return the table of all tasks."""
     rows = (
         [f"`{name}`", task.description, task.grader, str(task.length), ", ".join(task.subsets)]
         for name, task in tasks.TASKS.items()
@@ -115,27 +119,31 @@ def task_list() -> str:
 
 
 def grader_list() -> str:
-    return table(["grader", "judges"], ([f"`{name}`", text] for name, text in graders.descriptions().items()))
+    """Return the table of all graders."""
+    return table(["grader", "grades"], ([f"`{name}`", text] for name, text in graders.descriptions().items()))
 
 
 def field_list(record: type) -> str:
-    """The fields of a record: a policy's as they describe themselves, the others' as their comments do."""
-    return table(["field", "type", "default", ""], (_field(record, one) for one in fields(record)))
+    """Return the table of a record's fields, described by PARAMETERS for a policy and by comments otherwise."""
+    return table(["field", "type", "default", ""], (_field(record, field) for field in fields(record)))
 
 
-def _field(record: type, one: Field[Any]) -> list[str]:
-    if record is Policy and one.name in PARAMETERS:
-        of = PARAMETERS[one.name]
-        kind = ", ".join(f"`{value}`" for value in of.values) or f"{of.kind.__name__} {of.interval}".strip()
-        meaning = of.text
+def _field(record: type, field: Field[Any]) -> list[str]:
+    """Return the row of one field."""
+    if record is Policy and field.name in PARAMETERS:
+        parameter = PARAMETERS[field.name]
+        values = ", ".join(f"`{value}`" for value in parameter.values)
+        kind = values or f"{parameter.kind.__name__} {parameter.interval}".strip()
+        meaning = parameter.text
     else:
-        comment = re.search(rf"^    {one.name}: [^#\n]*#([^#\n]*)", inspect.getsource(record), flags=re.M)
-        kind, meaning = f"`{one.type}`", comment[1].strip() if comment else ""
-    return [f"`{one.name}`", kind, "" if one.default is MISSING else f"`{one.default!r}`", _escaped(meaning)]
+        comment = re.search(rf"^    {field.name}: [^#\n]*#([^#\n]*)", inspect.getsource(record), flags=re.M)
+        kind, meaning = f"`{field.type}`", comment[1].strip() if comment else ""
+    default = "" if field.default is MISSING else f"`{field.default!r}`"
+    return [f"`{field.name}`", kind, default, _escaped(meaning)]
 
 
 def _escaped(text: str) -> str:
-    """Formulas hold stars, underscores and angle brackets that are not meant as Markdown."""
+    """Escape the characters of a formula that Markdown would interpret."""
     return "".join("\\" + c if c in "*_<>[]^~" else c for c in text)
 
 

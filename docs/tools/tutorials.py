@@ -1,7 +1,7 @@
-"""Runs the tutorials and keeps what they print: `python docs/tools/tutorials.py [PAGE ...]`.
+"""Run the tutorials and update their output: `python docs/tools/tutorials.py [PAGE ...]`.
 
-A tutorial is a page whose blocks of Python and shell are run in order, in one empty folder and one namespace. A
-block of `text` right after one is what it printed; a picture that the page shows is one that its code made.
+The blocks of Python and shell of a tutorial run in order, in one empty folder and one namespace. A block of `text`
+right after a block of code is its output; the pictures of the page are files that its code writes.
 """
 
 from __future__ import annotations
@@ -22,42 +22,53 @@ _STEP = re.compile(r"^```(python|shell)\n(.*?)^```\n(\n```text\n.*?^```\n)?", fl
 
 
 def names() -> list[str]:
+    """Return the names of all tutorials."""
     return sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "index")
 
 
 def steps(page: str) -> list[str]:
-    """The blocks that `run` runs."""
-    return [found[2] for found in _STEP.finditer(page)]
+    """Return the code of the blocks that `run` runs."""
+    return [match[2] for match in _STEP.finditer(page)]
 
 
 def run(page: str, folder: Path, shorter: Mapping[str, str] | None = None) -> str:
-    """The page with what its blocks print now. `shorter`: replacements in the code, for tests."""
+    """Run a page and return it with the new output.
+
+    Args:
+        page: the Markdown of the tutorial.
+        folder: an empty folder to run in.
+        shorter: replacements in the code that make it faster, for tests.
+    """
     variables: dict[str, object] = {}
 
-    def step(found: re.Match[str]) -> str:
-        language, code, kept = found.groups()
-        wanted = code
+    def step(match: re.Match[str]) -> str:
+        language, code, output = match.groups()
+        executed = code
         for long, short in (shorter or {}).items():
-            wanted = wanted.replace(long, short)
-        printed = _python(wanted, variables, folder) if language == "python" else run_shell(wanted, folder)
-        shown = "\n".join(line.rstrip() for line in printed.strip("\n").splitlines())
-        return f"```{language}\n{code}```\n" + (f"\n```text\n{shown}\n```\n" if kept else "")
+            executed = executed.replace(long, short)
+        python = language == "python"
+        printed = _python(executed, variables, folder) if python else run_shell(executed, folder)
+        text = "\n".join(line.rstrip() for line in printed.strip("\n").splitlines())
+        return f"```{language}\n{code}```\n" + (f"\n```text\n{text}\n```\n" if output else "")
 
     return _STEP.sub(step, page)
 
 
 def _python(code: str, variables: dict[str, object], folder: Path) -> str:
+    """Run a block of Python and return its output."""
     with chdir(folder), redirect_stdout(StringIO()) as printed:
         exec(compile(code, "tutorial", "exec"), variables)
     return printed.getvalue()
 
 
 def pictures(page: str) -> list[str]:
+    """Return the files that a page shows as pictures."""
     return re.findall(r"!\[[^]]*\]\(([^)/]+)\)", page)
 
 
-def main(wanted: list[str]) -> None:
-    for path in [FOLDER / f"{name}.md" for name in wanted or names()]:
+def main(selected: list[str]) -> None:
+    """Update these tutorials, or all of them."""
+    for path in [FOLDER / f"{name}.md" for name in selected or names()]:
         with tempfile.TemporaryDirectory() as folder:
             text = run(path.read_text(), Path(folder))
             for picture in pictures(text):

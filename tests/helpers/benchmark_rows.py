@@ -1,4 +1,4 @@
-"""Made-up rows with the fields of the published benchmarks, for tests that do not need the real questions."""
+"""Invented rows with the fields of the published benchmarks, for tests that do not need the real questions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Row = dict[str, Any]
 
 
 def gsm8k(count: int) -> list[Row]:
-    """Question i is answered by i + 3."""
+    """Return questions; the answer to question i is i + 3."""
     return [
         {
             "question": f"Ann has {i} apples and buys 3. How many now?",
@@ -22,7 +22,7 @@ def gsm8k(count: int) -> list[Row]:
 
 
 def math500(count: int) -> list[Row]:
-    """Problem i is answered by the fraction i / 7."""
+    """Return problems; the answer to problem i is the fraction i / 7."""
     return [
         {
             "problem": f"What is ${i}$ divided by $7$?",
@@ -37,7 +37,7 @@ def math500(count: int) -> list[Row]:
 
 
 def humaneval(count: int) -> list[Row]:
-    """Task i sums a list and adds i."""
+    """Return tasks; task i sums a list and adds i."""
     body = "    total = {}\n    for number in numbers:\n        total += number\n    return total\n"
     check = "def check(candidate):\n    assert candidate([]) == {}\n    assert candidate([1, 2]) == {}\n"
     return [
@@ -53,7 +53,7 @@ def humaneval(count: int) -> list[Row]:
 
 
 def mbpp(count: int) -> list[Row]:
-    """Task i multiplies by i and adds the second argument."""
+    """Return tasks; task i multiplies by i and adds the second argument."""
     return [
         {
             "text": f"Write a function to multiply by {i} and add an offset.",
@@ -71,9 +71,11 @@ MADE_UP = {"gsm8k": gsm8k, "math500": math500, "humaneval": humaneval, "mbpp": m
 
 
 def write(path: Path, rows: Iterable[Row]) -> Path:
+    """Write rows as JSON lines and return the path."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 def read(path: Path) -> list[Row]:
+    """Read rows from JSON lines."""
     return [json.loads(line) for line in path.read_text().split("\n") if line.strip()]

@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def blocks(document: str, language: str) -> list[str]:
+    """Return the code of all blocks of a language in a document."""
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), flags=re.S)
 
 
@@ -22,17 +23,18 @@ RECIPES = {
 
 
 def code_of(recipe: str) -> str:
+    """Return the Python block of a recipe in CONTRIBUTING.md."""
     (code,) = (block for block in blocks("CONTRIBUTING.md", "python") if RECIPES[recipe] in block)
     return code
 
 
 def commands_of(recipe: str) -> str | None:
-    """What is run with a plug-in; the other recipes are scripts."""
+    """Return the commands that use a recipe's plug-in, or None for a recipe that is a script."""
     if recipe not in ("policy", "task"):
         return None
     (block,) = (block for block in blocks("CONTRIBUTING.md", "shell") if f"--plugin {recipe}.py" in block)
     return block
 
 
-# For tests/test_site.py, which runs every block that nobody else does.
-RUN_HERE = {*blocks("README.md", "python"), *map(code_of, RECIPES), *map(commands_of, RECIPES)}
+# Run by tests/test_documents.py; tests/test_site.py runs the other blocks.
+TESTED_BLOCKS = {*blocks("README.md", "python"), *map(code_of, RECIPES), *map(commands_of, RECIPES)}

@@ -12,15 +12,17 @@ from twotemp.engine.rows import widths
 
 
 def batch_of(model, wanted, cache=None) -> Batch:
+    """Return a batch of these requests."""
     return Batch(model, wanted, *widths(wanted, model), cache)
 
 
 def step(batch: Batch) -> list[int]:
+    """Run one step and return the rows that have finished."""
     return batch.commit(batch.run(Observer()))[0]
 
 
 def blind(model):
-    """The model on the meta device, whose tensors hold nothing: whatever needs a value or a size from them fails."""
+    """Return the model on the meta device, where any code that needs the value of a tensor fails."""
     twin = copy.copy(model)
     twin.module = copy.deepcopy(model.module).to("meta")
     twin.device = torch.device("meta")

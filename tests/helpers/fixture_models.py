@@ -12,4 +12,5 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def fixture_model(name: str) -> Transformer:
+    """Load the fixture of this name with the options in its reference.json."""
     return load(FIXTURES / name, **json.loads((FIXTURES / name / "reference.json").read_text())["options"])

@@ -14,7 +14,7 @@ UNIT = st.floats(0, 1)
 
 @st.composite
 def models(draw: st.DrawFn, drifting: bool = True, longest: int = 4) -> AnchorFork:
-    """Any anchor-fork model that satisfies the assumption; its confidences differ freely from state to state."""
+    """Generate anchor-fork models that satisfy the assumption; with `drifting`, confidences depend on the state."""
     length = draw(st.integers(2, longest))
     fork, *others = draw(st.permutations(range(length)))
     anchors = others[: draw(st.integers(1, length - 1))]
@@ -34,4 +34,5 @@ def models(draw: st.DrawFn, drifting: bool = True, longest: int = 4) -> AnchorFo
 
 
 def model_of(confidences: list[float], fork: int, eta: dict[int, float]) -> AnchorFork:
+    """Return a model with constant confidences."""
     return AnchorFork(len(confidences), fork, eta, sum(eta.values()) + 0.5, constant(confidences))

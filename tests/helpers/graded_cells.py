@@ -1,4 +1,4 @@
-"""Graded cells made by hand, and stores with such cells, for tests of analysis, report and selection."""
+"""Build graded cells, and stores with such cells, for tests of analysis, report and selection."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ COSTS = {"ar": 30, "lc": 32, "random": 32, "tlc": 32, "ct": 8, "tct": 7}
 
 
 def config(spec: str, task: str = "countdown-3", model: str = "tiny", data: str = "digest") -> Config:
+    """Return the configuration of a cell."""
     return Config(task, data, "", None, model, "mark", parse(spec), 12, None, 0, version="1")
 
 
@@ -29,7 +30,7 @@ def graded(
     ungraded: int = 0,
     pending: int = 0,
 ) -> GradedCell:
-    """Questions with these numbers of right samples out of n (or of their own n)."""
+    """Return a cell whose questions have these numbers of right samples, out of n or of one n per question."""
     sizes = np.broadcast_to(n, len(correct))
     cost = cost or COSTS.get(parse(spec).name, 16)
     costs = tuple(np.full(size, cost) for size in sizes)
@@ -49,7 +50,7 @@ def graded(
 
 
 def spread(specs, tasks=("countdown-3",), models=("tiny",), questions: int = 12) -> list[GradedCell]:
-    """A little of everything: numbers that differ from one cell to the next."""
+    """Return cells of all combinations, with random numbers of right samples."""
     rng = np.random.default_rng(0)
     return [
         graded(spec, rng.integers(0, 9, questions), model=model, task=task)
@@ -60,6 +61,7 @@ def spread(specs, tasks=("countdown-3",), models=("tiny",), questions: int = 12)
 
 
 def ballot(passed, answers, reward=(), confidence=(), likelihood=(), question: str = "q") -> Ballot:
+    """Return the samples of one question, as a selector sees them."""
     return Ballot(
         question,
         np.arange(len(passed)),
@@ -72,20 +74,20 @@ def ballot(passed, answers, reward=(), confidence=(), likelihood=(), question: s
     )
 
 
-def elected(*some: Ballot, spec: str = "tct", nfe: int = 4, scored: bool = True) -> GradedCell:
-    """A cell with these ballots."""
-    one = graded(
+def elected(*ballots: Ballot, spec: str = "tct", nfe: int = 4, scored: bool = True) -> GradedCell:
+    """Return a cell with these ballots."""
+    cell = graded(
         spec,
-        [int(b.passed.sum()) for b in some],
-        [len(b.passed) for b in some],
+        [int(b.passed.sum()) for b in ballots],
+        [len(b.passed) for b in ballots],
         cost=nfe,
-        questions=[b.question for b in some],
+        questions=[b.question for b in ballots],
     )
-    return GradedCell(one.path, one.config, one.grader, one.table, some, "rm 1" if scored else None)
+    return GradedCell(cell.path, cell.config, cell.grader, cell.table, ballots, "rm 1" if scored else None)
 
 
 def store_cell(store: Store, spec: str, verdicts: dict[str, str], task: str = "countdown-3"):
-    """A cell whose questions have one sample for each letter: p(assed), f(ailed), u(ngraded), w(aiting)."""
+    """Store a cell whose questions have one sample for each letter: p(assed), f(ailed), u(ngraded), w(aiting)."""
     policy = parse(spec)
     cell = store.cell(f"{task}@{spec}", config(spec, task))
     outcomes = {"p": "passed", "f": "failed", "u": "ungraded"}
@@ -96,10 +98,10 @@ def store_cell(store: Store, spec: str, verdicts: dict[str, str], task: str = "c
                 for i in range(len(letters))
             ]
             writer.samples(samples)
-            judged = [
+            grades = [
                 (Key(s.request, s.index, s.seed), Grade(outcomes[v]))  # type: ignore[arg-type]
                 for s, v in zip(samples, letters)
                 if v in outcomes
             ]
-            writer.grades("countdown 1", judged)
+            writer.grades("countdown 1", grades)
     return cell

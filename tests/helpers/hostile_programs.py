@@ -1,5 +1,4 @@
-"""Programs that attack their judge or the machine, by what must come of them. In each `f` is right only if the
-attack worked."""
+"""Programs that attack the grader or the machine, by expected outcome. `f` is right only if the attack works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that reach for the machine: processes, network, files, the server, the kernel."""
+"""Programs that attack the machine: processes, network, files, the server, the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kill a command at random moments and start it again, as a machine that goes down would."""
+"""Kill a command at random times and start it again, as crashes of a machine would."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ from collections.abc import Sequence
 def kill_at_random(
     command: Sequence[str], *, kills: int, longest: float, seed: int = 0, ready: str | None = None
 ) -> int:
-    """Start `command` up to `kills` times, each time ended by SIGKILL after a random time; returns how many hit.
+    """Start a command several times and kill it each time after a random time.
 
-    The time, at most `longest` seconds, runs from the start, or from the first output line that begins with
-    `ready`. A command that ends by itself before its kill must have succeeded.
+    A command that ends before it is killed must have succeeded.
+
+    Args:
+        command: the command.
+        kills: how many times to start and kill it.
+        longest: the longest time until the kill, in seconds.
+        seed: the seed of the random times.
+        ready: measure the time from the first line of output that begins with this, instead of from the start.
+
+    Returns:
+        How many times the command was killed before it ended.
     """
     rng = random.Random(seed)
     hits = 0

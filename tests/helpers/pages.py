@@ -1,4 +1,4 @@
-"""Pages of docs/ whose commands are run as they stand."""
+"""Run the commands of a page in docs/."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def run_page(name: str, folder: Path) -> None:
-    """The page's first block of shell commands, in this folder."""
+    """Run the first block of shell commands of a page in this folder."""
     text = (Path(__file__).resolve().parents[2] / "docs" / name).read_text("utf-8")
     script = text.split("```bash\n")[1].partition("```")[0]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -1,4 +1,4 @@
-"""Programs with their tests, written as text: `program_pairs.txt` says how."""
+"""Read programs and their tests from text files; `program_pairs.txt` describes the format."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 
 class Pair(NamedTuple):
+    """A program and tests of it, which hold or not."""
+
     name: str
     code: str
     tests: str
@@ -14,10 +16,10 @@ class Pair(NamedTuple):
 
 
 def read(name: str) -> list[Pair]:
-    """One pair for all tests that hold, and one for each that does not."""
+    """Return one pair for all tests that hold, and one for each test that does not."""
     _, *entries = (Path(__file__).parent / f"{name}.txt").read_text().strip("\n").split("\n\n")
     common: dict[str, str] = {}
-    found = []
+    pairs = []
     for entry in entries:
         title, *lines = entry.splitlines()
         code = "\n".join(common.get(line, line) for line in lines if line[:2] not in ("> ", "! "))
@@ -26,10 +28,10 @@ def read(name: str) -> list[Pair]:
         if title.startswith("@"):
             common[title] = code
         if right:
-            found.append(Pair(title, code, "\n".join(right)))
-        # A test of several lines: those after the first begin with what cannot begin one.
+            pairs.append(Pair(title, code, "\n".join(right)))
+        # Lines that cannot begin a test continue the one before.
         starts = [i for i, line in enumerate(wrong) if not line.startswith(("except", "    "))]
         for start, end in zip(starts, [*starts[1:], len(wrong)]):
-            # What the tests that hold have defined is there too, as in a file of tests.
-            found.append(Pair(f"{title}, wrong", code, "\n".join((*right, *wrong[start:end])), holds=False))
-    return found
+            # The tests that hold come first, because a failing test may use names that they define.
+            pairs.append(Pair(f"{title}, wrong", code, "\n".join((*right, *wrong[start:end])), holds=False))
+    return pairs

@@ -1,4 +1,4 @@
-"""A micro model, a task it can learn in seconds, and its grader; for the tests of `twotemp.rl`."""
+"""A micro model, a task that it can learn in seconds, and its grader, for the tests of `twotemp.rl`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ SHARP = 4.0
 
 
 def micro_model(seed: int = 2, tied: bool = False) -> LLaDA:
+    """Return a random LLaDA model with the tokenizer of the embedded tasks."""
     words = tokenizer.build()
     vocabulary = words.get_vocab()
     config = {
@@ -44,12 +45,14 @@ def micro_model(seed: int = 2, tied: bool = False) -> LLaDA:
     }
     model = llada.new(config, words, seed=seed, name="micro")
     with torch.no_grad():
-        model.module.model.norm.weight.mul_(SHARP)  # sharper, so that some tokens pass a threshold
+        model.module.model.norm.weight.mul_(
+            SHARP
+        )  # sharpens the logits, so that some tokens pass a threshold
     return model
 
 
 class ManyNumbers:
-    """Passed: at least half of the words are numbers. Easy to stumble upon, and to learn."""
+    """A grader that passes answers in which at least half of the words are numbers, which is easy to learn."""
 
     name = "many numbers 1"
 
@@ -66,6 +69,7 @@ class ManyNumbers:
 
 
 def settings(**changes: Any) -> GrpoSettings:
+    """Return settings of a small run with these changes."""
     small = GrpoSettings(
         policy("tct", threshold=0.3, t_token=1.0),
         length=LENGTH,
@@ -87,7 +91,7 @@ TASK = tasks.get("countdown-3")
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of the last checkpoint of a run."""
+    """Return all tensors of the last checkpoint of a run."""
     from twotemp.rl import checkpoint
 
     _, weights, moments = checkpoint.read(folder)
@@ -98,7 +102,7 @@ def go(
     out: Path, budget: str = "4steps", *, grader=None, model=None, stop=lambda: False, extra=None, data=None,
     questions=10, **changes
 ):  # fmt: skip
-    """Train the micro model on the toy task; the other arguments are settings."""
+    """Train the micro model on the toy task; `changes` are settings."""
     held_out = TASK.problems().problems[:questions]
     return train(
         model or micro_model(),

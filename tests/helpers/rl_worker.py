@@ -1,4 +1,4 @@
-"""One worker of a training run, for torchrun: `rl_worker.py OUT ddp|fsdp BUDGET key=value ...`."""
+"""A worker of a training run, started by torchrun: `rl_worker.py OUT ddp|fsdp BUDGET key=value ...`."""
 
 from __future__ import annotations
 
@@ -33,10 +33,16 @@ def work(
     forbidden: tuple[int, ...] = (),
     **changes: Any,
 ) -> None:
-    """Train, and write the final weights as this worker has them.
+    """Train, and write this worker's copy of the final weights.
 
-    haste: factor of the second worker's clock. poison: the index of its loss that is not a number. forbidden: ids
-    that are never written, beside the mask's.
+    Args:
+        out: the run directory.
+        mode: "ddp" or "fsdp".
+        budget: the budget of the training.
+        haste: the speed of the second worker's clock.
+        poison: the index of the second worker's loss that is replaced by NaN.
+        forbidden: token ids that are never sampled, in addition to the mask's.
+        **changes: settings.
     """
     workers = accelerator(cpu=True)
     if workers.process_index:
@@ -50,8 +56,8 @@ def work(
     model = rl_toys.micro_model()
     model.forbidden_ids += forbidden
     dataset = Dataset(rl_toys.TASK, rl_toys.ManyNumbers(), held_out=held_out)
-    with ExitStack() as held:
-        trainer = Trainer(model, dataset, settings, out, workers, held, {})
+    with ExitStack() as stack:
+        trainer = Trainer(model, dataset, settings, out, workers, stack, {})
         trainer.run(Budget.parse(budget), lambda record, used: None, lambda: False)
     sharded = any(isinstance(p, DTensor) for p in trainer.learner.network.parameters())
     assert sharded == (mode == "fsdp"), "FSDP2 shards every parameter, DDP none"

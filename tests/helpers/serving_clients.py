@@ -1,4 +1,4 @@
-"""Clients of a server: in this process, and on a real port."""
+"""Start servers for tests: with a client in this process, or on a real port."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ CHAT = [{"role": "user", "content": PROMPT}]
 
 @contextmanager
 def client_of(model, **options):
+    """Yield a test client of a server of this model."""
     server = Server(model, slots=8, **options)
     with TestClient(server.app, base_url="http://localhost", raise_server_exceptions=False) as client:
         client.service = server.service
@@ -31,7 +32,7 @@ def client_of(model, **options):
 
 @contextmanager
 def listening(server):
-    """The server on a real port."""
+    """Run the server on a free port; yield the uvicorn server and the port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -49,6 +50,7 @@ def listening(server):
 
 
 def wait_for(condition, seconds: float = 30) -> None:
+    """Wait until the condition is true; fail after `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

@@ -1,8 +1,8 @@
-"""A stand-in for an evaluation: draws made-up samples of what is missing in a store, and judges them.
+"""A substitute for an evaluation: draw invented samples that a store lacks, and grade them.
 
     python store_worker.py RUN N [SHARD OF]
 
-Samples depend on their key alone, as the engine's do, so an interrupted run must end up with the same rows.
+A sample depends only on its key, as in the engine, so an interrupted run must end with the same rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def judge(sample: Sample) -> Grade:
 
 def evaluate(cell: Cell, n: int, shard: int = 0, of: int = 1, batch: int = 5) -> None:
     with cell.writer() as writer:
-        todo = cell.missing(QUESTIONS[shard::of], n)  # by question: what is missing changes under way
+        todo = cell.missing(
+            QUESTIONS[shard::of], n
+        )  # split by question, because the list of missing keys changes while others write
         for start in range(0, len(todo), batch):
             samples = [draw(*key, cell.config) for key in todo[start : start + batch]]
             writer.samples(samples)

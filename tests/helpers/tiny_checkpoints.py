@@ -1,4 +1,4 @@
-"""Random checkpoints of every family, small enough for a test: a config in the published field names."""
+"""Small random models of every family, from configs with the published field names."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ LLADA_8B: dict[str, Any] = {  # as published
 
 
 def _configs() -> dict[str, dict[str, Any]]:
-    """One config of each family by the name `load` knows it by, from its fixture: a new family is tested with it."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return one config per family, by its name in `load`, from the fixtures; so new families are tested as well."""
+    configs: dict[str, dict[str, Any]] = {}
     for path in sorted((Path(__file__).parents[1] / "fixtures").glob("*/reference.json")):
         config = json.loads((path.parent / "config.json").read_text())
         names = [*config["architectures"], config["model_type"]]
@@ -43,8 +43,8 @@ def _configs() -> dict[str, dict[str, Any]]:
             config["mask_token_id"] = MASK
         if FAMILIES[name].facts.blocks == "either":
             config["block_size"] = None
-        found.setdefault(name, config)
-    return found
+        configs.setdefault(name, config)
+    return configs
 
 
 CONFIGS = _configs()
@@ -56,14 +56,14 @@ BLOCK = 4
 
 
 def given(model_type: str) -> LoadOverrides:
-    """What this family's config leaves out."""
+    """Return the special ids and block size that this family's config lacks."""
     return LoadOverrides(MASK, (EOS,), BLOCK) if model_type in BLOCK_CAUSAL else LoadOverrides()
 
 
 def random_model(
     model_type: str, tokenizer: Any = None, changes: dict[str, Any] | None = None, seed: int = 0
 ) -> Transformer:
-    """A model whose every weight is random and matters (norms and biases too)."""
+    """Return a model whose weights are all random, including norms and biases."""
     family = FAMILIES[model_type]
     config = {**CONFIGS[model_type], **(changes or {})}
     native = family.native_config(config)
@@ -78,7 +78,7 @@ def random_model(
 
 
 def word_tokenizer(template: str | None = "{{ messages[0].content }}<|eot_id|>") -> PreTrainedTokenizerFast:
-    """Three words and the special tokens of a chat model, filled up to id 29; ids 30 ... 37 have no token."""
+    """Return a tokenizer with three words, the special tokens of a chat model and fillers up to id 29."""
     words = ["a", "b", "c", "[UNK]", "<|eot_id|>", "<|im_end|>", "<|role_end|>", "<|begin|>"]
     words += [f"w{i}" for i in range(len(words), 30)]
     ids = {word: i for i, word in enumerate(words)} | {"<|endoftext|>": EOS, "<|mask|>": MASK}
@@ -95,7 +95,7 @@ def word_tokenizer(template: str | None = "{{ messages[0].content }}<|eot_id|>")
 
 
 def left_padded(rows: list[list[int]], width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and attention mask of a batch, padded on the left with EOS as the published samplers do."""
+    """Return ids and attention mask of a batch, padded on the left with EOS as the published samplers do."""
     ids = torch.tensor([[EOS] * (width - len(row)) + row for row in rows])
     real = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
     return ids, real

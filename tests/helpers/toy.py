@@ -1,4 +1,4 @@
-"""Small stand-ins that tests share: a random denoiser with context-dependent predictions, in closed form."""
+"""Toy denoisers: random with context, context-free, and a table of strings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from theory.table import TableModel
 
 
 class ToyModel:
-    """Predictions that depend on every visible token and on the position, cheap enough for thousands of runs."""
+    """A cheap random denoiser whose predictions depend on every visible token and on the position."""
 
     name = "toy"
     eos_ids: tuple[int, ...] = (1,)
@@ -25,26 +25,29 @@ class ToyModel:
         self.mask_id = vocab - 1
         self.forbidden_ids: tuple[int, ...] = (vocab - 1,)
         self.embed = torch.randn(vocab, 16, generator=noise)
-        self.place = torch.randn(self.max_length, 16, generator=noise)
+        self.position = torch.randn(self.max_length, 16, generator=noise)
         self.head = torch.randn(16, vocab, generator=noise) * sharpness
         self.calls = 0
-        self.rows: list[int] = []  # how many rows each call computed
+        self.rows: list[int] = []  # the number of rows of each call
 
     def logits(self, ids: Tensor, attention_mask: Tensor | None, want: Tensor) -> Tensor:
         self.calls += 1
         self.rows.append(len(ids))
         real = torch.ones_like(ids, dtype=torch.bool) if attention_mask is None else attention_mask
         at = (real.cumsum(1) - 1).clamp_min(0)
-        # float64 sums: the context is the same to the last bit whatever padding stands beside it.
+        # Sums in float64 make the context equal to the last bit for every padding.
         context = (
-            (self.embed[ids] * self.place[at]).double().masked_fill(~real[..., None], 0).sum(1, keepdim=True)
+            (self.embed[ids] * self.position[at])
+            .double()
+            .masked_fill(~real[..., None], 0)
+            .sum(1, keepdim=True)
         )
-        hidden = torch.tanh(self.embed[ids] + self.place[at] + context.float())
+        hidden = torch.tanh(self.embed[ids] + self.position[at] + context.float())
         return hidden.flatten(0, 1)[want.flatten()] @ self.head
 
 
 class FixedModel(ToyModel):
-    """The same logits [L, V] whatever the context: steps become independent and laws exact."""
+    """A denoiser with the same logits [L, V] in every context, so that steps are independent and laws exact."""
 
     def __init__(self, table: Tensor, mask_id: int, eos_ids: tuple[int, ...] = ()) -> None:
         self.table, self.mask_id, self.eos_ids = table, mask_id, eos_ids
@@ -58,7 +61,7 @@ class FixedModel(ToyModel):
 
 
 def string_table(mask_id: int, end: int) -> TableModel:
-    """All strings of 6 of the letters 0, 1, 2, with weights that tie the positions together."""
+    """Return a table of all strings of six letters 0, 1, 2, with random weights that make positions dependent."""
     generator = torch.Generator().manual_seed(0)
     strings = list(product(range(3), repeat=6))
     weights = torch.randn(len(strings), generator=generator).mul(1.5).exp().tolist()

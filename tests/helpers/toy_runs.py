@@ -15,6 +15,7 @@ PLAN = Plan((TaskChoice("toy"), TaskChoice("toy-b")), POLICIES, n=3, questions=4
 
 
 def evaluate(model, plan: Plan, out: Path, **options) -> Store:
+    """Run an evaluation in this process and return its store."""
     with Evaluation(plan, out, shard=options.pop("shard", (1, 1))) as prepared:
         return prepared.run(model, **options)
 
@@ -23,7 +24,7 @@ Rows = dict[tuple[str, Key], tuple[Sample, Grade | None]]
 
 
 def rows(run: Path | Store) -> Rows:
-    """Everything a run holds, times aside."""
+    """Return all samples of a run with their grades, without times."""
     store = run if isinstance(run, Store) else Store.open(run)
     return {
         (cell.name, sample.key): (replace(sample, seconds=0.0), cell.grades("toy 1").get(sample.key))

@@ -1,4 +1,4 @@
-"""A task that a random model solves now and then, and a grader without processes, for tests of what lies around."""
+"""A task that a random model sometimes solves, and a grader without processes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ LENGTH = 8
 
 
 def load(data: Path | None = None, prompt: str | None = None, subset: str | None = None) -> ProblemSet:
+    """Return the problems of the task `toy`."""
     problems = tuple(Problem(f"toy/{i}", "toy", f"{i} + {i + 1} =", {"turn": i}) for i in range(12))
     return ProblemSet(problems, "toy digest", "generated")
 
 
 def right(problem: Problem, text: str) -> bool:
-    """One answer in three is right, by a hash: no luck of the model's matters."""
+    """Tell whether an answer counts as right; a hash decides, so that one in three is right for every model."""
     return hashlib.sha256(f"{problem.id}|{text}".encode()).digest()[0] % 3 == 0
 
 
 class ToyGrader:
+    """A grader that grades by `right`."""
+
     name = "toy 1"
 
     def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
@@ -42,21 +45,21 @@ class ToyGrader:
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """Make `toy` (and its twin `toy-b`, with other problems) known as a task, and `toy` as a grader."""
+    """Register the tasks `toy` and `toy-b`, which have different problems with equal ids, and the grader `toy`."""
 
     def twin(**options: object) -> ProblemSet:
-        found = load()
-        problems = tuple(Problem(p.id, "toy-b", f"{p.prompt} 7 +", p.reference) for p in found.problems)
+        originals = load().problems
+        problems = tuple(Problem(p.id, "toy-b", f"{p.prompt} 7 +", p.reference) for p in originals)
         return ProblemSet(problems, "twin digest", "generated")
 
     patch.setitem(tasks.TASKS, "toy", Task("toy", "sums", "toy", LENGTH, load))
     patch.setitem(tasks.TASKS, "toy-b", Task("toy-b", "sums", "toy", LENGTH, twin))
-    # Looked up when it is asked for: a test may put another class in its place.
+    # The lambda looks the class up when it is called, so that a test may replace it.
     patch.setitem(graders.GRADERS, "toy", lambda: ToyGrader())
 
 
 def micro_model(name: str = "micro", seed: int = 0) -> llada.LLaDA:
-    """A random LLaDA with the embedded tasks' tokenizer."""
+    """Return a random LLaDA model with the tokenizer of the embedded tasks."""
     tokenizer = build()
     config = {
         "d_model": 16,

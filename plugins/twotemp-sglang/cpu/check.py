@@ -1,6 +1,6 @@
-"""Does the real SGLang engine draw what ours draws? On a CPU, with a small random SDAR (`set_up.sh` says how).
+"""Compare the samples of SGLang with ours on a CPU, with a small random SDAR; run it through `set_up.sh`.
 
-python check.py [engine] [server]     one of the two, or both in turn; ends with status 1 if a token differs
+python check.py [engine] [server]     run one check or both; the exit status is 1 if a token differs
 
 engine: AR, LC, TLC, CT and TCT through `sglang.Engine`, token by token, with the steps and the trace.
 server: `twotemp eval --sglang URL` through `sglang.launch_server`, against `twotemp eval` in this process.
@@ -39,7 +39,7 @@ from twotemp_sglang.server import STEPS
 
 POLICIES = ("ar", "lc", "tlc:t_pos=1", "ct:threshold=0.3", "tct:t_pos=0.1,threshold=0.3")
 PROMPTS = {"a": (1, 2), "b": (3, 4, 5, 6, 7)}
-END, TURN, MASK = 151_643, 151_645, 151_669  # SDAR's own; SGLang knows the mask by this number
+END, TURN, MASK = 151_643, 151_645, 151_669  # as in SDAR; SGLang has the mask's id built in
 CONFIG = {
     "model_type": "sdar",
     "architectures": ["SDARForCausalLM"],
@@ -61,7 +61,7 @@ CONFIG = {
     "eos_token_id": END,
     "torch_dtype": "float32",
 }
-# No graphs, no kernels, no cache of prefixes: what a CPU can do. SGLang's default is one request at a time.
+# What a CPU supports: no graphs, no kernels, no prefix cache. SGLang's default is one request at a time.
 SERVER = {
     "device": "cpu",
     "dtype": "float32",
@@ -76,7 +76,7 @@ SERVER = {
 
 
 def checkpoints(folder: Path) -> tuple[Path, Path]:
-    """A random SDAR as we read it; and as SGLang does without code from elsewhere: it calls the same layout qwen3."""
+    """Write a random SDAR for twotemp and for SGLang, which calls its layout qwen3; return both folders."""
     family = FAMILIES["sdar"]
     native = family.native_config(CONFIG)
     module = family.native(native).eval()
@@ -102,33 +102,35 @@ def checkpoints(folder: Path) -> tuple[Path, Path]:
 
 
 def engine(ours: Path, theirs: Path) -> bool:
+    """Tell whether `sglang.Engine` draws the same samples as our engine."""
     import sglang
 
-    # SGLang writes whole blocks: prompt and answer end with one.
+    # Prompt and answer fill whole blocks, because SGLang always completes a block.
     requests = [
         Request(name, prompt, parse(spec), 12 - len(prompt) % 4, seed=5, index=index, trace=True)
         for spec in POLICIES
         for name, prompt in PROMPTS.items()
         for index in range(2)
     ]
-    found = {(sample.key, sample.policy): sample for sample in run(load(ours), requests)}
-    print(f"{len(found)} samples drawn by our engine", flush=True)
+    expected = {(sample.key, sample.policy): sample for sample in run(load(ours), requests)}
+    print(f"{len(expected)} samples drawn by our engine", flush=True)
     served = sglang.Engine(model_path=str(theirs), skip_tokenizer_init=True, **SERVER)
     try:
         answers = served.generate(
             input_ids=[list(r.prompt) for r in requests],
             sampling_params=[
-                {"max_new_tokens": r.length, "ignore_eos": True, "custom_params": wish(r)} for r in requests
+                {"max_new_tokens": r.length, "ignore_eos": True, "custom_params": custom_params(r)}
+                for r in requests
             ],
         )
     finally:
         served.shutdown()
     equal = True
     for spec in POLICIES:
-        mine = [(r, a) for r, a in zip(requests, answers, strict=True) if r.policy == parse(spec)]
+        pairs = [(r, a) for r, a in zip(requests, answers, strict=True) if r.policy == parse(spec)]
         tokens = steps = total = 0
-        for request, answer in mine:
-            own = found[request.key, request.policy]
+        for request, answer in pairs:
+            own = expected[request.key, request.policy]
             assert own.trace is not None
             total += request.length
             tokens += sum(a == b for a, b in zip(own.tokens, answer["output_ids"], strict=True))
@@ -138,9 +140,10 @@ def engine(ours: Path, theirs: Path) -> bool:
     return equal
 
 
-def wish(request: Request) -> dict[str, Any]:
-    named = {"policy": request.policy.to_dict(), "seed": request.seed, "request": request.id}
-    return {**named, "index": request.index, "trace": request.trace}
+def custom_params(request: Request) -> dict[str, Any]:
+    """Return the `custom_params` of a request to SGLang."""
+    params = {"policy": request.policy.to_dict(), "seed": request.seed, "request": request.id}
+    return {**params, "index": request.index, "trace": request.trace}
 
 
 TASK = """
@@ -149,8 +152,8 @@ from twotemp.records import Problem
 from twotemp.tasks import ProblemSet, Task
 
 def load(data=None, prompt=None, subset=None):
-    asked = ("w1 w2", "w3 w4 w5 w6 w7 w8")
-    problems = tuple(Problem(f"q/{i}", "words", text, {"answer": "w1"}) for i, text in enumerate(asked))
+    prompts = ("w1 w2", "w3 w4 w5 w6 w7 w8")
+    problems = tuple(Problem(f"q/{i}", "words", text, {"answer": "w1"}) for i, text in enumerate(prompts))
     return ProblemSet(problems, "1", "here")
 
 add_task(Task("words", "say words", grader="maths", length=10, load=load))
@@ -158,6 +161,7 @@ add_task(Task("words", "say words", grader="maths", length=10, load=load))
 
 
 def server(ours: Path, theirs: Path) -> bool:
+    """Tell whether `twotemp eval --sglang` stores the same samples as `twotemp eval`."""
     folder = ours.parent
     (folder / "task.py").write_text(TASK)
 
@@ -171,19 +175,19 @@ def server(ours: Path, theirs: Path) -> bool:
         return {(s.key, s.policy): (s.tokens, s.text, s.nfe) for s in samples}
 
     with launched(theirs) as url:
-        through = evaluate("served", "--sglang", url)
-    here = evaluate("here")
-    same = sum(through.get(name) == sample for name, sample in here.items())
-    print(f"eval --sglang: {same} of {len(here)} samples equal (tokens, text, NFE), {len(through)} stored")
-    return same == len(here) == len(through) == len(POLICIES) * 2 * 2
+        served = evaluate("served", "--sglang", url)
+    local = evaluate("local")
+    same = sum(served.get(name) == sample for name, sample in local.items())
+    print(f"eval --sglang: {same} of {len(local)} samples equal (tokens, text, NFE), {len(served)} stored")
+    return same == len(local) == len(served) == len(POLICIES) * 2 * 2
 
 
 @contextmanager
 def launched(model: Path) -> Iterator[str]:
-    """The address of a server on this machine, once it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """Start a server on this machine and yield its address once it answers."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     options = [f"--{name.replace('_', '-')}" for name, value in SERVER.items() if value is True]
     for name, value in SERVER.items():
         options += [] if value is True else [f"--{name.replace('_', '-')}", str(value)]
@@ -207,7 +211,7 @@ def launched(model: Path) -> Iterator[str]:
                 break
             except (URLError, OSError):
                 if process.poll() is not None or time.monotonic() > until:
-                    raise SystemExit("the server did not start; what it said is above") from None
+                    raise SystemExit("the server did not start; its output is above") from None
                 time.sleep(2)
         yield url
     finally:
@@ -216,11 +220,12 @@ def launched(model: Path) -> Iterator[str]:
 
 
 def main() -> None:
+    """Run the checks."""
     parts = {"engine": engine, "server": server}
-    chosen = sys.argv[1:] or list(parts)
+    selected = sys.argv[1:] or list(parts)
     with tempfile.TemporaryDirectory() as folder:
-        made = checkpoints(Path(folder))
-        if not all(parts[name](*made) for name in chosen):
+        folders = checkpoints(Path(folder))
+        if not all(parts[name](*folders) for name in selected):
             raise SystemExit("SGLang and twotemp differ")
 
 

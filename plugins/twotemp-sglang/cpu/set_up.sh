@@ -1,11 +1,11 @@
 #!/bin/sh
-# An environment in which the real SGLang runs on a CPU, and the check in it:
+# Create an environment in which SGLang runs on a CPU, and run check.py in it:
 #
 #   plugins/twotemp-sglang/cpu/set_up.sh ENVIRONMENT [engine] [server]
 #
-# SGLang's own requirements are compiled for GPUs. Without them (--no-deps) it needs what is listed here to be imported,
-# and two stand-ins (stubs/): its kernels, of which a CPU without AMX calls none, and two operators of torchvision.
-# It pins torch 2.14.1; 2.13.0 works, and has a wheel for CPUs.
+# SGLang's requirements are compiled for GPUs. It is installed without them (--no-deps) and needs the packages below to be
+# imported, and two stubs (stubs/): for its kernels, which a CPU without AMX never calls, and for two operators of
+# torchvision. SGLang pins torch 2.14.1; 2.13.0 also works and has a wheel for CPUs.
 set -eu
 environment=$1
 shift
@@ -21,7 +21,7 @@ if [ ! -e "$environment/ready" ]; then
         pydantic watchfiles typer rich PyYAML zstandard safetensors jinja2 jsonschema anthropic soundfile==0.13.1
     "$environment/bin/pip" install --quiet --no-deps sglang==0.5.23 torchvision==0.28.0 apache-tvm-ffi==0.1.11 \
         compressed-tensors==0.18.0 loguru gguf blobfile==3.0.0 xgrammar==0.2.7 llguidance outlines==0.1.11
-    # With entry points, by which SGLang and twotemp find the plug-in.
+    # Editable installs have the entry points by which SGLang and twotemp find the plug-in.
     "$environment/bin/pip" install --quiet --no-deps --editable "$root" --editable "$here/.."
     touch "$environment/ready"
 fi

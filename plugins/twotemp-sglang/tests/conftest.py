@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-# Before torch is imported: with another number of threads it adds up in another order.
+# Set before torch is imported, because the number of threads changes the order of sums.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -22,12 +22,12 @@ from twotemp.models.load import load
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[LanguageModel, Path]:
-    """A random SDAR and its folder."""
+    """Return a random SDAR and its folder."""
     folder = save(random_model("sdar", word_tokenizer()), tmp_path_factory.mktemp("sdar") / "model")
     return load(folder), folder
 
 
 @pytest.fixture
 def algorithm(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
-    """The plug-in's algorithm, registered with the fake SGLang."""
+    """Return the plug-in's algorithm, registered with the fake SGLang."""
     return fake_sglang.install(monkeypatch)

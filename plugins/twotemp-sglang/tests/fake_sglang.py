@@ -1,5 +1,8 @@
-"""What the plug-in needs of SGLang 0.5.23, in a few lines: the modules that the plug-in imports, and an engine that
-schedules blocks as SGLang does, once every row together (sync) and once each on its own (FDFO)."""
+"""A fake of SGLang 0.5.23: the modules that the plug-in imports, and an engine with SGLang's two schedules.
+
+The synchronous schedule steps until all rows of a batch have finished their block; FDFO lets every row continue
+alone.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from twotemp.records import Request
 HOOKS: dict[str, Any] = {}
 ALGORITHMS: dict[str, type] = {}
 LENGTH = 10
-PROMPTS = {"a": (1, 2), "b": (3, 4, 5, 6, 7)}  # 2 + 10 ends with a block, 5 + 10 inside one
+PROMPTS = {"a": (1, 2), "b": (3, 4, 5, 6, 7)}  # 2 + 10 ends with a block, 5 + 10 in the middle of one
 
 
 def wanted(*specs: str, n: int = 1) -> list[Request]:
@@ -30,6 +33,8 @@ def wanted(*specs: str, n: int = 1) -> list[Request]:
 
 
 class DllmAlgorithm:
+    """SGLang's base class of algorithms."""
+
     def __init__(self, config: Any) -> None:
         self.block_size, self.mask_id, self.fdfo = config.block_size, config.mask_id, config.fdfo
 
@@ -49,12 +54,14 @@ class DllmAlgorithm:
 
 
 class Abort:
+    """SGLang's reason for an aborted request."""
+
     def __init__(self, message: str) -> None:
         self.message = message
 
 
 def install(monkeypatch: Any) -> type:
-    """Put the fake where SGLang would be, and register the plug-in with it."""
+    """Install the fake as `sglang`, register the plug-in with it, and return the algorithm."""
     from twotemp_sglang import NAME, server
 
     modules = {
@@ -84,6 +91,15 @@ def install(monkeypatch: Any) -> type:
 def req(
     prompt: tuple[int, ...], length: int, config: Any, rid: str = "random", **custom: Any
 ) -> SimpleNamespace:
+    """Return a request as SGLang's scheduler has it.
+
+    Args:
+        prompt: token ids.
+        length: new tokens.
+        config: the algorithm's configuration.
+        rid: SGLang's request id.
+        **custom: the request's `custom_params`.
+    """
     return SimpleNamespace(
         rid=rid,
         origin_input_ids=list(prompt),
@@ -99,13 +115,13 @@ def req(
 
 
 def asked(request: Request, config: Any) -> SimpleNamespace:
-    """What `twotemp_sglang.client` sends for a request, as SGLang holds it."""
+    """Return SGLang's form of what `twotemp_sglang.client` sends for a request."""
     custom = {"policy": request.policy.to_dict(), "seed": request.seed, "request": request.id}
     return req(request.prompt, request.length, config, **custom, index=request.index, trace=request.trace)
 
 
 class Engine:
-    """A server's insides: whole blocks, keys and values recomputed each time (so nothing is cached wrongly)."""
+    """A fake engine that writes whole blocks and recomputes keys and values, so that no cache can be wrong."""
 
     def __init__(
         self, algorithm: type, model: LanguageModel, folder: Any, *, fdfo: bool, **config: Any
@@ -122,50 +138,50 @@ class Engine:
         )
 
     def generate(self, reqs: list[Any], rows: int = 4) -> list[Any]:
-        """So many at a time; those that end make room."""
+        """Run the requests to their end, at most `rows` at a time."""
         waiting, running = list(reqs), []
         while waiting or running:
             while waiting and len(running) < rows:
                 running.append(waiting.pop(0))
             self._round(running)
-            running = [one for one in running if not self._ended(one)]
+            running = [row for row in running if not self._ended(row)]
         return reqs
 
-    def _ended(self, one: Any) -> bool:
-        return len(one.output_ids) >= one.sampling_params.max_new_tokens
+    def _ended(self, row: Any) -> bool:
+        return len(row.output_ids) >= row.sampling_params.max_new_tokens
 
-    def _start(self, one: Any) -> int:
-        done = len(one.origin_input_ids) + len(one.output_ids)
+    def _start(self, row: Any) -> int:
+        done = len(row.origin_input_ids) + len(row.output_ids)
         return done // self.width * self.width
 
     def _round(self, running: list[Any]) -> None:
-        for one in running:
-            if one.block is None:
-                known = (one.origin_input_ids + one.output_ids)[self._start(one) :]
-                one.block = known + [self.model.mask_id] * (self.width - len(known))
-        starts = [self._start(one) for one in running]
+        for row in running:
+            if row.block is None:
+                known = (row.origin_input_ids + row.output_ids)[self._start(row) :]
+                row.block = known + [self.model.mask_id] * (self.width - len(known))
+        starts = [self._start(row) for row in running]
         batch = SimpleNamespace(
             batch_size=len(running),
-            input_ids=torch.tensor([token for one in running for token in one.block]),
+            input_ids=torch.tensor([token for row in running for token in row.block]),
             positions=torch.tensor([s + i for s in starts for i in range(self.width)], dtype=torch.int32),
         )
         scheduled = SimpleNamespace(reqs=running, model_config=self.about)
         (hook,) = HOOKS.values()
         hook(batch, type(batch), scheduled, None)
-        done, states = self.algorithm.run(self._forward, batch, [one.state for one in running])
-        for one, ended, state, block in zip(
+        done, states = self.algorithm.run(self._forward, batch, [row.state for row in running])
+        for row, ended, state, block in zip(
             running, done, states, batch.input_ids.view(-1, self.width).tolist()
         ):
-            one.state, one.block = state, block
+            row.state, row.block = state, block
             if ended:
-                given = len(one.origin_input_ids) + len(one.output_ids) - self._start(one)
-                one.output_ids, one.block = one.output_ids + block[given:], None
+                known = len(row.origin_input_ids) + len(row.output_ids) - self._start(row)
+                row.output_ids, row.block = row.output_ids + block[known:], None
 
     @torch.inference_mode()
     def _forward(self, batch: Any) -> torch.Tensor:
         logits = []
-        for one, block in zip(batch.twotemp_requests, batch.input_ids.view(-1, self.width)):
-            before = (one.origin_input_ids + one.output_ids)[: self._start(one)]
+        for row, block in zip(batch.twotemp_requests, batch.input_ids.view(-1, self.width)):
+            before = (row.origin_input_ids + row.output_ids)[: self._start(row)]
             ids = torch.cat([torch.tensor(before, dtype=torch.int64), block])[None]
             want = torch.arange(ids.shape[1])[None] >= len(before)
             logits.append(self.model.logits(ids, None, want))

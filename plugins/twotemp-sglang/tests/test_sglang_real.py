@@ -1,4 +1,4 @@
-"""The plug-in inside the real SGLang, on the CPU, in an environment that `cpu/set_up.sh` made."""
+"""The plug-in inside the real SGLang on the CPU, in an environment created by `cpu/set_up.sh`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ENVIRONMENT = Path(os.environ.get("TWOTEMP_SGLANG", ""))
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", ["engine", "server"])
-def test_the_real_sglang_draws_what_we_draw(part):
+def test_sglang_draws_the_same_samples_as_twotemp(part):
     if not (ENVIRONMENT / "ready").exists():
-        pytest.skip(f"no SGLang: make an environment with {SET_UP} FOLDER, and set TWOTEMP_SGLANG=FOLDER")
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    done = subprocess.run([SET_UP, ENVIRONMENT, part], capture_output=True, text=True, env=kept)
+        pytest.skip(f"needs SGLang: create an environment with {SET_UP} FOLDER and set TWOTEMP_SGLANG=FOLDER")
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    done = subprocess.run([SET_UP, ENVIRONMENT, part], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
     assert done.stdout.count("equal") == {"engine": 5, "server": 1}[part]

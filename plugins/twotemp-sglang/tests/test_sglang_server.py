@@ -21,7 +21,7 @@ from twotemp.records import Request
 from twotemp.rng import row_key
 from twotemp_sglang import server
 
-# SGLang keeps what is written and draws rows one by one: policies that edit or repel are refused.
+# SGLang cannot change committed tokens and draws rows independently, so policies that edit or repel are refused.
 WRITERS = [
     name for name, preset in PRESETS.items() if preset.policy.edit == "never" and not preset.policy.repel
 ]
@@ -29,31 +29,30 @@ PAPERS = ("ar", "lc", "tlc", "ct", "tct", "klass")
 
 
 @pytest.mark.parametrize("fdfo", [True, False], ids=["fdfo", "sync"])
-def test_every_policy_writes_what_our_own_engine_writes_in_any_company(checkpoint, algorithm, fdfo):
-    """All policies at once, four rows at a time: each finds its own. EOS and ids without a token included."""
+def test_every_policy_writes_the_same_samples_as_our_engine(checkpoint, algorithm, fdfo):
+    """All policies run together, four rows at a time, including EOS and ids without a token."""
     model, folder = checkpoint
     more = ("tct:eos=never", "lc:eos=last", "tlc:t_pos=1,top_p=0.9,k=2", "lc:steps=2")
     requests = wanted(*(WRITERS if fdfo else PAPERS), *more)
     engine = fake_sglang.Engine(algorithm, model, folder, fdfo=fdfo)
-    found = engine.generate([fake_sglang.asked(request, engine.config) for request in requests])
+    rows = engine.generate([fake_sglang.asked(request, engine.config) for request in requests])
     expected = {(s.key, s.policy): s for s in run(model, requests)}
     assert any(EOS in s.tokens for s in expected.values())
-    for request, row in zip(requests, found):
+    for request, row in zip(requests, rows):
         own = expected[request.key, request.policy]
-        told = {name: values[:LENGTH] for name, values in row.customized_info.items()}
+        info = {name: values[:LENGTH] for name, values in row.customized_info.items()}
         assert tuple(row.output_ids[:LENGTH]) == own.tokens, request
-        assert tuple(told[server.STEPS]) == own.trace.steps, request
-        assert told[server.CONFIDENCE] == pytest.approx(own.trace.confidence, abs=1e-5)
-        assert told[server.ENTROPY] == pytest.approx(own.trace.entropy, abs=1e-5)
+        assert tuple(info[server.STEPS]) == own.trace.steps, request
+        assert info[server.CONFIDENCE] == pytest.approx(own.trace.confidence, abs=1e-5)
+        assert info[server.ENTROPY] == pytest.approx(own.trace.entropy, abs=1e-5)
         blocks = -(-(len(request.prompt) + LENGTH) // BLOCK) - len(request.prompt) // BLOCK
         steps = max(row.customized_info[server.STEPS]) + 1
-        assert (
-            row.customized_info[server.FORWARDS][-1] == steps + blocks
-        )  # one more each for its keys and values
+        # Every block takes one more pass, for the keys and values of its final tokens.
+        assert row.customized_info[server.FORWARDS][-1] == steps + blocks
 
 
 def rows_of(algorithm, checkpoint, specs, keys, logits):
-    """A first step of rows that are all masks, with given logits [W, V]: the ids, what was told, the algorithm."""
+    """Run the first step of fully masked rows with the same logits [W, V]; return the ids and the states."""
     model, folder = checkpoint
     engine = fake_sglang.Engine(algorithm, model, folder, fdfo=True)
     reqs = [
@@ -71,7 +70,7 @@ def rows_of(algorithm, checkpoint, specs, keys, logits):
     return batch.input_ids.view(-1, BLOCK), states
 
 
-def test_decisions_are_those_of_policy_batch_bit_for_bit(checkpoint, algorithm):
+def test_decisions_equal_those_of_policy_batch_exactly(checkpoint, algorithm):
     model, _ = checkpoint
     logits = torch.randn(BLOCK, model.vocab_size, generator=torch.Generator().manual_seed(1))
     specs = [spec for spec in WRITERS for _ in range(3)]
@@ -96,57 +95,57 @@ DRAWS = 2000
 
 
 def first_sets(algorithm, checkpoint, spec):
-    """Which positions each of many samples writes first."""
+    """Count the sets of positions that samples commit in their first step."""
     logits = torch.full((BLOCK, 40), -torch.inf)
-    some = logits_with_confidence(CONFIDENCES)
-    logits[:, : some.shape[1]] = some
+    peaked = logits_with_confidence(CONFIDENCES)
+    logits[:, : peaked.shape[1]] = peaked
     ids, _ = rows_of(algorithm, checkpoint, [spec] * DRAWS, range(DRAWS), logits)
     return Counter(map(tuple, (ids != MASK).tolist()))
 
 
 @pytest.mark.parametrize("t_pos", [0.3, 1.0])
 def test_the_first_pick_of_tlc_follows_the_tempered_confidence(checkpoint, algorithm, t_pos):
-    found = first_sets(algorithm, checkpoint, f"tlc:t_token=0,t_pos={t_pos}")
+    sets = first_sets(algorithm, checkpoint, f"tlc:t_token=0,t_pos={t_pos}")
     weights = [c ** (1 / t_pos) for c in CONFIDENCES]
-    counts = [found[tuple(at == n for at in range(BLOCK))] for n in range(BLOCK)]
+    counts = [sets[tuple(column == n for column in range(BLOCK))] for n in range(BLOCK)]
     assert sum(counts) == DRAWS
     assert chi_square(counts, [w / sum(weights) for w in weights]) > 1e-3
 
 
 def test_the_sets_of_tct_follow_their_law(checkpoint, algorithm):
-    """Each position by its own coin, sigma((c - lambda) / T_pos); where none is above, one is written anyway."""
-    found = first_sets(algorithm, checkpoint, "tct:t_token=0,threshold=0.5,t_pos=0.2")
+    """Positions are included independently with probability sigma((c - lambda) / T_pos); an empty set gets one."""
+    sets = first_sets(algorithm, checkpoint, "tct:t_token=0,threshold=0.5,t_pos=0.2")
     coins = torch.sigmoid((torch.tensor(CONFIDENCES) - 0.5) / 0.2).tolist()
     law: Counter[tuple[bool, ...] | None] = Counter()
-    for some in product([True, False], repeat=BLOCK):
+    for subset in product([True, False], repeat=BLOCK):
         p = 1.0
-        for chosen, coin in zip(some, coins):
+        for chosen, coin in zip(subset, coins):
             p *= coin if chosen else 1 - coin
-        law[some if sum(some) > 1 else None] += p
-    counts = {some: found[some] for some in law if some is not None}
+        law[subset if sum(subset) > 1 else None] += p
+    counts = {subset: sets[subset] for subset in law if subset is not None}
     counts[None] = DRAWS - sum(counts.values())
-    assert found[(False,) * BLOCK] == 0
-    assert chi_square([counts[some] for some in law], list(law.values())) > 1e-3
+    assert sets[(False,) * BLOCK] == 0
+    assert chi_square([counts[subset] for subset in law], list(law.values())) > 1e-3
 
 
-def test_a_block_that_sglang_gives_up_is_drawn_again_the_same(checkpoint, algorithm):
+def test_a_block_that_sglang_abandons_is_drawn_again_identically(checkpoint, algorithm):
     model, folder = checkpoint
     engine = fake_sglang.Engine(algorithm, model, folder, fdfo=True)
     requests = wanted("tlc:t_pos=1", "klass")
     whole = engine.generate([fake_sglang.asked(request, engine.config) for request in requests])
     again = [fake_sglang.asked(request, engine.config) for request in requests]
-    for one in again:
-        for _ in range(5):  # a few steps, the last of them in the middle of a block
-            engine._round([one])
-        assert one.state is not None
-        one.state = one.block = None
+    for row in again:
+        for _ in range(5):  # the last step is in the middle of a block
+            engine._round([row])
+        assert row.state is not None
+        row.state = row.block = None
     engine.generate(again)
     assert [(r.output_ids, r.customized_info) for r in again] == [
         (r.output_ids, r.customized_info) for r in whole
     ]
 
 
-def test_a_request_without_a_name_draws_by_sglangs_and_the_servers_policy(checkpoint, algorithm):
+def test_a_request_without_options_uses_sglangs_id_and_the_servers_policy(checkpoint, algorithm):
     model, folder = checkpoint
     engine = fake_sglang.Engine(algorithm, model, folder, fdfo=True, policy="tlc:t_pos=1")
     requests = [fake_sglang.req((1, 2, 3, 4), 8, engine.config, rid=rid) for rid in ("x", "y", "x")]
@@ -158,7 +157,7 @@ def test_a_request_without_a_name_draws_by_sglangs_and_the_servers_policy(checkp
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"custom": {"policy": "tctt"}}, "did you mean 'tct'"),
         ({"custom": {"polcy": "tct"}}, "did you mean 'policy'"),
@@ -174,33 +173,33 @@ def test_a_request_without_a_name_draws_by_sglangs_and_the_servers_policy(checkp
         ({"custom": {"seed": float("inf")}}, "custom_params"),
         ({"custom_params": ["policy"]}, "names to values"),
         ({"prompt": (1, MASK)}, "mask token"),
-        ({"repetition_penalty": 1.2, "regex": "a*"}, "repetition_penalty, regex: not with TwoTemp"),
+        ({"repetition_penalty": 1.2, "regex": "a*"}, "repetition_penalty, regex: not supported by TwoTemp"),
     ],
 )
-def test_what_a_request_cannot_have_is_said_before_anything_is_computed(algorithm, change, said):
+def test_invalid_requests_are_refused_before_anything_is_computed(algorithm, change, message):
     config = SimpleNamespace(mask_id=MASK, algorithm_config={})
     custom = change.pop("custom", {})
-    asked = fake_sglang.req(change.pop("prompt", (1, 2)), 8, config, **custom)
-    vars(asked.sampling_params).update(change)
-    assert said in str(algorithm.validate_request(asked))
+    request = fake_sglang.req(change.pop("prompt", (1, 2)), 8, config, **custom)
+    vars(request.sampling_params).update(change)
+    assert message in str(algorithm.validate_request(request))
     assert algorithm.validate_request(fake_sglang.req((1, 2), 8, config)) is None
 
 
-def test_logits_that_are_no_numbers_end_that_request_alone(checkpoint, algorithm):
+def test_nan_logits_end_only_their_request(checkpoint, algorithm):
     model, folder = checkpoint
     engine = fake_sglang.Engine(algorithm, model, folder, fdfo=True)
-    sick, well = (fake_sglang.asked(request, engine.config) for request in wanted("ct"))
+    broken, healthy = (fake_sglang.asked(request, engine.config) for request in wanted("ct"))
     forward = engine._forward
 
-    def broken(batch):
+    def forward_with_nan(batch):
         logits = forward(batch).clone().view(-1, BLOCK, model.vocab_size)
-        logits[[n for n, one in enumerate(batch.twotemp_requests) if one is sick]] = torch.nan
+        logits[[n for n, row in enumerate(batch.twotemp_requests) if row is broken]] = torch.nan
         return logits.flatten(0, 1)
 
-    engine._forward = broken
-    engine.generate([sick, well])
-    assert "NaN or infinite" in sick.to_finish.message
-    assert well.to_finish is None
+    engine._forward = forward_with_nan
+    engine.generate([broken, healthy])
+    assert "NaN or infinite" in broken.to_finish.message
+    assert healthy.to_finish is None
 
 
 def test_another_version_of_sglang_is_refused_when_a_server_starts(algorithm, monkeypatch):

@@ -1,7 +1,8 @@
-"""Read by every Python that has this folder on its path: what SGLang imports and a machine without a GPU lacks.
+"""Let torchvision be imported without a GPU; every Python with this folder on its path runs this file.
 
-torchvision's wheel has no operators for a torch without CUDA, and says so when it is imported. SGLang imports it, and
-for text calls nothing of it; so the two operators that are looked up are declared just before, without any code.
+torchvision's wheel has no operators for a torch without CUDA and fails when it is imported. SGLang imports it but
+never calls it for text, so the two operators that torchvision looks up are declared just before, without an
+implementation.
 """
 
 import importlib.abc
@@ -10,7 +11,9 @@ import sys
 OPERATORS = "nms(Tensor a, Tensor b, float c) -> Tensor", "qnms(Tensor a, Tensor b, float c) -> Tensor"
 
 
-class BeforeTorchvision(importlib.abc.MetaPathFinder):
+class TorchvisionHook(importlib.abc.MetaPathFinder):
+    """Declares the operators when torchvision is first imported."""
+
     def find_spec(self, name, path=None, target=None):
         if name == "torchvision":
             sys.meta_path.remove(self)
@@ -22,4 +25,4 @@ class BeforeTorchvision(importlib.abc.MetaPathFinder):
         return
 
 
-sys.meta_path.insert(0, BeforeTorchvision())
+sys.meta_path.insert(0, TorchvisionHook())

@@ -1,3 +1,3 @@
-"""twotemp's policies inside an SGLang server (`server`), and drawing samples through such a server (`client`)."""
+"""Run twotemp's policies inside an SGLang server (`server`), and draw samples through such a server (`client`)."""
 
-NAME = "TwoTemp"  # of the algorithm, as in `--dllm-algorithm TwoTemp`
+NAME = "TwoTemp"  # the algorithm's name, as in `--dllm-algorithm TwoTemp`

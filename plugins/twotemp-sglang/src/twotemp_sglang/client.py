@@ -113,13 +113,13 @@ class SglangBackend:
 
 @dataclass(frozen=True)
 class Server:
-    """What is said to it, and what it answers."""
+    """The HTTP interface of an SGLang server."""
 
     url: str
     model: LanguageModel
 
     def check(self) -> None:
-        """Is it there, and does it run our policies?"""
+        """Raise a UserError unless the server runs twotemp's policies."""
         with self._understood():
             decides = self._ask("/server_info", None, ASKING_SECONDS).get("dllm_algorithm")
         if decides != NAME:
@@ -128,7 +128,7 @@ class Server:
             )
 
     def draw(self, requests: Sequence[Request]) -> list[Sample]:
-        """In one call; without their text."""
+        """Draw the samples of these requests with one call; they have no text."""
         for request in requests:
             refuse(request.policy, "SGLang")
             if not request.length or request.eos_stop:
@@ -161,17 +161,17 @@ class Server:
         return understood(f"the answer of {self.url}", f"is it SGLang's? Start a server with: {START}")
 
     def _sample(self, request: Request, answer: dict[str, Any]) -> Sample:
-        told, tokens = answer["meta_info"], tuple(answer["output_ids"])
-        if len(tokens) != request.length or "twotemp_steps" not in told:
+        info, tokens = answer["meta_info"], tuple(answer["output_ids"])
+        if len(tokens) != request.length or "twotemp_steps" not in info:
             raise UserError(
                 f"the server at {self.url} answered {request.key} with {len(tokens)} of {request.length} tokens "
-                f"({told.get('finish_reason')}); is its context long enough?"
+                f"({info.get('finish_reason')}); is its context long enough?"
             )
-        steps, width = tuple(told["twotemp_steps"]), block_of(request, self.model)
+        steps, width = tuple(info["twotemp_steps"]), block_of(request, self.model)
         positions = tuple(range(len(request.prompt), len(request.prompt) + request.length))
         written = first_eos(tokens, self.model.eos_ids)
         # Whole blocks of the prompt that the server had not seen before are a pass each.
-        forwards = (len(request.prompt) - told.get("cached_tokens", 0)) // width + told["twotemp_forwards"][
+        forwards = (len(request.prompt) - info.get("cached_tokens", 0)) // width + info["twotemp_forwards"][
             -1
         ]
         return Sample(
@@ -179,31 +179,37 @@ class Server:
             nfe=paper_nfe(request, positions[:written], width, max(steps) + 1),
             forwards=forwards,
             processed=forwards * width,
-            seconds=float(told.get("e2e_latency", 0.0)),
+            seconds=float(info.get("e2e_latency", 0.0)),
             finish="eos" if written < len(tokens) else "length",
-            trace=Trace(steps, tuple(told["twotemp_confidence"]), tuple(told["twotemp_entropy"]))
+            trace=Trace(steps, tuple(info["twotemp_confidence"]), tuple(info["twotemp_entropy"]))
             if request.trace
             else None,
         )
 
     def _ask(self, path: str, body: Any, seconds: float) -> Any:
-        """JSON from the server. What it refuses, and a server that is not there, are the user's affair (UserError); a
-        connection that breaks, and a server that fails, may be tried again (OSError)."""
+        """Send a request and return the server's JSON.
+
+        Raises:
+            UserError: the server refuses the request, or there is no server.
+            OSError: the connection broke or the server failed; the request may be sent again.
+        """
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("SGLANG_API_KEY"):  # of a server that was started with --api-key
+        if key := os.environ.get("SGLANG_API_KEY"):  # for a server that was started with --api-key
             headers["Authorization"] = f"Bearer {key}"
         try:
             with urlopen(Call(self.url + path, data, headers), timeout=seconds) as answer:
                 return json.load(answer)
         except HTTPError as error:
-            said = error.read().decode(errors="replace")[:500].strip()
+            message = error.read().decode(errors="replace")[:500].strip()
             if error.code >= 500:
-                raise OSError(f"HTTP {error.code}: {said}") from None
-            raise UserError(f"the server at {self.url} refused {path} (HTTP {error.code}): {said}") from None
+                raise OSError(f"HTTP {error.code}: {message}") from None
+            raise UserError(
+                f"the server at {self.url} refused {path} (HTTP {error.code}): {message}"
+            ) from None
         except URLError as error:
             if isinstance(error.reason, ConnectionRefusedError):
                 raise UserError(f"no SGLang server answers at {self.url}; start one: {START}") from None
             raise OSError(str(error.reason)) from None
-        except HTTPException as error:  # it hung up in the middle of an answer
+        except HTTPException as error:  # the connection ended in the middle of an answer
             raise OSError(repr(error)) from None

@@ -1,12 +1,12 @@
-"""Every policy of twotemp inside an SGLang server, chosen per request: `--dllm-algorithm TwoTemp`.
+"""The SGLang algorithm `TwoTemp`, which runs every policy of twotemp: `--dllm-algorithm TwoTemp`.
 
-SGLang computes the logits of a block, for SDAR and LLaDA-2 on any number of GPUs; `PolicyBatch` decides what is
-written and where. A request says how in its `custom_params`:
+SGLang computes the logits of a block, for SDAR and LLaDA-2 on any number of GPUs; `PolicyBatch` decides which tokens
+are committed. A request chooses its policy in `custom_params`:
 
     {"policy": "tlc:t_pos=1", "seed": 5, "request": "q", "index": 3, "trace": true}
 
-The answer's `meta_info` says, token by token, at which step each was written (`twotemp_steps`), how many forward
-passes the answer up to its block took (`twotemp_forwards`), and with a trace its confidence and entropy.
+The answer's `meta_info` has for every token the step at which it was committed (`twotemp_steps`), the number of
+forward passes up to the end of its block (`twotemp_forwards`) and, with a trace, its confidence and entropy.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from twotemp.records import Policy
 from twotemp.rng import row_key
 from twotemp_sglang import NAME
 
-VERSION = "0.5.23"  # of SGLang: its inner interface changes from one to the next
-POLICY = "tct"  # where neither the request nor the server's --dllm-algorithm-config says
+VERSION = "0.5.23"  # of SGLang, whose internal interface changes with every release
+POLICY = "tct"  # the default, unless the request or the server's --dllm-algorithm-config sets one
 PARAMETERS = ("policy", "seed", "request", "index", "trace")
 STEPS, FORWARDS, CONFIDENCE, ENTROPY = (
     f"twotemp_{name}" for name in ("steps", "forwards", "confidence", "entropy")
 )
-# SGLang's name of an architecture -> twotemp's name of the family, which knows the special tokens.
+# SGLang's name of an architecture -> twotemp's name of the family, which determines the special tokens.
 FAMILIES = {"LLaDA2MoeModelLM": "llada2_moe", "SDARForCausalLM": "sdar", "SDARMoeForCausalLM": "sdar_moe"}
-# Parameters of autoregressive sampling that no policy reads, with the values that leave them off.
+# Parameters of autoregressive sampling that policies do not support, with the values that disable them.
 UNSUPPORTED = {
     **dict.fromkeys(("frequency_penalty", "presence_penalty", "min_p", "min_new_tokens"), 0),
     "repetition_penalty": 1,
@@ -47,24 +47,25 @@ UNSUPPORTED = {
 
 
 def register() -> None:
-    """Add the algorithm to SGLang, which calls this in each of its processes (entry point `sglang.srt.plugins`)."""
+    """Register the algorithm; SGLang calls this in each of its processes (entry point `sglang.srt.plugins`)."""
     from sglang.srt.dllm import algorithm
     from sglang.srt.dllm.algorithm.base import DllmAlgorithm
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    algorithm.algo_name_to_cls[NAME] = type(NAME, (Decisions, DllmAlgorithm), {})
-    # SGLang does not hand an algorithm the requests behind its rows; the hook attaches them to the batch.
+    algorithm.algo_name_to_cls[NAME] = type(NAME, (TwoTempAlgorithm, DllmAlgorithm), {})
+    # SGLang does not pass the requests of a batch to the algorithm, so this hook attaches them to the batch.
     target = "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new"
     HookRegistry.register(target, _attach_requests, HookType.AFTER)
 
 
-def _attach_requests(made: Any, cls: type, batch: Any, *others: object, **more: object) -> None:
-    made.twotemp_requests, made.twotemp_model = batch.reqs, batch.model_config
+def _attach_requests(forward_batch: Any, cls: type, batch: Any, *args: object, **kwargs: object) -> None:
+    """Attach the requests and the model's configuration of a scheduled batch to its forward batch."""
+    forward_batch.twotemp_requests, forward_batch.twotemp_model = batch.reqs, batch.model_config
 
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """How a request is drawn."""
+    """The options in a request's `custom_params`."""
 
     policy: Policy
     key: int  # addresses its noise
@@ -72,57 +73,66 @@ class RequestOptions:
 
     @classmethod
     def of(cls, req: Any) -> RequestOptions:
-        """Read `custom_params`; a request without a name draws by SGLang's id of it, which is random."""
-        given = req.sampling_params.custom_params or {}
-        if not isinstance(given, Mapping):
-            raise UserError(f"a mapping of names to values is expected, not {given!r}")
-        for name in given:
+        """Read `custom_params`; the noise of a request without a name depends on SGLang's random request id."""
+        params = req.sampling_params.custom_params or {}
+        if not isinstance(params, Mapping):
+            raise UserError(f"expected a mapping of names to values, not {params!r}")
+        for name in params:
             if name not in PARAMETERS:
                 raise unknown("custom parameter", str(name), PARAMETERS)
-        spec = given.get("policy", req.dllm_config.algorithm_config.get("policy", POLICY))
+        spec = params.get("policy", req.dllm_config.algorithm_config.get("policy", POLICY))
         policy = Policy.from_dict(spec) if isinstance(spec, Mapping) else parse(str(spec))
         if policy.edit != "never":
             raise UserError(
-                f"policy {policy.name} rewrites tokens, and here a token stays once it is written; "
-                "draw it in twotemp's own engine"
+                f"policy {policy.name} rewrites tokens, but in SGLang a committed token cannot change; use "
+                "twotemp's own engine for it"
             )
         refuse(policy, "SGLang")
         key = row_key(
-            int(given.get("seed", 0)), str(given.get("request", req.rid)), int(given.get("index", 0))
+            int(params.get("seed", 0)), str(params.get("request", req.rid)), int(params.get("index", 0))
         )
-        return cls(policy, key, bool(given.get("trace", False)))
+        return cls(policy, key, bool(params.get("trace", False)))
 
 
 @dataclass(eq=False)
-class Block:
-    """The block a request is writing. SGLang may abandon it and begin it again with the same noise: its steps count
-    for the request only when it is finished."""
+class BlockState:
+    """The current block of a request.
+
+    SGLang may abandon a block and restart it with the same noise, so its steps count for the request only when the
+    block is finished.
+    """
 
     req: Any
     options: RequestOptions
-    begun: int  # steps taken before this block
-    masked: list[int]  # the columns to write
+    begun: int  # steps before this block
+    masked: list[int]  # the columns to commit
     # column -> step, confidence, entropy
     written: dict[int, tuple[int, float, float]] = field(default_factory=dict)
-    since: int = 0  # steps taken in it
+    since: int = 0  # steps in this block
     memory: Memory | None = None  # [W] each, not [B, W]
     finished: bool = False
 
     def write(self, commit: Sequence[bool], confidence: Sequence[float], entropy: Sequence[float]) -> None:
+        """Record the commits of one step."""
         step = self.begun + self.since
         self.written |= {
-            at: (step, confidence[at], entropy[at]) for at, chosen in enumerate(commit) if chosen
+            column: (step, confidence[column], entropy[column])
+            for column, committed in enumerate(commit)
+            if committed
         }
         self.since += 1
 
     def finish(self) -> None:
-        """Report a written block to its request, once: SGLang's synchronous mode steps on until all rows end."""
+        """Report a finished block to its request.
+
+        This happens only once, although SGLang's synchronous mode keeps stepping until all rows have finished.
+        """
         if self.finished or not self.masked:
             return
         self.finished, self.req.twotemp_steps = True, self.begun + self.since
         self.req.twotemp_forwards += self.since + 1
         info = self.req.customized_info = self.req.customized_info or {}
-        steps, confidence, entropy = zip(*(self.written[at] for at in self.masked))
+        steps, confidence, entropy = zip(*(self.written[column] for column in self.masked))
         columns = {STEPS: steps, FORWARDS: [self.req.twotemp_forwards] * len(steps)}
         if self.options.trace:
             columns |= {CONFIDENCE: confidence, ENTROPY: entropy}
@@ -130,8 +140,8 @@ class Block:
             info.setdefault(name, []).extend(values)
 
 
-class Decisions:
-    """The methods of SGLang's `DllmAlgorithm`; `register` adds that base class where SGLang is installed."""
+class TwoTempAlgorithm:
+    """The methods of SGLang's `DllmAlgorithm`; `register` adds that base class, which needs SGLang."""
 
     block_size: int
     mask_id: int
@@ -139,21 +149,21 @@ class Decisions:
     @classmethod
     def configure_server_args(cls, server_args: Any) -> None:
         """Refuse any other version of SGLang; called once, when a server starts with this algorithm."""
-        if (found := version("sglang")) != VERSION:
+        if (installed := version("sglang")) != VERSION:
             raise UserError(
-                f"twotemp-sglang is made for SGLang {VERSION}, and this is {found}; install it with: "
+                f"twotemp-sglang needs SGLang {VERSION}, and this is {installed}; install it with: "
                 f"pip install sglang=={VERSION}"
             )
 
     @classmethod
     def validate_request(cls, req: Any) -> str | None:
-        """Return what is wrong with a request, before anything is computed; None: nothing."""
+        """Return the error in a request, or None; SGLang calls this before it computes anything."""
         try:
             RequestOptions.of(req)
         except (ValueError, TypeError, OverflowError) as error:  # a UserError is a ValueError
             return f"custom_params: {error}"
         if req.dllm_config.mask_id in req.origin_input_ids:
-            return "the prompt contains the mask token; in SGLang twotemp continues a text and does not fill gaps"
+            return "the prompt contains the mask token; with SGLang, twotemp continues prompts and does not infill"
         unsupported = [
             name
             for name, off in UNSUPPORTED.items()
@@ -161,23 +171,30 @@ class Decisions:
         ]
         unsupported += ["return_logprob"] * bool(req.return_logprob)
         if unsupported:
-            return f"{', '.join(unsupported)}: not with {NAME}; the policy in custom_params decides alone"
+            return (
+                f"{', '.join(unsupported)}: not supported by {NAME}; choose a policy in custom_params instead"
+            )
         return None
 
-    def init_step_state(self, forward_batch: Any) -> list[Block]:
-        """Return a new block for every row; SGLang keeps the states of blocks that are under way."""
+    def init_step_state(self, forward_batch: Any) -> list[BlockState]:
+        """Return a new state for every row; SGLang keeps the states of unfinished blocks itself."""
         masked = (forward_batch.input_ids.view(-1, self.block_size) == self.mask_id).tolist()
         return [
-            Block(req, _options(req), req.twotemp_steps, [at for at, it in enumerate(row) if it])
+            BlockState(
+                req, _options(req), req.twotemp_steps, [column for column, flag in enumerate(row) if flag]
+            )
             for req, row in zip(forward_batch.twotemp_requests, masked)
         ]
 
-    def step(self, forward_batch: Any, full_logits: Tensor, states: Sequence[Block]) -> list[bool]:
-        """Write what the policies decide into `input_ids`, in place. True for rows that had nothing left to write:
-        the keys and values of this pass are those of their final tokens."""
+    def step(self, forward_batch: Any, full_logits: Tensor, states: Sequence[BlockState]) -> list[bool]:
+        """Commit tokens into `input_ids` in place, as the policies decide.
+
+        Returns:
+            True for rows that were complete before this step, so that the keys and values of this pass are final.
+        """
         ids = forward_batch.input_ids.view(-1, self.block_size)
         masked = ids == self.mask_id
-        count = masked.sum(1).cpu()  # the round trip
+        count = masked.sum(1).cpu()  # the only synchronization with the device
         structures: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for row, block in enumerate(states):
             if count[row]:
@@ -197,9 +214,19 @@ class Decisions:
         masked: Tensor,
         count: Tensor,
         rows: list[int],
-        blocks: list[Block],
+        blocks: list[BlockState],
     ) -> None:
-        """Write the decisions of rows whose policies share a structure."""
+        """Commit tokens in rows whose policies share a structure.
+
+        Args:
+            forward_batch: SGLang's batch.
+            full_logits: the logits of all rows, flattened.
+            ids: the blocks' token ids, [B, W], changed in place.
+            masked: the masked positions, [B, W].
+            count: the number of masked positions per row.
+            rows: the rows to decide.
+            blocks: the states of these rows.
+        """
         device, width = ids.device, self.block_size
         at = torch.tensor(rows, device=device)
         eos_ids, forbidden_ids = _special(forward_batch.twotemp_model, self.mask_id, width)
@@ -219,7 +246,7 @@ class Decisions:
         sound = (
             finite.index_copy_(0, index, torch.isfinite(made.log_norm)).view_as(open_).all(1, keepdim=True)
         )
-        # A row with NaN or infinite logits is filled with any token and ends at once; `_abort` discards it.
+        # A row with NaN or infinite logits is filled with an arbitrary token, so that it ends; `_abort` discards it.
         commit = torch.where(sound, made.commit, masked[at])
         tokens = torch.where(sound, made.tokens, int(self.mask_id == 0))
         ids[at] = torch.where(commit, tokens.to(ids.dtype), ids[at])
@@ -237,7 +264,7 @@ class Decisions:
 
 
 def _options(req: Any) -> RequestOptions:
-    """Return the options of a request, which are kept with it, as are its counters."""
+    """Return the options of a request; they and the request's counters are stored as its attributes."""
     if not hasattr(req, "twotemp_options"):
         req.twotemp_options, req.twotemp_steps, req.twotemp_forwards = RequestOptions.of(req), 0, 0
     options: RequestOptions = req.twotemp_options
@@ -245,7 +272,7 @@ def _options(req: Any) -> RequestOptions:
 
 
 def _stack_memories(memories: Sequence[Memory | None]) -> Memory | None:
-    """Stack memories of [W] to one of [B, W]; positions are -1 in blocks that begin. None where all begin."""
+    """Stack memories of [W] to one of [B, W], with positions -1 for new blocks; None if all blocks are new."""
     known = next((memory for memory in memories if memory is not None), None)
     if known is None:
         return None
@@ -263,12 +290,12 @@ def _stacked(
     eos_ids: tuple[int, ...],
     forbidden_ids: tuple[int, ...],
 ) -> PolicyBatch:
-    """Return the policies as one batch, cached: it is the same from step to step while the rows are."""
+    """Return the policies as one batch; it is cached, because rows rarely change from step to step."""
     return PolicyBatch(policies, device, eos_ids=eos_ids, forbidden_ids=forbidden_ids)
 
 
 def _special(model: Any, mask_id: int, block_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ids that end a text and the ids that must not be written, from SGLang's `ModelConfig`."""
+    """Return the EOS ids and the forbidden ids of SGLang's model."""
     return _special_ids(
         model.model_path, model.revision, model.hf_config.architectures[0], mask_id, block_size
     )
@@ -278,7 +305,15 @@ def _special(model: Any, mask_id: int, block_size: int) -> tuple[tuple[int, ...]
 def _special_ids(
     path: str, revision: str | None, architecture: str, mask_id: int, block_size: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return them as twotemp's engine reads them from this checkpoint."""
+    """Return the EOS ids and the forbidden ids that twotemp reads from a checkpoint.
+
+    Args:
+        path: the checkpoint's folder or hub id.
+        revision: its revision on the hub.
+        architecture: SGLang's name of the architecture.
+        mask_id: the id of the mask.
+        block_size: tokens of a block.
+    """
     from twotemp.models.checkpoint import read_json
     from twotemp.models.families import FAMILIES as OURS
     from twotemp.models.load import locate
@@ -292,7 +327,7 @@ def _special_ids(
 
 
 def _abort(req: Any) -> None:
-    """End the request with an error at the end of its block; the others go on."""
+    """End a request with an error at the end of its block; other requests continue."""
     from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
     req.to_finish = FINISH_ABORT("the model returned NaN or infinite logits; check the weights and the dtype")

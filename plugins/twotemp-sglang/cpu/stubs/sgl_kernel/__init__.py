@@ -1,6 +1,6 @@
-"""In the place of SGLang's compiled kernels: every name can be imported, and whoever calls one hears which it was.
+"""A stub of SGLang's compiled kernels: every name can be imported, and a call raises an error with the name.
 
-SGLang imports them by the dozen and, with `attention_backend="torch_native"` on a CPU without AMX, calls none.
+SGLang imports many of them and, with `attention_backend="torch_native"` on a CPU without AMX, calls none.
 """
 
 import importlib.abc
@@ -8,8 +8,8 @@ import importlib.machinery
 import sys
 
 
-class Missing:
-    """Something of the kernels; what is in it is missing, too."""
+class MissingKernel:
+    """A name in the kernels; its attributes are missing kernels as well."""
 
     def __init__(self, name):
         self.__name__ = name
@@ -17,17 +17,17 @@ class Missing:
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return Missing(f"{self.__name__}.{name}")
+        return MissingKernel(f"{self.__name__}.{name}")
 
     def __call__(self, *args, **kwargs):
         raise NotImplementedError(f"{self.__name__} is a stub: SGLang has no kernels on this machine")
 
 
-__getattr__ = Missing("sgl_kernel").__getattr__
+__getattr__ = MissingKernel("sgl_kernel").__getattr__
 
 
 class Submodules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """`sgl_kernel.anything` is the same again."""
+    """Provides every submodule `sgl_kernel.NAME` as the same stub."""
 
     def find_spec(self, name, path=None, target=None):
         if name.startswith("sgl_kernel."):
