@@ -19,7 +19,7 @@ import numpy as np
 from experiments.blocks import listed, table, with_interval
 from experiments.embedded import LABELS, TASKS, points
 from twotemp import metrics, rewards
-from twotemp.analysis import Ballot, Choice, GradedCell, read, selection_findings, unique
+from twotemp.analysis import Ballot, Choice, GradedCell, add_ballots, read, selection_findings, unique
 from twotemp.report import write_selection
 from twotemp.report.sentences import sentence
 
