@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from twotemp.graders.programs import assemble, entry_points
-from twotemp.graders.sandbox import Sandbox, why_not
+from twotemp.graders.sandbox import Sandbox, unavailable_reason
 from twotemp.records import Problem
 
 SECONDS = 20.0
@@ -94,7 +94,7 @@ def main() -> None:
 
     contenders: dict[str, Run] = {}
     for way in ("bwrap", "landlock"):
-        if (reason := why_not(way)) is None:
+        if (reason := unavailable_reason(way)) is None:
             sandbox = Sandbox(way)
             sandbox.start()
             contenders[f"sandbox, {way}"] = in_sandbox(sandbox)

@@ -13,7 +13,7 @@ from twotemp.errors import UserError
 from twotemp.graders import programs as module
 from twotemp.graders import sandbox
 from twotemp.graders.programs import ProgramGrader, assemble, entry_points
-from twotemp.graders.sandbox import Program, Sandbox, why_not, working_way
+from twotemp.graders.sandbox import Program, Sandbox, unavailable_reason, working_confinement
 from twotemp.graders.workers import Verdict
 from twotemp.records import Problem
 
@@ -23,7 +23,7 @@ WRONG = "def f(x): return x"
 
 
 def working(way: str) -> str:
-    if (reason := why_not(way)) is not None:
+    if (reason := unavailable_reason(way)) is not None:
         pytest.skip(f"{way} does not work on this machine: {reason}")
     return way
 
@@ -31,7 +31,7 @@ def working(way: str) -> str:
 @pytest.fixture
 def any_way() -> str:
     try:
-        return working_way()
+        return working_confinement()
     except UserError as error:
         pytest.skip(str(error))
 
@@ -144,13 +144,13 @@ def test_bad_references() -> None:
 
 
 def test_a_sandbox_that_does_not_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    working_way.cache_clear()
+    working_confinement.cache_clear()
     monkeypatch.setattr(sandbox.shutil, "which", lambda _: None)
     with pytest.raises(UserError, match="bwrap: bwrap is not installed"):
         ProgramGrader(sandbox="bwrap")
     with pytest.raises(UserError, match="did you mean 'landlock'"):
         ProgramGrader(sandbox="landlok")
-    working_way.cache_clear()
+    working_confinement.cache_clear()
 
 
 def check_references(grader: ProgramGrader, name: str, rows: list[Row]) -> None:

@@ -20,7 +20,7 @@ from tests import program_pairs
 from tests.benchmark_rows import MADE_UP, Row, read
 from tests.conftest import Beside
 from twotemp.graders.programs import assemble, entry_points
-from twotemp.graders.sandbox import Program, Sandbox, why_not
+from twotemp.graders.sandbox import Program, Sandbox, unavailable_reason
 from twotemp.records import Problem
 
 WAYS = ("bwrap", "landlock")
@@ -66,7 +66,7 @@ def in_plain_interpreter(programs: tuple[Program, ...]) -> list[str]:
 
 @pytest.fixture(scope="module", params=WAYS)
 def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    if (reason := why_not(request.param)) is not None:
+    if (reason := unavailable_reason(request.param)) is not None:
         pytest.skip(f"{request.param} does not work on this machine: {reason}")
     sandbox = Sandbox(request.param)
     yield sandbox

@@ -22,7 +22,7 @@ from tests.hostile_system import SRC
 from tests.program_pairs import read
 from twotemp.errors import UserError
 from twotemp.graders import sandbox as module
-from twotemp.graders.sandbox import Program, Sandbox, describe, why_not, working_way
+from twotemp.graders.sandbox import Program, Sandbox, describe, unavailable_reason, working_confinement
 from twotemp.graders.sandboxed import server
 from twotemp.graders.workers import ChildDied, Verdict
 
@@ -40,7 +40,7 @@ for pair in read("hostile_objects"):
 @pytest.fixture(scope="module", params=WAYS)
 def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     os.environ["SECRET_OF_THE_TEST"] = "1"
-    if (reason := why_not(request.param)) is not None:
+    if (reason := unavailable_reason(request.param)) is not None:
         pytest.skip(f"{request.param} does not work on this machine: {reason}")
     sandbox = Sandbox(request.param)
     yield sandbox
@@ -75,7 +75,7 @@ def test_nothing_is_left_behind() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     before = set(descendants())
     for way in WAYS:
-        if why_not(way) is not None:
+        if unavailable_reason(way) is not None:
             continue
         sandbox = Sandbox(way)
         for name in (
@@ -227,7 +227,7 @@ def test_a_busy_machine_makes_no_right_program_wrong(box: Sandbox) -> None:
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})  # inherited by what is started from here
     busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(3)]
-    sandbox = Sandbox(box.way)
+    sandbox = Sandbox(box.confinement)
     try:
         sandbox.start()
         began = time.monotonic()
@@ -262,7 +262,7 @@ def test_clock(monkeypatch: pytest.MonkeyPatch, share: float, late: float, left:
     clock = server.Clock((1,), 3.0)
     while (seconds := clock.next_look()) > 0:
         now[0] += late * seconds
-    assert (clock.busy and clock.left() > 0) is left
+    assert clock.starved is left
     assert now[0] == pytest.approx(3.0 / (share if share > 0.02 else 1), rel=0.05) or left
 
 
@@ -275,8 +275,8 @@ def test_work_and_sleep_by_turns_is_bounded_by_the_wall_clock(monkeypatch: pytes
     clock = server.Clock((1,), 3.0)
     while (seconds := clock.next_look()) > 0:
         now[0] += seconds
-    assert not clock.busy
-    assert 3.0 * server.PATIENCE < now[0] < 3.0 * server.PATIENCE + 1
+    assert not clock.starved
+    assert 3.0 * server.IDLE_WALL_FACTOR < now[0] < 3.0 * server.IDLE_WALL_FACTOR + 1
 
 
 def test_a_dead_server_is_replaced(box: Sandbox) -> None:
@@ -301,13 +301,13 @@ def test_a_program_that_ends_two_servers_has_failed(
         return genuine(self, program)
 
     monkeypatch.setattr(Sandbox, "_ask", ask)
-    verdict = Sandbox(box.way).ask(program(GOOD))
+    verdict = Sandbox(box.confinement).ask(program(GOOD))
     assert verdict.outcome == ("failed" if deaths == 2 else "ungraded")
     assert asked[2].tests != TESTS
 
 
 def test_a_server_that_keeps_dying_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(module._WAYS, "landlock", lambda: ["false"])
+    monkeypatch.setitem(module._CONFINEMENTS, "landlock", lambda: ["false"])
     verdict = Sandbox("landlock").ask(program(GOOD))
     assert verdict.outcome == "ungraded"
     assert "twice" in verdict.detail
@@ -335,38 +335,38 @@ server.main({readable})
 def test_the_self_test_finds_holes_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hole: str, found: str
 ) -> None:
-    if (reason := why_not("landlock")) is not None:
+    if (reason := unavailable_reason("landlock")) is not None:
         pytest.skip(f"landlock does not work on this machine: {reason}")
     *interpreter, start = module._landlock()
     readable = start[start.index("main(") + 5 : -1]
     start = OPEN_SERVER.format(folder=str(SRC / "twotemp" / "graders"), hole=hole, readable=readable)
-    monkeypatch.setitem(module._WAYS, "landlock", lambda: [*interpreter, start])
+    monkeypatch.setitem(module._CONFINEMENTS, "landlock", lambda: [*interpreter, start])
     monkeypatch.chdir(tmp_path)
-    assert found in (why_not("landlock") or "")
+    assert found in (unavailable_reason("landlock") or "")
     assert not list(tmp_path.iterdir())
     assert not Path("/tmp/twotemp-self-test").exists()
 
 
 def test_describe() -> None:
-    if all(why_not(way) is not None for way in WAYS):
+    if all(unavailable_reason(way) is not None for way in WAYS):
         pytest.skip("no way to confine programs works on this machine")
     assert "seccomp" in describe()
 
 
 def test_refusal_where_nothing_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    working_way.cache_clear()
+    working_confinement.cache_clear()
     monkeypatch.setattr(module.shutil, "which", lambda _: None)
     monkeypatch.setattr(module.platform, "system", lambda: "Darwin")
     try:
         with pytest.raises(UserError, match="apt-get install bubblewrap"):
-            working_way()
+            working_confinement()
     finally:
-        working_way.cache_clear()
+        working_confinement.cache_clear()
 
 
 def test_unknown_way() -> None:
     with pytest.raises(UserError, match="did you mean 'bwrap'"):
-        why_not("bwarp")
+        unavailable_reason("bwarp")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -375,7 +375,7 @@ def test_as_another_user(way: str, tmp_path: Path) -> None:
     python = shutil.which("python3", path="/usr/bin")
     if os.getuid() != 0 or shutil.which("setpriv") is None or python is None:
         pytest.skip("needs root, setpriv and a system python3 to become another user")
-    if (reason := why_not(way)) is not None:
+    if (reason := unavailable_reason(way)) is not None:
         pytest.skip(f"{way} does not work on this machine: {reason}")
     package = tmp_path / "twotemp"
     shutil.copytree(SRC / "twotemp" / "graders", package / "graders")

@@ -11,7 +11,7 @@ from typing import Any
 
 from twotemp.errors import UserError, unknown
 from twotemp.graders.code_extraction import find_code
-from twotemp.graders.sandbox import Program, Sandbox, working_way
+from twotemp.graders.sandbox import Program, Sandbox, working_confinement
 from twotemp.graders.workers import Verdict, WorkerPool, in_order, usable_cpus
 from twotemp.records import Grade, Problem
 
@@ -34,7 +34,7 @@ class ProgramGrader:
     name = f"programs {VERSION} / python {platform.python_version()}"
 
     def __init__(self, workers: int | None = None, sandbox: str | None = None) -> None:
-        way = working_way(sandbox)  # refuses here, before anything is graded
+        way = working_confinement(sandbox)  # refuses here, before anything is graded
         self._pool: WorkerPool[Program, Verdict] = WorkerPool(
             lambda: Sandbox(way), workers or usable_cpus(), keep=lambda verdict: verdict.outcome != "ungraded"
         )
