@@ -275,9 +275,10 @@ BASES = (
 ).split()
 METHODS = (
     "eq ne lt le gt ge hash bool repr str bytes format len length_hint getitem iter next reversed contains missing "
-    "add sub mul truediv floordiv mod divmod pow and xor or radd rsub rmul rtruediv rdivmod rxor ror neg pos abs invert "
-    "complex int float index round trunc floor ceil call enter exit await aiter anext aenter aexit getattr class "
-    "instancecheck subclasscheck get set set_name init_subclass class_getitem mro_entries reduce_ex deepcopy copy "
+    "add sub mul truediv floordiv mod divmod pow and xor or radd rsub rmul rtruediv rdivmod rxor ror neg pos "
+    "abs invert complex int float index round trunc floor ceil call enter exit await aiter anext aenter aexit "
+    "getattr class instancecheck subclasscheck get set set_name init_subclass class_getitem mro_entries "
+    "reduce_ex deepcopy copy "
     "fspath del getattribute new dict bases"
 ).split()
 TYPES = "int str list dict tuple set float object Exception StopIteration SystemExit AssertionError NoneType".split()
