@@ -316,6 +316,14 @@ def test_earlier_tests_are_not_in_the_memory_of_a_program(box: Sandbox) -> None:
     assert verdict.outcome == "passed", verdict  # it finds its own mark and nothing else
 
 
+def test_random_inputs_of_tests_are_the_same_each_time_and_unknown_to_the_program(box: Sandbox) -> None:
+    tests = "import random\nx = random.random()\nassert f(1) == x, x"
+    guess = "import random\nrandom.seed(0)\ndef f(x): return random.random()"
+    verdict = box.ask(program(guess, tests=tests))
+    assert verdict.outcome == "failed"
+    assert box.ask(program(guess, tests=tests)) == verdict
+
+
 @pytest.mark.parametrize(
     "tests",
     [
