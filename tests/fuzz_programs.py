@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from twotemp.graders.sandbox import Program, Sandbox
 
-GROUP = 8  # programs for each test
+GROUP = 4  # programs for each test
 SECONDS = 0.3
 NAMES = ("f",)
 
@@ -231,6 +231,8 @@ class Liar:
     __iter__ = lambda self: iter(())
     __len__ = lambda self: 0
     __getattr__ = lambda self, name: lambda *a: True
+class Willing:
+    __getattr__ = lambda self, name: lambda *a: True if name in ('__contains__', '__eq__') else 0
 def throw(error): raise error
 def write(data): os.write(channel._writing, len(data).to_bytes(8, 'little') + data)
 def send(*content): write(json.dumps(content).encode())
@@ -245,6 +247,13 @@ def scan():
     items = [*gc.get_objects(), *(name for module in sys.modules.values() for name in vars(module))]
     for spot in {id(item) >> 18 for item in items}:
         for number in re.findall(rb'S = ([0-9]{7,9})', ctypes.string_at(spot << 18, 1 << 18)): return int(number)
+"""
+
+# Contents of an object derived from a built-in type that are no such contents.
+FORGED_CONTENTS = """
+operations['plain'] = lambda content: FORGED()
+for table in (candidate.CONTENTS, candidate.CHANGING):
+    for kind in table: table[kind] = lambda content: FORGED()
 """
 
 EXCEPTIONS = (
@@ -273,13 +282,15 @@ BASES = (
     "collections.defaultdict fractions.Fraction decimal.Decimal enum.Enum unittest.TestCase unittest.mock.MagicMock "
     "Point contextlib.ContextDecorator collections.UserList collections.UserDict collections.abc.Sequence"
 ).split()
+MUTABLE = "list dict set bytearray collections.deque".split()
+ENDS = "StopIteration() StopIteration(7) StopAsyncIteration() GeneratorExit() OwnStop()".split()
 METHODS = (
     "eq ne lt le gt ge hash bool repr str bytes format len length_hint getitem iter next reversed contains missing "
     "add sub mul truediv floordiv mod divmod pow and xor or radd rsub rmul rtruediv rdivmod rxor ror neg pos "
     "abs invert complex int float index round trunc floor ceil call enter exit await aiter anext aenter aexit "
     "getattr class instancecheck subclasscheck get set set_name init_subclass class_getitem mro_entries "
     "reduce_ex deepcopy copy "
-    "fspath del getattribute new dict bases"
+    "fspath del dict bases"
 ).split()
 TYPES = "int str list dict tuple set float object Exception StopIteration SystemExit AssertionError NoneType".split()
 TAGS = (
@@ -301,7 +312,15 @@ class Grammar:
         self._always = ""  # a result of most methods
 
     def program(self) -> str:
-        """Return the text of a hostile program."""
+        """Return the text of a hostile program; a quarter of them put all their methods to one purpose."""
+        theme = self._random.random()
+        if theme < 0.15:
+            forged = FORGED_CONTENTS.replace("FORGED", self._pick(["Liar", "Willing", "Willing"]))
+            classes = self._classes(self._pick(MUTABLE))
+            return "\n".join((PREAMBLE, classes, forged, "def f(x): return C()"))
+        if theme < 0.25:
+            self._always = f"throw({self._pick(ENDS)})"
+            return "\n".join((PREAMBLE, self._classes(), "def f(x): return C()"))
         parts = [PREAMBLE, self._classes()]
         parts += [self._attack() for _ in range(self._random.choice((0, 0, 1, 1, 2, 3)))]
         parts.append(self._function())
@@ -342,13 +361,15 @@ class Grammar:
             )
         return self._value()
 
-    def _classes(self) -> str:
-        bases = self._random.sample(BASES, self._random.choice((0, 1, 1, 1, 2)))
+    def _classes(self, base: str = "") -> str:
+        bases = [base] if base else self._random.sample(BASES, self._random.choice((0, 1, 1, 1, 2)))
         count = self._random.choice((0, 2, 5, 12, len(METHODS)))
-        if self._chance(0.2):  # the same exception out of everything
+        if base:
+            count = len(METHODS)
+        if self._always:
+            bases, count = [], len(METHODS)
+        elif self._chance(0.2):
             self._always = f"throw({self._exception()})"
-        elif self._chance(0.1):
-            self._always = f"throw({self._pick(EXCEPTIONS[4:8])})"
         lines = ["class Own(Exception): pass", "class OwnStop(StopIteration): pass"]
         lines += ["class OwnAssertion(AssertionError): pass", "class E(Exception):"]
         lines.append(f"    __str__ = __eq__ = lambda self, *a: {self._result()}")
@@ -360,6 +381,8 @@ class Grammar:
         body = [
             f"__{name}__ = lambda self, *a: {self._result()}" for name in self._random.sample(METHODS, count)
         ]
+        if self._chance(0.05):  # which may leave no object at all
+            body.append(f"__{self._pick(['new', 'getattribute'])}__ = lambda self, *a: {self._result()}")
         if self._block or self._chance(0.1):
             body.append("__enter__ = lambda self: " + self._value())
             body.append("__exit__ = lambda self, *a: True")
@@ -509,10 +532,11 @@ def honest(idiom: Idiom, secret: int) -> Program:
 
 
 def cases(count: int, seed: int = 0) -> Iterator[Program]:
-    """Yield hostile programs, each with a test that it cannot pass."""
+    """Yield hostile programs, each with a test that it cannot pass; all idioms come in turn."""
+    order = random.Random(f"order {seed}").sample(IDIOMS, len(IDIOMS))
     for index in range(count):
-        tests = random.Random(f"tests {seed} {index // GROUP}")
-        idiom, secret = tests.choice(IDIOMS), tests.randrange(10**6, 10**9)
+        idiom = order[index // GROUP % len(order)]
+        secret = random.Random(f"secret {seed} {index // GROUP}").randrange(10**6, 10**9)
         # The failed line that a reason quotes shows the secret, as the assertions of benchmarks do.
         text = with_secret(idiom.tests, secret) + f"  # S = {secret}"
         yield Program(Grammar(f"{seed} {index}", idiom).program(), text, NAMES, seconds=SECONDS)
