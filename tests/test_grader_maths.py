@@ -133,6 +133,30 @@ def test_latex(grader: MathsGrader, gold: str, answer: str, right: bool) -> None
     assert grade(grader, gold, rf"\boxed{{{answer}}}", "latex").passed is right
 
 
+HEDGES = r"""
+1 or 2 or 3|1, 2, 3|1,2,3|1;2;3|1 and 2 and 3|1 / 2 / 3|1 2 3|1-3|1...3|1 \ldots 3
+1 \text{ or } 2 \text{ or } 3|\{1,2,3\}|(1,2,3)|[1,3]|(0,4)|(-\infty,\infty)|\mathbb{R}|\mathbb{N}|x|x=x|n
+\infty|nan|inf|\text{nan}|\frac{0}{0}|0/0|\emptyset|\text{any}|{}|\text{}|1=2=3|x=1=y=2|x=1, x=2, x=3
+x=1 \lor x=2|a=1,b=2,c=3|2 \pm 1|\pm 1|1 \approx 2|0 \le x \le 4|x>0|x \neq 0|1<2<3|1 \to 2 \to 3
+\begin{pmatrix}1\\2\\3\end{pmatrix}|\begin{cases}1\\2\\3\end{cases}|\{1\}\cup\{2\}\cup\{3\}|x \in \{1,2,3\}
+k \in \mathbb{Z}|2k+1|1} \boxed{2} \boxed{3|\boxed{1}\boxed{2}\boxed{3}|$1$ or $2$ or $3$
+1 \text{ dogs or } 2 \text{ cats}|1 (2, 3)|one or two|one two three|\max(1,2,3)|1:2:3|1|2|\text{one of }1,2,3
+1\%|100\%|at least 1|not 1|0x+1|x^0|１|②|1 \pmod 2|\top|True|f(1)=2|x \mapsto 1
+"""
+
+
+@pytest.mark.parametrize("kind", ["number", "latex"])
+@pytest.mark.parametrize("text", [r"\boxed{%s}", "<answer>%s</answer>", r"<answer>\boxed{%s"])
+def test_no_answer_is_right_for_two_questions(grader: MathsGrader, kind: str, text: str) -> None:
+    """A policy trained on these verdicts would learn an answer that hedges."""
+    answers = [answer for line in HEDGES.strip().splitlines() for answer in line.split("|")]
+    golds = ["1", "2", "3"]
+    grades = iter(grader.grade((problem(gold, kind), text % a) for a in answers for gold in golds))
+    passed = {answer: [gold for gold in golds if next(grades).passed] for answer in answers}
+    assert {answer: right for answer, right in passed.items() if len(right) > 1} == {}
+    assert passed["2"] == ["2"]
+
+
 def test_same(grader: MathsGrader) -> None:
     assert grader.same(problem("0"), "1,200", r"\$1200")
     assert grader.same(problem("0", "latex"), "0.5", r"\frac{1}{2}")

@@ -13,7 +13,7 @@ from twotemp.errors import UserError
 from twotemp.graders import programs as module
 from twotemp.graders import sandbox
 from twotemp.graders.programs import ProgramGrader, assemble, entry_points
-from twotemp.graders.sandbox import Program, Sandbox, why_not, working_way
+from twotemp.graders.sandbox import Program, Sandbox, unavailable_reason, working_confinement
 from twotemp.graders.workers import Verdict
 from twotemp.records import Problem
 
@@ -22,16 +22,16 @@ RIGHT = "def f(x): return 2 * x"
 WRONG = "def f(x): return x"
 
 
-def working(way: str) -> str:
-    if (reason := why_not(way)) is not None:
-        pytest.skip(f"{way} does not work on this machine: {reason}")
-    return way
+def working(confinement: str) -> str:
+    if (reason := unavailable_reason(confinement)) is not None:
+        pytest.skip(f"{confinement} does not work on this machine: {reason}")
+    return confinement
 
 
 @pytest.fixture
-def any_way() -> str:
+def any_confinement() -> str:
     try:
-        return working_way()
+        return working_confinement()
     except UserError as error:
         pytest.skip(str(error))
 
@@ -100,7 +100,7 @@ def test_prefix_and_setup(grader: ProgramGrader) -> None:
     assert grade.passed
 
 
-def test_identical_programs_run_once(any_way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identical_programs_run_once(any_confinement: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Program] = []
 
     class Counting(Sandbox):
@@ -129,7 +129,7 @@ def test_hostile_text(grader: ProgramGrader, text: str) -> None:
     assert next(grader.grade([(DOUBLE, text)])).outcome == "failed"
 
 
-def test_same(any_way: str) -> None:
+def test_same(any_confinement: str) -> None:
     grader = ProgramGrader(workers=1)
     assert grader.same(DOUBLE, RIGHT, f"# doubles\n\n{RIGHT}   \n")
     assert not grader.same(DOUBLE, RIGHT, WRONG)
@@ -143,14 +143,35 @@ def test_bad_references() -> None:
         entry_points(Problem("p", "t", "", {"tests": []}))
 
 
+@pytest.mark.parametrize(
+    "call", ["eval(f(1))", "exec(f(1))", "pickle.loads(f(1))", "eval(compile(f(1), '', 'eval'))"]
+)
+@pytest.mark.parametrize("kind", ["asserts", "humaneval", "mbpp"])
+def test_tests_that_evaluate_what_a_program_returned_are_refused(call: str, kind: str) -> None:
+    """Its text would run beside them."""
+    reference = {"kind": kind, "entry_point": "f", "prompt": "", "test": f"def check(f): assert {call} == 2"}
+    reference |= {"tests": ["import pickle", f"assert {call} == 2"]}
+    with pytest.raises(UserError, match=r"'p' call.*compare values"):
+        assemble(Problem("p", "t", "", reference), RIGHT, ("f",))
+
+
+def test_tests_may_evaluate_their_own_text(grader: ProgramGrader) -> None:
+    reference = {
+        "entry_point": "f",
+        "tests": ["import ast", "assert f(1) == eval('1 + 1') == ast.literal_eval('2')"],
+    }
+    (grade,) = grader.grade([(Problem("p", "t", "", reference), RIGHT)])
+    assert grade.passed
+
+
 def test_a_sandbox_that_does_not_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    working_way.cache_clear()
+    working_confinement.cache_clear()
     monkeypatch.setattr(sandbox.shutil, "which", lambda _: None)
     with pytest.raises(UserError, match="bwrap: bwrap is not installed"):
         ProgramGrader(sandbox="bwrap")
     with pytest.raises(UserError, match="did you mean 'landlock'"):
         ProgramGrader(sandbox="landlok")
-    working_way.cache_clear()
+    working_confinement.cache_clear()
 
 
 def check_references(grader: ProgramGrader, name: str, rows: list[Row]) -> None:

@@ -20,10 +20,10 @@ from tests.conftest import DataFile
 from tests.helpers import program_pairs
 from tests.helpers.benchmark_rows import MADE_UP, Row, read
 from twotemp.graders.programs import assemble, entry_points
-from twotemp.graders.sandbox import Program, Sandbox, why_not
+from twotemp.graders.sandbox import Program, Sandbox, unavailable_reason
 from twotemp.records import Problem
 
-WAYS = ("bwrap", "landlock")
+CONFINEMENTS = ("bwrap", "landlock")
 
 # One interpreter that forks for each program; "passed" is an end that was reached.
 PLAIN = """
@@ -49,7 +49,7 @@ for line in sys.stdin:
 """
 
 
-@cache  # the same for both ways of confinement
+@cache  # the same for both confinements
 def in_plain_interpreter(programs: tuple[Program, ...]) -> list[str]:
     lines = "".join(json.dumps([p.code, p.tests, p.seconds]) + "\n" for p in programs)
     python = getattr(sys, "_base_executable", sys.executable)
@@ -64,9 +64,9 @@ def in_plain_interpreter(programs: tuple[Program, ...]) -> list[str]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(scope="module", params=CONFINEMENTS)
 def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    if (reason := why_not(request.param)) is not None:
+    if (reason := unavailable_reason(request.param)) is not None:
         pytest.skip(f"{request.param} does not work on this machine: {reason}")
     sandbox = Sandbox(request.param)
     yield sandbox

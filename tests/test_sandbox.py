@@ -1,5 +1,5 @@
-"""Hostile programs, each kind in both ways of confining them. In every one `f` is right only if the attack
-worked, so a pass would be a hole; afterwards the same server must still run a normal program."""
+"""Hostile programs, each in both confinements. In every one `f` is right only if the attack worked, so a pass would
+be a hole; afterwards the same server must still run a normal program."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.helpers.hostile_system import SRC
 from tests.helpers.program_pairs import read
 from twotemp.errors import UserError
 from twotemp.graders import sandbox as module
-from twotemp.graders.sandbox import Program, Sandbox, describe, why_not, working_way
+from twotemp.graders.sandbox import Program, Sandbox, describe, unavailable_reason, working_confinement
 from twotemp.graders.sandboxed import server
 from twotemp.graders.workers import ChildDied, Verdict
 
 TESTS = "assert f(1) == 2\nassert f(21) == 42"
 GOOD = "def f(x): return 2 * x"
-WAYS = ("bwrap", "landlock")
+CONFINEMENTS = ("bwrap", "landlock")
 
 CASES = [(name, code, TESTS, "timeout", 0.25) for name, code in TIMEOUT.items()]
 CASES += [(name, code, TESTS, "failed", 20.0) for name, code in FAILED.items()]
@@ -37,10 +37,10 @@ for pair in read("hostile_objects"):
     CASES.append((pair.name, pair.code, pair.tests, *ends))
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(scope="module", params=CONFINEMENTS)
 def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     os.environ["SECRET_OF_THE_TEST"] = "1"
-    if (reason := why_not(request.param)) is not None:
+    if (reason := unavailable_reason(request.param)) is not None:
         pytest.skip(f"{request.param} does not work on this machine: {reason}")
     sandbox = Sandbox(request.param)
     yield sandbox
@@ -74,10 +74,10 @@ def test_nothing_is_left_behind() -> None:
     PR_SET_CHILD_SUBREAPER = 36
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     before = set(descendants())
-    for way in WAYS:
-        if why_not(way) is not None:
+    for confinement in CONFINEMENTS:
+        if unavailable_reason(confinement) is not None:
             continue
-        sandbox = Sandbox(way)
+        sandbox = Sandbox(confinement)
         for name in (
             "daemon",
             "fork bomb",
@@ -91,7 +91,7 @@ def test_nothing_is_left_behind() -> None:
         sandbox.close()
         assert gone(before)
         # Nor when the server is killed in the middle of a program.
-        sandbox = Sandbox(way)
+        sandbox = Sandbox(confinement)
         sandbox.start()
         assert sandbox._child is not None
         os.write(sandbox._child._in, program(TIMEOUT["sleep"], 300.0).to_bytes())
@@ -227,7 +227,7 @@ def test_a_busy_machine_makes_no_right_program_wrong(box: Sandbox) -> None:
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})  # inherited by what is started from here
     busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(3)]
-    sandbox = Sandbox(box.way)
+    sandbox = Sandbox(box.confinement)
     try:
         sandbox.start()
         began = time.monotonic()
@@ -262,7 +262,7 @@ def test_clock(monkeypatch: pytest.MonkeyPatch, share: float, late: float, left:
     clock = server.Clock((1,), 3.0)
     while (seconds := clock.next_look()) > 0:
         now[0] += late * seconds
-    assert (clock.busy and clock.left() > 0) is left
+    assert clock.starved is left
     assert now[0] == pytest.approx(3.0 / (share if share > 0.02 else 1), rel=0.05) or left
 
 
@@ -275,8 +275,67 @@ def test_work_and_sleep_by_turns_is_bounded_by_the_wall_clock(monkeypatch: pytes
     clock = server.Clock((1,), 3.0)
     while (seconds := clock.next_look()) > 0:
         now[0] += seconds
-    assert not clock.busy
-    assert 3.0 * server.PATIENCE < now[0] < 3.0 * server.PATIENCE + 1
+    assert not clock.starved
+    assert 3.0 * server.IDLE_WALL_FACTOR < now[0] < 3.0 * server.IDLE_WALL_FACTOR + 1
+
+
+def test_sleeping_on_a_busy_machine_is_not_being_kept_from_the_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Work takes five times longer, and the program uses a fiftieth of the time: it timed out."""
+    now = [0.0]
+    clocks = SimpleNamespace(monotonic=lambda: now[0], clock_gettime=lambda process: 0.03 * now[0])
+    monkeypatch.setattr(server, "time", clocks)
+    monkeypatch.setattr(server, "slowdown", lambda: 5.0)
+    clock = server.Clock((1,), 3.0)
+    while (seconds := clock.next_look()) > 0:
+        now[0] += seconds
+    assert not clock.starved
+    assert 3.0 * server.BUSY_WALL_FACTOR < now[0] < 3.0 * server.BUSY_WALL_FACTOR + 1
+
+
+SCAN = """
+import ctypes, gc, re, sys
+mark = 'assert f(1) == ' + str(43014060 * 2 + 1)
+def f(x):
+    items = [*gc.get_objects(), *(name for module in sys.modules.values() for name in vars(module))]
+    spots = {id(item) >> 18 for item in items}
+    pattern = re.compile(rb'assert f.1. == ([0-9]{8})')
+    return sorted({int(n) for spot in spots for n in pattern.findall(ctypes.string_at(spot << 18, 1 << 18))})
+"""
+
+
+def test_earlier_tests_are_not_in_the_memory_of_a_program(box: Sandbox) -> None:
+    """The reason for a failure quotes the test; the process that every program is forked from must not keep it."""
+    for secret in range(11111111, 11111199, 4):
+        verdict = box.ask(
+            program("def f(x): return 0", tests=f"assert f(1) == {secret}  # {'x' * (secret % 150)}")
+        )
+        assert str(secret) in verdict.detail
+    verdict = box.ask(program(SCAN, tests="found = f(1)\nassert found == [86028121], found"))
+    assert verdict.outcome == "passed", verdict  # it finds its own mark and nothing else
+
+
+def test_random_inputs_of_tests_are_the_same_each_time_and_unknown_to_the_program(box: Sandbox) -> None:
+    tests = "import random\nx = random.random()\nassert f(1) == x, x"
+    guess = "import random\nrandom.seed(0)\ndef f(x): return random.random()"
+    verdict = box.ask(program(guess, tests=tests))
+    assert verdict.outcome == "failed"
+    assert box.ask(program(guess, tests=tests)) == verdict
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "pass",
+        "assert True",
+        "import unittest\nclass Test(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 2)\n"
+        "if __name__ == '__main__': unittest.main()",
+    ],
+)
+def test_tests_that_do_not_use_the_program_do_not_pass(box: Sandbox, tests: str) -> None:
+    verdict = box.ask(program(GOOD, tests=tests))
+    assert (verdict.outcome, verdict.detail) == ("failed", "the tests ended without using the program")
 
 
 def test_a_dead_server_is_replaced(box: Sandbox) -> None:
@@ -301,13 +360,13 @@ def test_a_program_that_ends_two_servers_has_failed(
         return genuine(self, program)
 
     monkeypatch.setattr(Sandbox, "_ask", ask)
-    verdict = Sandbox(box.way).ask(program(GOOD))
+    verdict = Sandbox(box.confinement).ask(program(GOOD))
     assert verdict.outcome == ("failed" if deaths == 2 else "ungraded")
     assert asked[2].tests != TESTS
 
 
 def test_a_server_that_keeps_dying_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(module._WAYS, "landlock", lambda: ["false"])
+    monkeypatch.setitem(module._CONFINEMENTS, "landlock", lambda: ["false"])
     verdict = Sandbox("landlock").ask(program(GOOD))
     assert verdict.outcome == "ungraded"
     assert "twice" in verdict.detail
@@ -335,48 +394,48 @@ server.main({readable})
 def test_the_self_test_finds_holes_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hole: str, found: str
 ) -> None:
-    if (reason := why_not("landlock")) is not None:
+    if (reason := unavailable_reason("landlock")) is not None:
         pytest.skip(f"landlock does not work on this machine: {reason}")
     *interpreter, start = module._landlock()
     readable = start[start.index("main(") + 5 : -1]
     start = OPEN_SERVER.format(folder=str(SRC / "twotemp" / "graders"), hole=hole, readable=readable)
-    monkeypatch.setitem(module._WAYS, "landlock", lambda: [*interpreter, start])
+    monkeypatch.setitem(module._CONFINEMENTS, "landlock", lambda: [*interpreter, start])
     monkeypatch.chdir(tmp_path)
-    assert found in (why_not("landlock") or "")
+    assert found in (unavailable_reason("landlock") or "")
     assert not list(tmp_path.iterdir())
     assert not Path("/tmp/twotemp-self-test").exists()
 
 
 def test_describe() -> None:
-    if all(why_not(way) is not None for way in WAYS):
-        pytest.skip("no way to confine programs works on this machine")
+    if all(unavailable_reason(confinement) is not None for confinement in CONFINEMENTS):
+        pytest.skip("no confinement works on this machine")
     assert "seccomp" in describe()
 
 
 def test_refusal_where_nothing_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    working_way.cache_clear()
+    working_confinement.cache_clear()
     monkeypatch.setattr(module.shutil, "which", lambda _: None)
     monkeypatch.setattr(module.platform, "system", lambda: "Darwin")
     try:
         with pytest.raises(UserError, match="apt-get install bubblewrap"):
-            working_way()
+            working_confinement()
     finally:
-        working_way.cache_clear()
+        working_confinement.cache_clear()
 
 
-def test_unknown_way() -> None:
+def test_unknown_confinement() -> None:
     with pytest.raises(UserError, match="did you mean 'bwrap'"):
-        why_not("bwarp")
+        unavailable_reason("bwarp")
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_as_another_user(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("confinement", CONFINEMENTS)
+def test_as_another_user(confinement: str, tmp_path: Path) -> None:
     """The same as `nobody`, who owns nothing: with the system's interpreter, as ours may be in a private home."""
     python = shutil.which("python3", path="/usr/bin")
     if os.getuid() != 0 or shutil.which("setpriv") is None or python is None:
         pytest.skip("needs root, setpriv and a system python3 to become another user")
-    if (reason := why_not(way)) is not None:
-        pytest.skip(f"{way} does not work on this machine: {reason}")
+    if (reason := unavailable_reason(confinement)) is not None:
+        pytest.skip(f"{confinement} does not work on this machine: {reason}")
     package = tmp_path / "twotemp"
     shutil.copytree(SRC / "twotemp" / "graders", package / "graders")
     for name in ("checks.py", "errors.py", "processes.py", "records.py", "serialization.py"):
@@ -388,7 +447,7 @@ def test_as_another_user(way: str, tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
 from twotemp.graders.sandbox import Program, Sandbox
-box = Sandbox({way!r})
+box = Sandbox({confinement!r})
 box.start()
 for code in ({GOOD!r}, {textwrap.dedent(FAILED["read /etc"])!r}, {textwrap.dedent(FAILED["kill everything"])!r}):
     print(box.ask(Program(code, {TESTS!r}, ("f",))).outcome)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from twotemp.graders.sandbox import Program, Sandbox, why_not
+from twotemp.graders.sandbox import Program, Sandbox, unavailable_reason
 
 SECRET = 86028121
 BASES = "object int float complex str bytes tuple frozenset list dict set bytearray deque Exception".split()
@@ -159,7 +159,7 @@ assert not leaked(), leaked()
 
 @pytest.fixture(scope="module", params=("bwrap", "landlock"))
 def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    if (reason := why_not(request.param)) is not None:
+    if (reason := unavailable_reason(request.param)) is not None:
         pytest.skip(f"{request.param} does not work on this machine: {reason}")
     sandbox = Sandbox(request.param)
     yield sandbox
@@ -213,7 +213,9 @@ class Evil:
     __hash__ = None
 class Spy(BASE): pass
 candidate = sys.modules['sandboxed.candidate']
-candidate._OPERATIONS['plain'] = lambda value: Evil()
+frame = sys._getframe()
+while 'channel' not in frame.f_locals: frame = frame.f_back
+frame.f_locals['channel']._operations['plain'] = lambda value: Evil()
 for table in (candidate.CHANGING, candidate.CONTENTS):
     for kind in table: table[kind] = lambda value: Evil()
 def f(x): return Spy()

@@ -1,8 +1,8 @@
-"""The only place that starts child processes.
+"""The only module that starts child processes.
 
-A child must not run files that happen to lie in the current folder, which may be somebody else's run directory,
-and must not inherit tokens or passwords. So every child of this package is started by `start`, and every Python
-child by the flags of `python_command`; `tests/test_processes.py` fails if another module starts one.
+A child must not run files that happen to lie in the current folder, which may be a run directory from elsewhere, and
+must not inherit tokens or passwords. So `start` starts every child of this package, and every Python child has the
+flags of `python_command`; `tests/test_processes.py` fails if another module starts one.
 """
 
 from __future__ import annotations
@@ -54,8 +54,11 @@ def start(
     Args:
         command: The program and its arguments; for Python, made by `python_command`.
         environment: All of the child's environment variables.
-        folder: The child's working directory. The default has nothing that a stranger could have put there.
-        stdin: As for `subprocess.Popen`; so are `stdout`, `stderr` and `pass_fds`.
+        folder: The child's working directory. Other users cannot write to the default.
+        stdin: As for `subprocess.Popen`.
+        stdout: Likewise.
+        stderr: Likewise.
+        pass_fds: Likewise.
         memory: Limit of the child's address space in bytes.
 
     Returns:

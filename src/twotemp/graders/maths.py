@@ -1,4 +1,4 @@
-"""Mathematical answers: our own extraction, exact arithmetic for single numbers, math-verify for the rest."""
+"""Grade mathematical answers: exact arithmetic for single numbers, math-verify for everything else."""
 
 from __future__ import annotations
 
@@ -10,34 +10,36 @@ from importlib.metadata import PackageNotFoundError, version
 from twotemp.errors import UserError, unknown
 from twotemp.graders import quantities
 from twotemp.graders.extraction import final_answer
-from twotemp.graders.workers import Child, ChildDied, Verdict, WorkerPool, in_order, usable_cpus
+from twotemp.graders.workers import Child, ChildDied, GraderPool, Verdict, in_order, usable_cpus
 from twotemp.processes import minimal_environment, python_command
 from twotemp.records import Grade, Problem
 
 VERSION = "3"
 KINDS = ("number", "latex")
-LONGEST = 300  # characters of an answer worth parsing; a longer one is a bomb or no answer
+LONGEST = 300  # characters of an answer; longer ones are not answers, and may be slow to parse
 SECONDS = 10.0  # to parse and compare one pair; the slowest real one seen takes 0.4 s on an idle machine
 START_SECONDS = 120.0  # importing sympy on a busy machine
 MEMORY = 1 << 30  # bytes of address space of one worker
 RECYCLE = 2000  # questions a worker answers before a fresh one replaces it: sympy's caches only grow
 
-# Letters that a sum of numbers may be written with; any other makes it a formula or a name.
+# LaTeX commands in a sum of numbers; any other letter makes it a formula or a name.
 _ARITHMETIC = re.compile(r"\\(?:[dt]?frac|sqrt|times|cdot|div|left|right|pi|approx)(?![A-Za-z])")
 
 
 class MathsGrader:
     """Problem.reference = {"answer": "\\frac{1}{2}", "kind": "number" (default) or "latex"}.
 
-    One number, in digits or words, is compared exactly, and units only where both sides name one;
-    everything else is math-verify's, in worker processes with a hard clock and memory limit. There too a
-    decimal is the fraction it is: 3.14159265 is not pi, nor 0.333333 a third. Percentages are never scaled
-    for a "number"; as "latex", 50 % is also 1/2. In an equation between numbers (2 + 2 = 5) every side must
-    be the answer.
+    One number, in digits or words, is compared exactly, and units only where both sides name one. math-verify
+    compares everything else, in worker processes with limits of time and memory. There as well a decimal is an
+    exact fraction: 3.14159265 is not pi, nor is 0.333333 a third. Percentages are never scaled for a "number"; as
+    "latex", 50 % is also 1/2. In an equation between numbers (2 + 2 = 5) every side must be the answer.
+
+    Args:
+        workers: The number of worker processes; by default one for each usable core.
     """
 
     def __init__(self, workers: int | None = None) -> None:
-        self._pool: WorkerPool[tuple[str, str], Verdict] = WorkerPool(
+        self._pool: GraderPool[tuple[str, str], Verdict] = GraderPool(
             _VerifyWorker, workers or usable_cpus(), keep=lambda verdict: verdict.outcome != "ungraded"
         )
         library = _math_verify_version()
@@ -48,7 +50,7 @@ class MathsGrader:
 
     def same(self, problem: Problem, a: str, b: str) -> bool:
         _, kind = _reference(problem)
-        # math-verify reads its first argument as the gold one and is not symmetric.
+        # math-verify takes its first argument for the reference answer and is not symmetric.
         pairs = ((a, b), (b, a)) if a != b else ((a, b),)
         return any(self._compare(kind, *pair)().outcome == "passed" for pair in pairs)
 
@@ -57,19 +59,19 @@ class MathsGrader:
 
     def _judge(self, problem: Problem, text: str) -> Callable[[], Grade]:
         gold, kind = _reference(problem)
-        found = final_answer(text)
-        if found.answer is None:
-            return lambda: Grade("failed", None, found.rule, "no answer found")
-        compared = self._compare(kind, gold, found.answer)
+        extracted = final_answer(text)
+        if extracted.answer is None:
+            return lambda: Grade("failed", None, extracted.rule, "no answer found")
+        compared = self._compare(kind, gold, extracted.answer)
 
         def result() -> Grade:
             verdict = compared()
-            return Grade(verdict.outcome, found.answer, found.rule, verdict.detail)
+            return Grade(verdict.outcome, extracted.answer, extracted.rule, verdict.detail)
 
         return result
 
     def _compare(self, kind: str, gold: str, answer: str) -> Callable[[], Verdict]:
-        """Cheapest first: the same string, two single numbers, then a worker."""
+        """Return a function that returns the verdict; the cheapest comparison that decides is used."""
         if answer == gold:
             return lambda: Verdict("passed")
         if len(answer) > LONGEST or len(gold) > LONGEST:
@@ -98,14 +100,14 @@ def _reference(problem: Problem) -> tuple[str, str]:
 
 
 def _numeric(side: str) -> bool:
-    """Is this side of an equation a sum of numbers, and not a name, a formula or a sentence?"""
+    """Return whether a side of an equation is a sum of numbers, and not a name, a formula or a sentence."""
     return any(c.isdigit() for c in side) and not any(c.isalpha() for c in _ARITHMETIC.sub("", side))
 
 
-def _for_math_verify(text: str, found: quantities.Quantity | None) -> str:
-    """With exact numbers, in words it can read; it does not know \varnothing."""
-    if found is not None and not found.measure:
-        return quantities.latex(found.value)
+def _for_math_verify(text: str, quantity: quantities.Quantity | None) -> str:
+    """Return an answer with exact numbers, in LaTeX that math-verify can read; it lacks \\varnothing."""
+    if quantity is not None and not quantity.measure:
+        return quantities.latex(quantity.value)
     return quantities.exact(quantities.shown(text.replace(r"\varnothing", r"\emptyset")))
 
 
@@ -120,7 +122,7 @@ _CONTROL = json.dumps({"gold": "1", "answer": r"\frac{2}{2}"}).encode() + b"\n"
 
 
 class _VerifyWorker:
-    """The parent's side of `verify_worker`: starts it, holds the clock, replaces it."""
+    """The parent's side of `verify_worker`: starts it, limits its time, replaces it."""
 
     def __init__(self) -> None:
         if _math_verify_version() is None:
@@ -144,7 +146,7 @@ class _VerifyWorker:
             except ChildDied as error:
                 self.close()
                 why = str(error)
-        # Either the answer kills workers, or workers die anyway. A worker that starts and compares tells.
+        # Either the answer kills workers or workers die anyway: one that starts and compares two numbers decides.
         try:
             self._fresh_enough().ask(_CONTROL, SECONDS)
         except (ChildDied, TimeoutError):

@@ -1,4 +1,4 @@
-"""Python programs: find the code in the text, put it together with its tests, run both in the sandbox."""
+"""Grade Python programs: find the code in a text, combine it with its tests, run both in the sandbox."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any
 
 from twotemp.errors import UserError, unknown
 from twotemp.graders.code_extraction import find_code
-from twotemp.graders.sandbox import Program, Sandbox, working_way
-from twotemp.graders.workers import Verdict, WorkerPool, in_order, usable_cpus
+from twotemp.graders.sandbox import Program, Sandbox, working_confinement
+from twotemp.graders.workers import GraderPool, Verdict, in_order, usable_cpus
 from twotemp.records import Grade, Problem
 
 VERSION = "3"
+RUNS_TEXT = {"eval", "exec", "compile", "pickle.loads", "pickle.load", "marshal.loads", "marshal.load"}
 SECONDS = 3.0  # of processor time (and sleep) for a program, unless the problem says otherwise
-LONGEST = 100_000  # characters; no answer to a question is longer
+LONGEST = 100_000  # characters; no real answer is longer
 
 
 class ProgramGrader:
@@ -27,16 +28,22 @@ class ProgramGrader:
         {"kind": "humaneval", "prompt": ..., "test": ..., "entry_point": ...}
         {"kind": "mbpp", "tests": [...], "setup": ...}
 
-    each with an optional "timeout" in seconds, the first also with a "prefix" and a "setup". A program is
-    given the standard library only.
+    each with an optional "timeout" in seconds, the first also with a "prefix" and a "setup". A program can
+    import the standard library only.
+
+    Args:
+        workers: The number of sandboxes; by default one for each usable core.
+        sandbox: The confinement, "bwrap" or "landlock"; by default the first one that works.
     """
 
     name = f"programs {VERSION} / python {platform.python_version()}"
 
     def __init__(self, workers: int | None = None, sandbox: str | None = None) -> None:
-        way = working_way(sandbox)  # refuses here, before anything is graded
-        self._pool: WorkerPool[Program, Verdict] = WorkerPool(
-            lambda: Sandbox(way), workers or usable_cpus(), keep=lambda verdict: verdict.outcome != "ungraded"
+        confinement = working_confinement(sandbox)  # raises here, before anything is graded
+        self._pool: GraderPool[Program, Verdict] = GraderPool(
+            lambda: Sandbox(confinement),
+            workers or usable_cpus(),
+            keep=lambda verdict: verdict.outcome != "ungraded",
         )
 
     def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
@@ -50,7 +57,7 @@ class ProgramGrader:
 
     def _judge(self, problem: Problem, text: str) -> Callable[[], Grade]:
         names = entry_points(problem)
-        # HumanEval's prompt stands in front, so the body alone will do.
+        # HumanEval's prompt precedes the code, so the body of the function alone is enough.
         code, rule = find_code(text, names, body=problem.reference.get("kind") == "humaneval")
         if len(code) > LONGEST:
             return lambda: Grade("failed", None, rule, f"longer than {LONGEST} characters")
@@ -64,7 +71,7 @@ class ProgramGrader:
 
 
 def entry_points(problem: Problem) -> tuple[str, ...]:
-    """What the tests use of the program."""
+    """Return the names by which the tests use the program."""
     reference = problem.reference
     if reference.get("kind") != "mbpp":
         return (_need(problem, "entry_point"),)
@@ -73,9 +80,9 @@ def entry_points(problem: Problem) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def _called(setup: str, tests: tuple[str, ...]) -> tuple[str, ...]:
-    """MBPP does not name its functions: they are what the tests call and Python does not have.
+    """Return the names that the tests call and Python does not have: MBPP does not say what its functions are.
 
-    Where there is no such name (MBPP 126 redefines `sum`) it is all that the tests call.
+    Where there is none (MBPP 126 redefines `sum`), return all names that the tests call.
     """
     tree = ast.parse("\n".join((setup, *tests)))
     calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
@@ -84,20 +91,46 @@ def _called(setup: str, tests: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def assemble(problem: Problem, code: str, names: tuple[str, ...]) -> Program:
-    """The one place that says in which order the pieces of a benchmark are put together."""
+    """Return a program with its tests; the order of the parts depends on the benchmark.
+
+    Args:
+        problem: The problem, whose reference has the tests.
+        code: The code found in a text.
+        names: The names by which the tests use it.
+
+    Returns:
+        What the sandbox runs.
+    """
     reference = problem.reference
     kind = reference.get("kind", "asserts")
     seconds = float(reference.get("timeout") or SECONDS)
     if kind == "humaneval":
-        # The prompt in front brings the imports and helpers, and makes a lone function body a function.
+        # The prompt has the imports and helpers, and makes a lone function body a function.
         prompt = _need(problem, "prompt")
-        tests = f"{_need(problem, 'test')}\ncheck({names[0]})"
+        tests = _checked(problem.id, f"{_need(problem, 'test')}\ncheck({names[0]})")
         return Program(f"{prompt}\n{code}", tests, names, prelude=prompt, seconds=seconds)
     if kind in ("mbpp", "asserts"):
-        # The setup comes after the code: MBPP 367 builds objects of the program's own class.
-        tests = "\n".join((str(reference.get("setup") or ""), *_need(problem, "tests")))
+        # The setup follows the code: MBPP 367 builds objects of a class that the program defines.
+        tests = _checked(problem.id, "\n".join((str(reference.get("setup") or ""), *_need(problem, "tests"))))
         return Program(f"{reference.get('prefix') or ''}{code}", tests, names, seconds=seconds)
     raise unknown("kind of program tests", kind, ("asserts", "humaneval", "mbpp"))
+
+
+@lru_cache(maxsize=4096)
+def _checked(problem: str, tests: str) -> str:
+    """Return tests that evaluate no text: a text that the program returned would run beside them."""
+    try:
+        calls = [node for node in ast.walk(ast.parse(tests)) if isinstance(node, ast.Call)]
+    except SyntaxError:  # the verdict on every program will say so
+        return tests
+    for call in calls:
+        name = ast.unparse(call.func)
+        if name in RUNS_TEXT and not (call.args and isinstance(call.args[0], ast.Constant)):
+            raise UserError(
+                f"the tests of problem {problem!r} call {name}, which would run what a program returned beside "
+                "the tests; compare values instead (ast.literal_eval reads them from text)"
+            )
+    return tests
 
 
 def _need(problem: Problem, field: str) -> Any:
@@ -110,6 +143,6 @@ def _need(problem: Problem, field: str) -> Any:
 
 
 def _normal(code: str) -> str:
-    """Without blank lines, comment lines and trailing space. Not parsed: it is whatever a model wrote."""
+    """Return code without blank lines, comment lines and trailing space. It may be too broken to parse."""
     lines = (line.rstrip() for line in code.splitlines())
     return "\n".join(line for line in lines if line and not line.lstrip().startswith("#"))

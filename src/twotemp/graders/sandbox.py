@@ -1,21 +1,25 @@
-"""Running programs that a model wrote: the parent's side of `sandboxed`.
+"""Run programs that a model wrote: the parent's side of `sandboxed`.
 
-Two ways to confine the fork server, tried in this order, with the same limits and system calls in both:
+The fork server is confined in one of two ways, tried in this order, with the same limits and system calls in both:
 
     bwrap      bubblewrap: own namespaces, a read-only root with the interpreter and nothing else, no /proc
     landlock   where namespaces are not allowed (most containers): Landlock on the same paths instead
 
-A way counts as working when its self-test finds no hole. If neither works, programs are not run at all.
+A confinement works if its self-test finds no hole. If neither works, programs are not run at all.
 
-What a program does without: threads, processes, files other than the standard library's, installed packages.
+Programs have no threads, no processes, no files except the standard library, and no installed packages.
 
-What the tests do without, beside plain `exec` (tests/helpers/program_differences.txt has an example of each):
+Tests differ from tests under plain `exec` as follows (tests/helpers/program_differences.txt has an example of each):
 
-    an argument changed in place stays as it was for them: the program has a copy
-    an operator between an object of the program's and a value of theirs is not the program's (see `mirrors`)
-    a failed assertion ends a `with` block of the program's class, and its message is not shown to the program
-    the program sees of their functions and objects that they can be called or iterated, and no more
-    Python's built-ins and library stay as they are, whatever the program makes of the names
+    an argument that the program changes in place stays unchanged for the tests: the program has a copy
+    an operator between an object of the program and a value of the tests is not the program's (see `mirrors`)
+    a `with` block of the program's class drops no exception if it contains an assertion
+    the message of a failed assertion is not shown to the program
+    functions and objects of the tests can be called or iterated by the program, and nothing else
+    Python's built-ins and library stay as they are, whatever the program assigns to their names
+    a name of the program that is Exception itself cannot be used: it would catch failed assertions
+    only `__next__` and `__anext__` can end an iteration: StopIteration out of a call is a RuntimeError
+    an object that converts to a number converts to the same number every time
     what the program prints is not seen
 """
 
@@ -33,27 +37,28 @@ from functools import cache
 from pathlib import Path
 
 from twotemp.errors import UserError, unknown
-from twotemp.graders.sandboxed import FAR, HEADER
+from twotemp.graders.sandboxed import BUSY_WALL_FACTOR, HEADER
 from twotemp.graders.workers import Child, ChildDied, Verdict
 
 START_SECONDS = 120.0
-GRACE_SECONDS = 90.0  # beyond what the server allows; its clock is the one that counts
+GRACE_SECONDS = 90.0  # beyond the server's own time limit, which is the one that counts
 
-_HERE = Path(__file__).parent / "sandboxed"
+_SERVER_FOLDER = Path(__file__).parent / "sandboxed"
 _ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}  # the order of a set is the same in every worker
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program and its tests. The tests are run by a process of their own, which calls `names` in the other."""
+    """A program and its tests, which a separate process runs: it calls the program by `names`."""
 
     code: str
     tests: str
-    names: tuple[str, ...]  # the program's for the tests even where Python or the prelude has such a name
+    names: tuple[str, ...]  # the program's, even where Python or the prelude has such a name
     prelude: str = ""  # run before the tests, without the program
     seconds: float = 3.0
 
     def to_bytes(self) -> bytes:
+        """Return the request to the fork server."""
         code = self.code.encode(errors="surrogatepass")
         tests = json.dumps({"prelude": self.prelude, "names": self.names, "tests": self.tests}).encode()
         return HEADER.pack(self.seconds, len(code), len(tests)) + code + tests
@@ -62,8 +67,8 @@ class Program:
 class Sandbox:
     """One fork server. It is restarted when it dies, and tested for holes each time it starts."""
 
-    def __init__(self, way: str) -> None:
-        self.way = way
+    def __init__(self, confinement: str) -> None:
+        self.confinement = confinement
         self._child: Child | None = None
 
     def ask(self, program: Program) -> Verdict:
@@ -75,7 +80,7 @@ class Sandbox:
             except (ChildDied, TimeoutError) as error:
                 self.close()
                 why = str(error)
-        # Either the program kills servers, or servers die anyway. A fresh one that passes its self-test tells.
+        # Either the program kills servers or servers die anyway: a fresh one that passes its self-test decides.
         try:
             self.start()
         except (ChildDied, TimeoutError, OSError):
@@ -85,34 +90,42 @@ class Sandbox:
 
     def _ask(self, program: Program) -> Verdict:
         if self._child is None:
-            self._child = Child(_WAYS[self.way](), environment=_ENVIRONMENT)
+            self._child = Child(_CONFINEMENTS[self.confinement](), environment=_ENVIRONMENT)
             self._child.ready(START_SECONDS)
             if (verdict := self._ask(_SELF_TEST)).outcome != "passed":
-                for folder in (Path("/tmp"), Path("/")):  # what it wrote through a hole
+                for folder in (Path("/tmp"), Path("/")):  # written through a hole
                     with suppress(OSError):
                         (folder / "twotemp-self-test").unlink()
                 raise ChildDied(f"its self-test failed: {verdict.detail}")
-        reply = self._child.ask(program.to_bytes(), FAR * program.seconds + GRACE_SECONDS)
+        reply = self._child.ask(program.to_bytes(), BUSY_WALL_FACTOR * program.seconds + GRACE_SECONDS)
         return Verdict(reply["outcome"], reply["detail"])
 
     def start(self) -> None:
-        """Start now rather than at the first program; raises ChildDied or TimeoutError if it cannot."""
+        """Start now rather than at the first program; raise ChildDied or TimeoutError if that fails."""
         self._ask(_SELF_TEST)
 
     def close(self) -> None:
+        """End the server."""
         if self._child is not None:
             self._child.close()
             self._child = None
 
 
 @cache
-def working_way(wanted: str | None = None) -> str:
-    """The first way to confine programs that works on this machine, or the one wanted; UserError if none does."""
+def working_confinement(wanted: str | None = None) -> str:
+    """Return the first confinement that works on this machine.
+
+    Args:
+        wanted: The only one to try; None tries all.
+
+    Raises:
+        UserError: If none works.
+    """
     reasons = []
-    for way in (wanted,) if wanted else _WAYS:
-        if (reason := why_not(way)) is None:
-            return way
-        reasons.append(f"{way}: {reason}")
+    for confinement in (wanted,) if wanted else _CONFINEMENTS:
+        if (reason := unavailable_reason(confinement)) is None:
+            return confinement
+        reasons.append(f"{confinement}: {reason}")
     raise UserError(
         "programs cannot be run safely on this machine, so they are not run at all ("
         + "; ".join(reasons)
@@ -122,28 +135,28 @@ def working_way(wanted: str | None = None) -> str:
 
 
 def describe() -> str:
-    """How programs would be confined on this machine, for people; UserError if they cannot be."""
-    found = {
+    """Return a sentence about how programs are confined on this machine; raise UserError if they cannot be."""
+    descriptions = {
         "bwrap": "bubblewrap, seccomp and resource limits",
         "landlock": "Landlock, seccomp and resource limits (bubblewrap is not installed or not allowed here)",
     }
-    return found[working_way()]
+    return descriptions[working_confinement()]
 
 
-def why_not(way: str) -> str | None:
-    """Why a way to confine programs does not work here; None if it does."""
-    if way not in _WAYS:
-        raise unknown("sandbox", way, _WAYS)
+def unavailable_reason(confinement: str) -> str | None:
+    """Return why a confinement does not work on this machine; None if it does."""
+    if confinement not in _CONFINEMENTS:
+        raise unknown("sandbox", confinement, _CONFINEMENTS)
     try:
-        with closing(Sandbox(way)) as sandbox:
-            sandbox.start()  # which tests it
+        with closing(Sandbox(confinement)) as sandbox:
+            sandbox.start()  # which runs the self-test
     except (ChildDied, TimeoutError, OSError) as error:
         return str(error)
     return None
 
 
 def _interpreter() -> Path:
-    # Not the virtual environment's: programs get the standard library and no installed package.
+    # Not that of the virtual environment: programs get the standard library and no installed package.
     return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 
 
@@ -168,14 +181,23 @@ def _bwrap() -> list[str]:
     interpreter = _interpreter()
     inside = str(interpreter)
     if not interpreter.is_relative_to("/usr"):
-        # It may lie in a private home: show its library and itself, at a path of their own.
+        # It may lie in a private home folder: show only the interpreter and its library, elsewhere.
         inside = f"/python/bin/{interpreter.name}"
         command += ["--ro-bind", str(interpreter), inside, "--setenv", "LD_LIBRARY_PATH", "/python/lib"]
         command += ["--ro-bind", str(Path(sys.base_prefix, "lib")), "/python/lib"]
     for device in ("/dev/null", "/dev/random", "/dev/urandom"):
         command += ["--dev-bind", device, device]
     command += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-    command += ["--ro-bind", str(_HERE), "/twotemp/sandboxed", "--chdir", "/", "--remount-ro", "/", "--"]
+    command += [
+        "--ro-bind",
+        str(_SERVER_FOLDER),
+        "/twotemp/sandboxed",
+        "--chdir",
+        "/",
+        "--remount-ro",
+        "/",
+        "--",
+    ]
     return command + _python(inside, "/twotemp", None)
 
 
@@ -190,16 +212,16 @@ def _landlock() -> list[str]:
         "/lib64",
         "/etc/ld.so.cache",
     ]
-    readable += ["/usr/share/zoneinfo", str(_HERE)]
-    return _python(str(_interpreter()), str(_HERE.parent), readable)
+    readable += ["/usr/share/zoneinfo", str(_SERVER_FOLDER)]
+    return _python(str(_interpreter()), str(_SERVER_FOLDER.parent), readable)
 
 
-_WAYS: dict[str, Callable[[], list[str]]] = {"bwrap": _bwrap, "landlock": _landlock}
+_CONFINEMENTS: dict[str, Callable[[], list[str]]] = {"bwrap": _bwrap, "landlock": _landlock}
 
 _SELF_TEST = Program(
     seconds=20.0,
     names=("holes",),
-    tests="found = holes()\nassert not found, f'a program can {found}'",
+    tests="open_holes = holes()\nassert not open_holes, f'a program can {open_holes}'",
     code="""
 import os, socket, threading
 
@@ -220,13 +242,13 @@ def holes():
         "signal its parent": lambda: os.kill(os.getppid(), 0),
         "run a file": lambda: os.execv("/usr/bin/env", ["env"]),
     }
-    found = []
+    succeeded = []
     for name, attempt in attempts.items():
         try:
             attempt()
         except (OSError, RuntimeError):
             continue
-        found.append(name)
-    return ", ".join(found)
+        succeeded.append(name)
+    return ", ".join(succeeded)
 """,
 )

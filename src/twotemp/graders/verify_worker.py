@@ -1,7 +1,7 @@
-"""Runs in a child process: are two LaTeX answers the same, says math-verify. One JSON line in, one out.
+"""Compare LaTeX answers with math-verify, in a child process: one line of JSON in, one out.
 
-No timeouts of math-verify's own (they are alarms that cancel each other and hide what happened): the parent
-holds the clock. The one alarm set here ends an orphan whose parent was killed in the middle of a question.
+The timeouts of math-verify are off, because they are alarms that cancel each other and hide what happened: the
+parent measures the time. The one alarm set here ends a child whose parent was killed during a question.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ ORPHAN_SECONDS = 60
 
 
 def main() -> None:
+    """Answer questions until standard input closes."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints must not look like an answer
+    os.dup2(2, 1)  # what a library prints must not look like an answer
     logging.disable()
     from math_verify import LatexExtractionConfig, parse, verify
 
@@ -40,7 +41,7 @@ def main() -> None:
         try:
             same = verify(parsed(question["gold"]), parsed(question["answer"]), timeout_seconds=None)
             say({"same": bool(same)})
-        except Exception as error:  # what a model wrote may break anything; it is then not the right answer
+        except Exception as error:  # an answer that breaks math-verify is not the right one
             say({"same": False, "detail": f"math-verify: {type(error).__name__}"})
         signal.alarm(0)
 

@@ -1,7 +1,7 @@
 """Child processes that answer questions, and a pool of them that answers each distinct question once.
 
-What a model wrote may hang, crash or exhaust whoever looks at it, so it is looked at in a child process: the
-parent holds the clock, and kills. A *worker* is the parent's side of such a child.
+What a model wrote may hang, crash or exhaust the process that examines it, so child processes do that, and the
+parent measures their time and kills them. A *worker* is the parent's side of such a child.
 """
 
 from __future__ import annotations
@@ -23,32 +23,37 @@ from typing import Any, Generic, Protocol, TypeVar
 from twotemp import processes
 from twotemp.records import Outcome
 
-Question = TypeVar("Question", bound=Hashable)
-Answer = TypeVar("Answer")
-Q_contra = TypeVar("Q_contra", contravariant=True)
-A_co = TypeVar("A_co", covariant=True)
+QuestionT = TypeVar("QuestionT", bound=Hashable)
+AnswerT = TypeVar("AnswerT")
+QuestionT_contra = TypeVar("QuestionT_contra", contravariant=True)
+AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 T = TypeVar("T")
 
-REMEMBERED = 200_000  # answers a pool keeps; the oldest go first
-
+REMEMBERED = 200_000  # answers that a pool keeps; the oldest are dropped first
 
 _PIPE_PART = select.PIPE_BUF  # a write no longer than this does not block on a pipe that polls as writable
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a worker found out about an answer; `ungraded` if it could not."""
+    """A worker's verdict on an answer; `ungraded` if the worker itself failed."""
 
     outcome: Outcome
     detail: str = ""
 
 
 class ChildDied(Exception):
-    """The child ended, or was ended, before it answered."""
+    """The child ended, or was killed, before it answered."""
 
 
 class Child:
-    """A process that answers what it is sent with one line of JSON; its first line says that it has started."""
+    """A process that answers each question with one line of JSON, after a first line that says that it started.
+
+    Args:
+        command: The program and its arguments.
+        environment: All of its environment variables.
+        memory: Limit of its address space in bytes.
+    """
 
     def __init__(
         self, command: Sequence[str], *, environment: Mapping[str, str], memory: int | None = None
@@ -68,7 +73,7 @@ class Child:
         self._buffer = b""
 
     def ask(self, question: bytes, seconds: float) -> dict[str, Any]:
-        """The child's answer. TimeoutError (the child is then dead) or ChildDied otherwise."""
+        """Return the child's answer; raise ChildDied, or TimeoutError after killing the child."""
         deadline = time.monotonic() + seconds
         while question:
             self._wait_for(deadline, writing=True)
@@ -79,7 +84,7 @@ class Child:
         return self._read(deadline)
 
     def ready(self, seconds: float) -> None:
-        """Wait for the first line, which a child writes when it has started."""
+        """Wait for the first line, which a child writes once it has started."""
         self._read(time.monotonic() + seconds)
 
     def _read(self, deadline: float) -> dict[str, Any]:
@@ -102,16 +107,18 @@ class Child:
     def _died(self) -> ChildDied:
         self.kill()
         if self._errors.closed:
-            return ChildDied("it was closed")
+            return ChildDied("it had been closed")
         self._errors.seek(0)
         last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
         return ChildDied(last[0] if last else f"it ended with status {self._process.returncode}")
 
     def kill(self) -> None:
+        """End the process at once."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
+        """End the process, which has half a second to end by itself."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
@@ -122,34 +129,42 @@ class Child:
         self._errors.close()
 
 
-class Worker(Protocol[Q_contra, A_co]):
-    def ask(self, question: Q_contra) -> A_co: ...
+class GraderWorker(Protocol[QuestionT_contra, AnswerT_co]):
+    """Answers one question at a time, in a child process."""
+
+    def ask(self, question: QuestionT_contra) -> AnswerT_co: ...
 
     def close(self) -> None: ...
 
 
-class WorkerPool(Generic[Question, Answer]):
-    """Up to `size` workers, started when needed; a question seen before is not asked again.
+class GraderPool(Generic[QuestionT, AnswerT]):
+    """Workers that are started when needed; a question that was answered before is not asked again.
 
-    Workers are started and used on the pool's own threads only, which live until `close`: a child bound to
-    die with its parent dies when the *thread* that started it ends.
+    Workers are started and used on the pool's own threads only, which live until `close`: a child that dies
+    with its parent dies when the *thread* that started it ends.
+
+    Args:
+        start: Starts a worker.
+        size: The largest number of workers.
+        keep: Whether an answer may be reused for the same question.
     """
 
     def __init__(
         self,
-        start: Callable[[], Worker[Question, Answer]],
+        start: Callable[[], GraderWorker[QuestionT, AnswerT]],
         size: int,
-        keep: Callable[[Answer], bool] = lambda answer: True,
+        keep: Callable[[AnswerT], bool] = lambda answer: True,
     ) -> None:
         self.size = size
         self._start = start
         self._keep = keep
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="grader")
-        self._idle: SimpleQueue[Worker[Question, Answer]] = SimpleQueue()
-        self._answers: dict[Question, Future[Answer]] = {}
+        self._idle: SimpleQueue[GraderWorker[QuestionT, AnswerT]] = SimpleQueue()
+        self._answers: dict[QuestionT, Future[AnswerT]] = {}
         self._lock = threading.Lock()
 
-    def submit(self, question: Question) -> Future[Answer]:
+    def submit(self, question: QuestionT) -> Future[AnswerT]:
+        """Return the future answer to a question."""
         with self._lock:
             if (known := self._answers.get(question)) is not None:
                 return known
@@ -160,22 +175,23 @@ class WorkerPool(Generic[Question, Answer]):
         future.add_done_callback(lambda done: self._forget_unless_kept(question, done))
         return future
 
-    def _ask(self, question: Question) -> Answer:
+    def _ask(self, question: QuestionT) -> AnswerT:
         try:
             worker = self._idle.get_nowait()
-        except Empty:  # no more threads than `size`, so no more workers either
+        except Empty:  # there are `size` threads, so there are never more than `size` workers
             worker = self._start()
         try:
             return worker.ask(question)
         finally:
             self._idle.put(worker)
 
-    def _forget_unless_kept(self, question: Question, done: Future[Answer]) -> None:
+    def _forget_unless_kept(self, question: QuestionT, done: Future[AnswerT]) -> None:
         if done.cancelled() or done.exception() is not None or not self._keep(done.result()):
             with self._lock:
                 self._answers.pop(question, None)
 
     def close(self) -> None:
+        """Wait for the questions being answered, drop the others, and end all workers."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         while True:
             try:
@@ -185,11 +201,12 @@ class WorkerPool(Generic[Question, Answer]):
 
 
 def usable_cpus() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_order(pending: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
-    """Results in order, while up to `ahead` later items are already being worked on."""
+    """Yield results in order, while up to `ahead` later ones are being computed."""
     waiting: deque[Callable[[], T]] = deque()
     for result in pending:
         waiting.append(result)

@@ -1,12 +1,13 @@
-"""What runs inside the sandbox: the standard library only, and nothing of twotemp outside this folder.
+"""What runs inside the sandbox: the standard library and the modules of this folder, nothing else of twotemp.
 
-server     a warm fork server; forks the two processes below for each request and holds the clock
-confine    what a process may still do: rlimits, seccomp, Landlock
-candidate  the process that runs the program a model wrote
-judge      the process that runs the tests, and never a line of that program
-mirrors    the judge's stand-ins for objects and classes of the program's
-channel    how the two ask each other
-values     which values cross as themselves
+server     warm fork server; forks the two processes below for each request and measures their time
+confine    restrictions of a process: rlimits, seccomp, Landlock
+candidate  process that runs the program a model wrote
+judge      process that runs the tests and never executes a line of that program
+assertions which `with` blocks of the tests contain assertions
+mirrors    the judge's stand-ins for objects and classes of the program
+channel    frames in which the two processes question each other
+values     values that cross by value
 """
 
 from __future__ import annotations
@@ -14,5 +15,5 @@ from __future__ import annotations
 import struct
 
 HEADER = struct.Struct("<dQQ")  # seconds, bytes of code, bytes of tests
-# Times a program's own time after which the wall clock ends it: on an idle machine, and on any.
-PATIENCE, FAR = 4.0, 12.0
+# The wall clock ends a program after this multiple of its time limit, on an idle machine and on any machine.
+IDLE_WALL_FACTOR, BUSY_WALL_FACTOR = 4.0, 12.0

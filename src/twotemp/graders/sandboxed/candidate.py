@@ -1,7 +1,7 @@
 """The process that runs the program a model wrote, and then does with it what the judge asks.
 
-Everything here may be read, replaced or broken by that program. It does not matter: this process holds no
-test, no expected value and no channel to anybody but the judge, to whom it can only give values.
+That program may read, replace or break everything here. It does not matter: this process holds no test and no
+expected value, and its only channel leads to the judge, to whom it can only give values.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from typing import Any
 from .channel import Channel
 from .values import SHARED, decode, encode
 
-# What an object may be asked to do through Python's own syntax and functions. The judge's list too.
-_COMPARING = "eq ne lt le gt ge contains round"  # the last with a number of digits, maybe
+# What an object may be asked to do through Python's own syntax and functions; the judge uses the same list.
+_COMPARING = "eq ne lt le gt ge contains round"  # `round` may have an operand, the number of digits
 _ARITHMETIC = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and xor or"
+_NUMERIC = "int float complex index trunc floor ceil abs neg pos invert"
 _OTHERS = (
     "bool len length_hint getitem setitem delitem missing iter next reversed call enter exit await aiter anext "
-    "aenter aexit str repr format bytes hash int float complex index trunc floor ceil abs neg pos invert"
+    "aenter aexit str repr format bytes hash"
 )
 OPERATORS = {f"__{name}__" for name in _COMPARING.split()} | {
     f"__{side}{name}__" for side in ("", "r", "i") for name in _ARITHMETIC.split()
 }
-SPECIAL = OPERATORS | {f"__{name}__" for name in _OTHERS.split()}
+NUMERIC = {f"__{name}__" for name in _NUMERIC.split()}
+SPECIAL = OPERATORS | NUMERIC | {f"__{name}__" for name in _OTHERS.split()}
 
-# The contents of what a program derived from a built-in type, without a line of the program's own.
+# How to get the contents of an object derived from a built-in type without running a method of the program.
 CONTENTS: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,
@@ -51,8 +53,14 @@ CHANGING: dict[type, Callable[[Any], Any]] = {
 
 
 def serve(code: str, requests: int, replies: int) -> None:
-    """Run the program, then answer the judge until killed."""
-    # Not "__main__": only the definitions are wanted. A real module: dataclasses and pickle look for theirs.
+    """Run the program, then answer the judge until killed.
+
+    Args:
+        code: The source of the program.
+        requests: File descriptor from which the judge's questions are read.
+        replies: File descriptor to which answers are written.
+    """
+    # Not "__main__", because only the definitions are wanted. dataclasses and pickle look for a real module.
     module = sys.modules["program"] = ModuleType("program")
     if "asyncio" in code:
         _without_sockets()
@@ -70,13 +78,13 @@ def serve(code: str, requests: int, replies: int) -> None:
 
 
 def _load(code: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Run the program; its functions, which the judge will hardly do without."""
+    """Run the program and return its functions, so that the judge need not ask for them one by one."""
     exec(compile(code, "<program>", "exec", dont_inherit=True), names)
     return {name: value for name, value in names.items() if type(value) is FunctionType}
 
 
 class _Objects:
-    """What of ours the judge holds a reference to, and what of the judge's we do."""
+    """The references between this process and the judge, in both directions."""
 
     channel: Channel
 
@@ -86,11 +94,11 @@ class _Objects:
         self._tests: dict[int, Any] = {}
 
     def export(self, value: Any) -> dict[str, Any]:
-        if isinstance(value, _OfTheTests):
+        if isinstance(value, _TestObject):
             return {"test": value._number}
         if isinstance(value, type):
             return {"class": self._keep(value)}
-        if type(value) is FunctionType:  # by far the most frequent, and the judge knows what it is
+        if type(value) is FunctionType:  # the most frequent reference, which the judge need not ask about
             return {"object": self._keep(value), "of": "function"}
         tag = {"object": self._keep(value), "of": self._keep(type(value))}
         for base, contents in CONTENTS.items():
@@ -106,7 +114,7 @@ class _Objects:
             return operator.attrgetter(name)(importlib.import_module(module))
         number = tag["test"]
         if number not in self._tests:
-            self._tests[number] = _of_the_tests(tuple(tag["can"]))(self.channel, number, tag["name"])
+            self._tests[number] = _test_object_class(tuple(tag["can"]))(self.channel, number, tag["name"])
         return self._tests[number]
 
     def _keep(self, value: Any) -> int:
@@ -117,10 +125,10 @@ class _Objects:
 
 
 def describe(kind: type) -> dict[str, Any]:
-    """What the judge needs to make a class of its own that stands for this one."""
+    """Return what the judge needs to know to make the stand-in for a class."""
     known = {*CONTENTS, *CHANGING, *(shared for shared in SHARED if issubclass(shared, BaseException))}
     base = next((b for b in kind.__mro__ if b in known), object)
-    # A class derived from a changing type asks us for everything, so that it never shows what was once.
+    # The stand-in of a mutable object asks for everything, so that it never shows an earlier state.
     inherited = object if base in CHANGING else base
     names = SPECIAL | {name for name in dir(inherited) if not name.startswith("__")}
     return {
@@ -165,7 +173,7 @@ def _await(value: Any) -> Any:
 
 
 def _without_sockets() -> None:
-    """An event loop wakes itself up through a socket, for other threads' sake. Here are neither."""
+    """Make event loops work without the socket through which other threads wake them: there are no threads."""
     import selectors
     from asyncio import selector_events
 
@@ -186,8 +194,8 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-class _OfTheTests:
-    """A function, iterator or other object of the tests'. It can be called or iterated, and nothing else."""
+class _TestObject:
+    """A function, iterator or other object of the tests. It can be called or iterated, and nothing else."""
 
     def __init__(self, channel: Channel, number: int, name: str | None) -> None:
         self._channel = channel
@@ -197,10 +205,10 @@ class _OfTheTests:
 
 
 @cache
-def _of_the_tests(can: tuple[str, ...]) -> type[_OfTheTests]:
+def _test_object_class(can: tuple[str, ...]) -> type[_TestObject]:
     def method(name: str) -> Callable[..., Any]:
         return lambda self, *arguments, **named: self._channel.ask(name, self, arguments, named)
 
     return type(
-        "function" if "__call__" in can else "object", (_OfTheTests,), {name: method(name) for name in can}
+        "function" if "__call__" in can else "object", (_TestObject,), {name: method(name) for name in can}
     )

@@ -1,9 +1,9 @@
-"""What a process may still do: resource limits, a list of allowed system calls, and (without a mount
-namespace) a list of readable paths. Pure ctypes, no library.
+"""Restrict a process: resource limits, a list of allowed system calls, and (without a mount namespace) a list of
+readable paths. Pure ctypes, no library.
 
-The system calls are an *allow* list: one that is not on it, or not invented yet, does not exist. Missing on
-purpose are all that start a process or thread, run a file, open a socket, signal, trace or limit another
-process, change a file's metadata, mount, or make a namespace.
+A system call that is not on the list fails as if the kernel did not have it. The list deliberately lacks all calls
+that start a process or thread, run a file, open a socket, signal, trace or limit another process, change the
+metadata of a file, mount, or make a namespace.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LIMITS = {
     resource.RLIMIT_CORE: 0,
 }
 
-# name: (x86_64, aarch64). -1: the architecture does not have it.
+# name: (x86_64, aarch64); -1 where the architecture does not have it.
 # fmt: off
 _ALLOWED = {
     # memory
@@ -39,13 +39,13 @@ _ALLOWED = {
     "pselect6": (270, 72), "read": (0, 63), "readlink": (89, -1), "readlinkat": (267, 78),
     "readv": (19, 65), "select": (23, -1), "stat": (4, -1), "statx": (332, 291), "write": (1, 64),
     "writev": (20, 66),
-    # its own signals and timers
+    # signals and timers of the process itself
     "alarm": (37, -1), "getitimer": (36, 102), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
     "rt_sigreturn": (15, 139), "setitimer": (38, 103), "sigaltstack": (131, 132),
     # time
     "clock_getres": (229, 114), "clock_gettime": (228, 113), "clock_nanosleep": (230, 115),
     "gettimeofday": (96, 169), "nanosleep": (35, 101), "time": (201, -1), "times": (100, 153),
-    # itself
+    # the process itself
     "exit": (60, 93), "exit_group": (231, 94), "futex": (202, 98), "getegid": (108, 177),
     "geteuid": (107, 175), "getgid": (104, 176), "getpid": (39, 172), "getppid": (110, 173),
     "getrandom": (318, 278), "getrusage": (98, 165), "gettid": (186, 178), "getuid": (102, 174),
@@ -86,6 +86,7 @@ def _prctl(what: str, option: int, *arguments: int) -> None:
 
 
 def seccomp_filter() -> Filter:
+    """Return the filter of system calls for this architecture."""
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no list of system calls for {machine}")
@@ -103,9 +104,15 @@ def seccomp_filter() -> Filter:
 
 
 def enter(seccomp: Filter, seconds: float, null: int, keep: Iterable[int]) -> None:
-    """Confine this freshly forked process for good: its files, its time, its system calls.
+    """Confine this freshly forked process irrevocably: its files, its time, its system calls.
 
     Standard input stays open: the caller reads its part of the request from it, then closes it.
+
+    Args:
+        seccomp: The filter of system calls.
+        seconds: The program's time limit.
+        null: File descriptor of /dev/null, which becomes standard output and standard error.
+        keep: The only other file descriptors that stay open.
     """
     die_with_parent()
     os.dup2(null, 1)
@@ -114,11 +121,12 @@ def enter(seccomp: Filter, seconds: float, null: int, keep: Iterable[int]) -> No
     for descriptor in (*sorted({null, *keep}), 1024):
         os.closerange(last + 1, descriptor)
         last = descriptor
-    _limit(resource.RLIMIT_CPU, int(seconds) + 2)  # a backstop: the server's clock is first
+    _limit(resource.RLIMIT_CPU, int(seconds) + 2)  # only a fallback: the server's clock ends it first
     _prctl("seccomp", _PR_SET_SECCOMP, 2, ctypes.addressof(seccomp))
 
 
 def die_with_parent() -> None:
+    """Make the kernel kill this process when its parent ends."""
     _prctl("PDEATHSIG", _PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -129,7 +137,11 @@ def _limit(kind: int, limit: int) -> None:
 
 
 def drop_privileges(readable: list[str] | None) -> None:
-    """For the server and all it forks: limits, no privileges, and Landlock where it is asked for."""
+    """Limit the server and all processes it forks, and take all privileges from them.
+
+    Args:
+        readable: The paths that Landlock leaves readable; None to do without Landlock.
+    """
     for kind, limit in _LIMITS.items():
         _limit(kind, limit)
     _prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
@@ -150,7 +162,7 @@ def _syscall(what: str, number: int, *arguments: int | bytes | None) -> int:
 
 
 def _landlock(readable: list[str]) -> None:
-    """Reading below `readable`, /dev/null and the random devices, and nothing else of the file system."""
+    """Allow reading below `readable`, /dev/null and the random devices, and nothing else of the file system."""
     version = _syscall("Landlock", _CREATE_RULESET, None, 0, 1)
     rights = 13 + (version >= 2) + (version >= 3) + (version >= 5)  # how many kinds of access it knows
     handled = struct.pack("<Q", (1 << rights) - 1)

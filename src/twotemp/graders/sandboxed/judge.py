@@ -1,8 +1,8 @@
-"""The process that runs the tests. No line of the program runs here: the judge asks for values and compares.
+"""The process that runs the tests. No line of the program runs here: the judge asks for values and compares them.
 
-"passed" is a positive fact: this process says it at one place, after the last statement of the tests has
-returned and while the channel to the program is whole, on a socket that only it and the server hold.
-Whatever else happens is a failure of the program.
+"passed" is a positive fact. This process says it at one place, after the last statement of the tests has returned,
+if the tests have used the program and the channel to it is intact, on a socket that only the judge and the server
+hold. Everything else is a failure of the program.
 """
 
 from __future__ import annotations
@@ -16,32 +16,60 @@ import traceback
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
 
+from .assertions import Assertions
 from .channel import Channel
-from .mirrors import Mirrors, StandIn, StandInClass, original
-from .values import decode, encode
+from .mirrors import Mirrors, StandIn, StandInClass, checked_answer, original
+from .values import decode, encode, shared_exception
 
 _LONGEST_TEXT = 200  # characters of each part of a reason
 _BY_NAME = (type, FunctionType, BuiltinFunctionType, MethodDescriptorType)
+_LENT = ("__call__", "__iter__", "__next__")  # what the program may do with an object of the tests
+# Python takes these for the end of an iteration, and `all(map(check, cases))` for the end of the cases.
+_ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
 
 
-class Program(Channel):
-    """The judge's end of the channel to the program."""
+class ProgramChannel(Channel):
+    """The judge's end of the channel to the program.
 
-    def __init__(self, requests: int, replies: int) -> None:
+    Args:
+        requests: File descriptor to which questions are written.
+        replies: File descriptor from which the program's answers are read.
+        sources: The texts that run here, by the file names they are compiled with.
+    """
+
+    def __init__(self, requests: int, replies: int, sources: dict[str, str]) -> None:
+        self.asked = False  # whether the tests have asked the program anything
+        self._assertions = Assertions(sources)
         self._mirrors = Mirrors()
         self._mirrors.channel = self
-        self._lent: dict[int, Any] = {}  # objects of the tests' that the program may call or iterate
+        self._lent: dict[int, Any] = {}  # objects of the tests that the program has a reference to
         super().__init__(
             replies,
             requests,
             lambda value: encode(value, self._export),
             lambda data: decode(data, self._resolve),
             {
-                "__call__": _call_test,
-                "__iter__": lambda value, arguments, named: iter(value),
-                "__next__": lambda value, arguments, named: next(value),
+                "__call__": lambda value, arguments, named: _call_test(
+                    self._borrowed(value), arguments, named
+                ),
+                "__iter__": lambda value, arguments, named: iter(self._borrowed(value)),
+                "__next__": lambda value, arguments, named: next(self._borrowed(value)),
             },
         )
+
+    def ask(self, operation: str, *arguments: Any, ends: tuple[type[BaseException], ...] = ()) -> Any:
+        """Ask the program; `ends` are the ends of an iteration that this question may be answered with."""
+        self.asked = True
+        try:
+            return super().ask(operation, *arguments)
+        except _ENDS as error:
+            if isinstance(error, ends):
+                raise
+            raise RuntimeError(f"the program raised {type(error).__name__}") from error
+
+    def may_drop_exception(self) -> bool:
+        """Return whether the program may drop the exception that leaves the current `with` block."""
+        return not self._assertions.in_current_block()
 
     def _export(self, value: Any) -> Any:
         if (tag := original(value)) is not None:
@@ -49,11 +77,10 @@ class Program(Channel):
         if (path := _path(value)) is not None:
             return {"global": path}
         if isinstance(value, BaseException):
-            kind = next(base for base in type(value).__mro__ if base.__module__ == "builtins")
-            return self._encode(kind(*value.args))
+            return self._encode(shared_exception(value)(*value.args))
         number = id(value)
         self._lent[number] = value
-        can = [name for name in ("__call__", "__iter__", "__next__") if hasattr(type(value), name)]
+        can = [name for name in _LENT if hasattr(type(value), name)]
         return {"test": number, "can": can, "name": getattr(value, "__name__", None)}
 
     def _resolve(self, tag: dict[str, Any]) -> Any:
@@ -61,56 +88,73 @@ class Program(Channel):
             return self._lent[tag["test"]]
         return self._mirrors.stand_in(tag, self._decode(tag.get("plain")))
 
+    def _borrowed(self, value: Any) -> Any:
+        if self._lent.get(id(value)) is not value:
+            raise TypeError("not an object of the tests that the program was given")
+        return value
+
 
 def _call_test(function: Any, arguments: Any, named: Any) -> Any:
     try:
         return function(*arguments, **named)
     except AssertionError:
-        raise AssertionError from None  # its message may name the value that was expected
+        raise AssertionError from None  # its message may contain the value that was expected
 
 
 def _path(value: Any) -> tuple[str, str] | None:
-    """Where the program's process finds a function or class of the standard library; None for any other."""
+    """Return where the program's process finds a function or class of the standard library; None for others."""
     module = getattr(value, "__module__", None) or "builtins"
     if not isinstance(value, _BY_NAME) or module == "tests":
         return None
     try:
-        found = operator.attrgetter(value.__qualname__)(sys.modules[module])
+        named = operator.attrgetter(value.__qualname__)(sys.modules[module])
     except (AttributeError, KeyError):
         return None
-    return (module, value.__qualname__) if found == value else None
+    return (module, value.__qualname__) if named == value else None
 
 
 class _Names(dict[str, Any]):
-    """The tests' global names: their own, then Python's, then the program's (`names` before Python's)."""
+    """The global names of the tests: their own, then Python's, then the program's (`names` before Python's)."""
 
-    def __init__(self, program: Program, names: list[str]) -> None:
+    def __init__(self, program: ProgramChannel, names: list[str]) -> None:
         super().__init__({"__name__": "tests"})
         self._program = program
         self._names = names
-        self.functions: dict[str, Any] = {}  # of the program's, known from the start
+        self.functions: dict[str, Any] = {}  # those of the program, known from the start
 
     def __missing__(self, name: str) -> Any:
         if name.startswith("__") or (hasattr(builtins, name) and name not in self._names):
             raise KeyError(name)
         value = self.functions[name] if name in self.functions else self._program.ask("name", name)
         if name in sys.stdlib_module_names and name not in self._names:
-            # What the program imported the tests have too, but as it is: not the program's idea of `math`.
+            # A module that the program imported is there for the tests as well, but it is Python's own `math`.
             if type(value).__name__ != "module":
                 raise NameError(f"name {name!r} is not defined: tests import what they use")
             return importlib.import_module(name)
         if isinstance(value, (StandIn, StandInClass)):
             self[name] = value
-        return value
+        return checked_answer(name, value)
 
 
 class _Module:
-    """Stands in `sys.modules` for the tests: a real module cannot have names of our kind."""
+    """Takes the place of the tests in `sys.modules`: the names of a real module must be a plain dict."""
 
 
-def judge(program: Program, prelude: str, names: list[str], tests: str) -> dict[str, str]:
-    """Run the tests with the program's names in place; return the verdict, with the reason for people."""
-    random.seed(0)  # some tests draw their inputs
+def judge(requests: int, replies: int, prelude: str, names: list[str], tests: str) -> dict[str, str]:
+    """Run the tests with the program's names in place and return the verdict.
+
+    Args:
+        requests: File descriptor to which questions to the program are written.
+        replies: File descriptor from which its answers are read.
+        prelude: Source that runs before the tests, without the program.
+        names: Names that are the program's even where Python or the prelude has them.
+        tests: Source of the tests.
+
+    Returns:
+        The outcome, "passed" or "failed", and a detail that says why, for people.
+    """
+    random.seed(tests)  # some tests draw their inputs: the same ones each time, and not known to the program
+    program = ProgramChannel(requests, replies, {"<prelude>": prelude, "<tests>": tests})
     namespace = _Names(program, names)
     module = _Module()
     module.__dict__ = namespace
@@ -126,8 +170,12 @@ def judge(program: Program, prelude: str, names: list[str], tests: str) -> dict[
         exec(compile(tests, "<tests>", "exec", dont_inherit=True), namespace)
     except BaseException as error:
         return {"outcome": "failed", "detail": program.broken or _reason(error, tests)}
-    if program.broken is not None:  # and the tests swallowed what that raised
+    finally:
+        program.close()
+    if program.broken is not None:  # and the tests caught the exception that said so
         return {"outcome": "failed", "detail": program.broken}
+    if not program.asked:
+        return {"outcome": "failed", "detail": "the tests ended without using the program"}
     return {"outcome": "passed", "detail": ""}
 
 
@@ -135,7 +183,10 @@ def _reason(error: BaseException, tests: str) -> str:
     """Return what went wrong, for people. The class, its name and its text may all be the program's."""
     parts = [type(error).__name__[:_LONGEST_TEXT] or "an exception without a name"]
     try:
-        parts += [": ", str(error)[:_LONGEST_TEXT]] if str(error) else []
+        text = str.__getitem__(
+            str(error), slice(_LONGEST_TEXT)
+        )  # Python's own slice of what may be a subclass
+        parts += [": ", text] if text else []
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == "<tests>"]
         if lines and lines[-1]:
             parts += [" in `", tests.splitlines()[lines[-1] - 1].strip()[:_LONGEST_TEXT], "`"]

@@ -1,17 +1,20 @@
 """The judge's stand-ins for what stays in the program's process: an object for an object, a class for a class.
 
-A stand-in has the methods its original has, and each of them is a question to the program's process. One rule
+A stand-in has the methods of its original, and each of them is a question to the program's process. One rule
 decides which values a question may carry:
 
     The tests hand a value to the program only where they write a call, a subscript, an attribute or a format.
-    Whatever Python invokes by itself, an operator, a conversion, a `with` block, runs in the program with the
-    program's own objects and here, on plain built-in contents, with anybody else's.
+    Everything that Python invokes by itself (an operator, a conversion, a `with` block) runs in the program for
+    the program's own objects, and here, on plain built-in contents, for all other operands.
 
-So between two of its own objects a program says what `==`, `<` or `+` means. Between one of them and a value of
+So between two of its own objects a program decides what `==`, `<` or `+` means. Between one of them and a value of
 the tests it would be asked "is this what you should have answered?", and `__eq__` need only say yes. There a
-stand-in acts as its contents would (an `IntEnum` is an int) and otherwise knows no such operator: `==` is
-False, `+` a TypeError. A `with` block tells the program which class of exception leaves it, without what the
-tests put into it, and a failed assertion leaves it whatever the program answers.
+stand-in acts as its contents would (an `IntEnum` is an int) and otherwise has no such operator: `==` is False, `+` a
+TypeError. A `with` block tells the program the class of the exception that leaves it, without what the tests put
+into it, and drops no exception if it contains an assertion.
+
+A second rule keeps an answer from contradicting itself: an object that converts to a number (`float(x)`, `abs(x)`)
+converts to the same number every time.
 """
 
 from __future__ import annotations
@@ -22,26 +25,41 @@ from collections.abc import Callable, Generator
 from functools import cache
 from inspect import iscoroutine
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .candidate import CHANGING, CONTENTS, OPERATORS, SPECIAL, describe
-from .channel import Channel
+from .candidate import CHANGING, CONTENTS, NUMERIC, OPERATORS, SPECIAL, describe
+from .values import EXCEPTIONS, shared_exception
+
+if TYPE_CHECKING:
+    from .judge import ProgramChannel
 
 _LONGEST_NAME = 200  # characters of a class name
 _IMMUTABLE = tuple(kind for kind in CONTENTS if kind is not BaseException)
+_BASES = {object, *CONTENTS, *CHANGING, *EXCEPTIONS}
+# Classes whose `except` clause also catches a failed assertion of the tests.
+_CATCHING_ASSERTIONS = (AssertionError, Exception, BaseException)
+_DESCRIPTION: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "module": (str,),
+    "doc": (str, type(None)),
+    "base": (type,),
+    "bases": (list,),
+    "can": (list,),
+    "hashable": (bool,),
+}
 
 
 class Mirrors:
-    """The stand-ins of one program: there is one for each original, so that `is` means what it should."""
+    """The stand-ins of one program. There is one for each original, so that `is` means what it should."""
 
-    channel: Channel
+    channel: ProgramChannel
 
     def __init__(self) -> None:
         self._classes: dict[int | str, StandInClass] = {}
         self._objects: dict[int, Any] = {}
 
     def stand_in(self, tag: dict[str, Any], contents: Any) -> Any:
-        """The stand-in for a tag of the program's."""
+        """Return the stand-in for a reference made by the program."""
         if "class" in tag:
             return self._class(tag["class"])
         number = tag["object"]
@@ -54,6 +72,7 @@ class Mirrors:
             else:
                 made = kind.__new__(kind)
             object.__setattr__(made, "_origin", (self.channel, number))
+            object.__setattr__(made, "_conversions", {})
             if kind.__name__ == "coroutine":
                 return _coroutine(made)
             self._objects[number] = made
@@ -63,20 +82,20 @@ class Mirrors:
         if number == "function":
             return _functions()
         if number not in self._classes:
-            about = self.channel.ask("describe", _Original(number))
-            self._classes[number] = _make_class((self.channel, number), **about)
+            description = _checked(self.channel.ask("describe", _Original(number)))
+            self._classes[number] = _make_class((self.channel, number), **description)
         return self._classes[number]
 
 
 class _Original:
-    """A class of the program's that has no stand-in yet."""
+    """A class of the program that has no stand-in yet."""
 
     def __init__(self, number: int | str) -> None:
         self._origin = (None, number)
 
 
 def original(value: Any) -> dict[str, Any] | None:
-    """The tag of what a stand-in stands for; None if it is none."""
+    """Return the reference to what a stand-in stands for; None if the value is no stand-in."""
     if iscoroutine(value) and value.cr_code is _coroutine.__code__ and value.cr_frame is not None:
         value = value.cr_frame.f_locals["stand_in"]
     if isinstance(value, (StandIn, StandInClass, _Original)):
@@ -84,27 +103,38 @@ def original(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _ask(stand_in: Any, operation: str, *arguments: Any) -> Any:
-    channel: Channel = stand_in._origin[0]
-    return channel.ask(operation, *arguments)
+def checked_answer(name: str, value: Any) -> Any:
+    """Return the program's value of a name or attribute, which the tests may use in an `except` clause."""
+    if any(value is kind for kind in _CATCHING_ASSERTIONS):
+        raise TypeError(
+            f"{name} is {value.__name__} itself, which would also catch a failed assertion of the tests"
+        )
+    return value
+
+
+def _ask(stand_in: Any, operation: str, *arguments: Any, ends: tuple[type[BaseException], ...] = ()) -> Any:
+    channel: ProgramChannel = stand_in._origin[0]
+    return channel.ask(operation, *arguments, ends=ends)
 
 
 def _call(stand_in: Any, *arguments: Any, **named: Any) -> Any:
-    try:
-        return _ask(stand_in, "call", stand_in, arguments, named)
-    except StopIteration as error:
-        # `all(map(check, cases))` would take it for the end of the cases.
-        raise RuntimeError("the program raised StopIteration") from error
+    return _ask(stand_in, "call", stand_in, arguments, named)
+
+
+def _attribute(stand_in: Any, name: str) -> Any:
+    return checked_answer(name, _ask(stand_in, "getattr", stand_in, name))
 
 
 class StandInClass(type):
-    _origin: tuple[Channel, int]
+    """The class of the stand-ins for classes."""
+
+    _origin: tuple[ProgramChannel, int]
 
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
         return _call(cls, *arguments, **named)
 
     def __getattr__(cls, name: str) -> Any:
-        return _ask(cls, "getattr", cls, name)
+        return _attribute(cls, name)
 
     def __setattr__(cls, name: str, value: Any) -> None:
         _ask(cls, "setattr", cls, name, value)
@@ -124,17 +154,20 @@ class StandInClass(type):
 
 
 class StandIn:
-    _origin: tuple[Channel, int]
+    """The base of the stand-ins for objects."""
+
+    _origin: tuple[ProgramChannel, int]
+    _conversions: dict[str, Any]
 
     @property
     def __dict__(self) -> Any:  # type: ignore[override]
         return _ask(self, "getattr", self, "__dict__")
 
     def __getattr__(self, name: str) -> Any:
-        return _ask(self, "getattr", self, name)
+        return _attribute(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("__"):  # an exception's traceback is ours
+        if name.startswith("__"):  # the traceback of an exception is the judge's
             object.__setattr__(self, name, value)
         else:
             _ask(self, "setattr", self, name, value)
@@ -154,7 +187,7 @@ async def _coroutine(stand_in: Any) -> Any:
 
 
 class _Doc:
-    """A function's own documentation, and that of its class."""
+    """The documentation of a function, and of its class."""
 
     def __init__(self, doc: str | None) -> None:
         self._doc = doc
@@ -163,8 +196,26 @@ class _Doc:
         return self._doc if stand_in is None else _ask(stand_in, "getattr", stand_in, "__doc__")
 
 
+def _checked(description: Any) -> dict[str, Any]:
+    """Return the description of a class if it has the form that `describe` gives it: the program wrote it.
+
+    A class of the tests or of the library among the bases would run its own methods on the program's answers.
+    """
+    if type(description) is not dict or description.keys() != _DESCRIPTION.keys():
+        raise TypeError("the description of a class has the wrong fields")
+    for name, kinds in _DESCRIPTION.items():
+        if type(description[name]) not in kinds:
+            raise TypeError(f"the {name} in the description of a class is of the wrong type")
+    if description["base"] not in _BASES or any(type(name) is not str for name in description["can"]):
+        raise TypeError("the description of a class names something that is not offered")
+    for base in description["bases"]:
+        if type(base) is not StandInClass and (type(base) is not type or base not in EXCEPTIONS):
+            raise TypeError("a base in the description of a class is not a class of the program")
+    return description
+
+
 def _make_class(
-    origin: tuple[Channel, int | str] | None,
+    origin: tuple[ProgramChannel, int | str] | None,
     name: str,
     module: str,
     doc: str | None,
@@ -173,17 +224,29 @@ def _make_class(
     can: list[str],
     hashable: bool,
 ) -> StandInClass:
+    """Make the stand-in for a class.
+
+    Args:
+        origin: The channel to the program and the number of the class there.
+        name: Its `__name__`; likewise `module` and `doc`.
+        base: The built-in type whose contents its objects have; `object` if none.
+        bases: Its direct bases among the program's classes and the shared exceptions.
+        can: The methods and attributes that it defines or overrides.
+        hashable: Whether its objects are.
+
+    Returns:
+        The class.
+    """
     members: dict[str, Any] = {"__module__": module, "__doc__": _Doc(doc), "_origin": origin}
     for method in can:
-        if method in SPECIAL or not method.startswith(
-            "_"
-        ):  # what Python itself calls at other times stays ours
+        # Other underscored names are called by Python at times that no test chose.
+        if method in SPECIAL or not method.startswith("_"):
             members[method] = _member(method, base)
     if not hashable:
         members["__hash__"] = None
     if base in CHANGING:
         members["__class__"] = property(lambda self: base)
-    if not any(issubclass(one, StandIn) for one in bases):
+    if not any(issubclass(b, StandIn) for b in bases):
         bases = [StandIn, *bases]
     if (base in _IMMUTABLE or issubclass(base, BaseException)) and not any(
         issubclass(b, base) for b in bases
@@ -194,56 +257,86 @@ def _make_class(
 
 @cache
 def _functions() -> StandInClass:
-    """The class of every program's functions."""
+    """Return the class of the functions of every program."""
     return _make_class(None, **describe(FunctionType))
 
 
 def _member(name: str, base: type) -> Any:
+    """Return the method or property of a stand-in that has this name."""
     if name not in SPECIAL:
-        return property(lambda self: _ask(self, "getattr", self, name))
-    if name == "__call__":
-        return _call
-    if name == "__await__":
-        return _await
-    if name == "__exit__":
-        return _exit
-    if name == "__aexit__":
-        return _aexit
+        return property(lambda self: _attribute(self, name))
+    if name in _METHODS:
+        return _METHODS[name]
     if name in OPERATORS:
         return _operator(name, base)
+    if name in NUMERIC:
+        return lambda self: _convert(self, name)
     return lambda self, *arguments: _ask(self, "special", name, self, *arguments)
 
 
+def _next(self: Any) -> Any:
+    return _ask(self, "special", "__next__", self, ends=(StopIteration,))
+
+
 def _await(self: Any) -> Generator[None, None, Any]:
-    return _ask(self, "await", self)
+    return _ask(self, "await", self, ends=(StopAsyncIteration,))  # of an `__anext__`
     yield
 
 
+def _convert(self: Any, name: str) -> Any:
+    """Return the first answer of a conversion: a root that is another number each time is no root."""
+    if name not in self._conversions:
+        self._conversions[name] = _ask(self, "special", name, self)
+    return self._conversions[name]
+
+
 def _leaving(error: BaseException | None) -> tuple[Any, Any, None]:
-    """Return the arguments of `__exit__`: of an exception of the tests, its built-in class and no more."""
+    """Return the arguments of `__exit__`: of an exception of the tests, no more than its built-in class."""
     if error is None:
         return None, None, None
     if original(error) is not None:
         return type(error), error, None
-    kind = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
-    return kind, kind.__new__(kind), None  # type: ignore[call-overload]
+    kind = shared_exception(error)
+    return kind, kind.__new__(kind), None
 
 
 def _exit(self: Any, kind: Any, error: BaseException | None, traceback: Any) -> bool:
-    handled = bool(_ask(self, "special", "__exit__", self, *_leaving(error)))
-    return handled and not isinstance(error, AssertionError)
+    droppable = _droppable(self, error)
+    return bool(_ask(self, "special", "__exit__", self, *_leaving(error))) and droppable
 
 
-async def _aexit(self: Any, kind: Any, error: BaseException | None, traceback: Any) -> bool:
-    handled = bool(await _ask(self, "special", "__aexit__", self, *_leaving(error)))
-    return handled and not isinstance(error, AssertionError)
+def _aexit(self: Any, kind: Any, error: BaseException | None, traceback: Any) -> Any:
+    droppable = _droppable(self, error)  # here, where the caller is the block that is left
+
+    async def leave() -> bool:
+        return bool(await _ask(self, "special", "__aexit__", self, *_leaving(error))) and droppable
+
+    return leave()
+
+
+def _droppable(stand_in: Any, error: BaseException | None) -> bool:
+    if error is None or isinstance(error, AssertionError):
+        return False
+    channel: ProgramChannel = stand_in._origin[0]
+    return channel.may_drop_exception()
+
+
+_METHODS: dict[str, Any] = {
+    "__call__": _call,
+    "__next__": _next,
+    "__await__": _await,
+    "__exit__": _exit,
+    "__aexit__": _aexit,
+}
 
 
 def _operator(name: str, base: type) -> Callable[..., Any]:
-    # Looked up on the built-in type, never on a value: a value's own attributes are the program's to choose.
+    # Looked up on the built-in type, never on a value: the attributes of a value are the program's to choose.
     method = getattr(base, name, None)
 
     def apply(self: Any, *operands: Any) -> Any:
+        if name == "__round__" and not operands:
+            return _convert(self, name)
         if all(isinstance(operand, (StandIn, StandInClass)) for operand in operands):
             return _ask(self, "special", name, self, *operands)
         if base in CHANGING and method is not None:
@@ -260,7 +353,7 @@ def _operator(name: str, base: type) -> Callable[..., Any]:
 
 
 def _exactly(kind: type, contents: Any) -> Any:
-    """Return `contents` if they are of exactly this built-in type, whose methods then are Python's own."""
+    """Return `contents` if they are of exactly this built-in type, so that Python's own methods run on them."""
     if type(contents) is not kind:
         raise TypeError(f"the contents of an object derived from {kind.__name__} are not a {kind.__name__}")
     return contents

@@ -1,12 +1,14 @@
-"""A warm fork server: forks a process for each program, keeps one for the tests, and holds the clock.
+"""A warm fork server: forks a process for each program, keeps one for the tests, and measures their time.
 
-request   header, code, tests (see `HEADER`); the code is read by the program's process and the tests by
-          the judge's, each straight from our standard input, so that this process, which every program
-          is forked from, never holds either
-reply     one JSON line: {"outcome": "passed" | "failed" | "timeout" | "ungraded", "detail": ...}
+request   header, code, tests (see `HEADER`); the program's process reads the code and the judge reads the tests,
+          each straight from the standard input of the server, which therefore never holds either
+reply     one line of JSON: {"outcome": "passed" | "failed" | "timeout" | "ungraded", "detail": ...}
 
-"passed" is what the judge sent as a whole frame, and nothing else is. A program's time is what it and its tests
-use of the processor, plus what they wait by their own choice (a sleep); see `Clock`.
+Only a whole frame from the judge can say "passed". Its detail quotes the tests, and every later program starts as a
+copy of this process, so the frame passes through a buffer that is wiped at once.
+
+A program's time is the processor time of its process and of the judge, plus the time that they wait by their own
+choice (a sleep); see `Clock`.
 """
 
 from __future__ import annotations
@@ -21,19 +23,20 @@ import socket
 import sys
 import time
 
-from . import FAR, HEADER, PATIENCE, confine
+from . import BUSY_WALL_FACTOR, HEADER, IDLE_WALL_FACTOR, confine
 from .candidate import serve
 from .channel import read_exactly
-from .judge import Program, judge
+from .judge import judge
 
-_START_SECONDS = 60.0  # for both processes to have read what is theirs, on a busy machine
+_START_SECONDS = 60.0  # for both processes to read their parts of a request, on a busy machine
 _RECYCLE = 1000  # requests one judge answers
+_LARGEST_VERDICT = 1 << 16  # bytes; the judge cuts every part of a reason
 _TICK = 0.5  # seconds; longer than a runnable process waits for its turn on a busy machine
-_IDLE = 0.02  # of a tick: who used less of the processor was not kept from it, but waiting
+_IDLE = 0.02  # share of a tick: a process that used less of the processor was waiting, not kept from it
 _BUSY = 4.0  # a slowdown that one program and its judge, on the same core as the server, cannot cause
 _PROBE_SECONDS = 0.02
 
-# Imported once, so that programs find them warm. Others are found on disk, more slowly.
+# Imported once, so that programs need not load them. Others are read from disk, more slowly.
 _WARM = (
     "abc array bisect calendar cmath collections contextlib copy dataclasses datetime decimal enum fractions "
     "functools heapq io itertools json math numbers operator random re statistics string struct textwrap time "
@@ -42,32 +45,45 @@ _WARM = (
 
 
 def main(readable: list[str] | None) -> None:
-    """Serve until standard input closes. `readable`: paths for Landlock, where there is no mount namespace."""
+    """Serve until standard input closes.
+
+    Args:
+        readable: The paths that Landlock leaves readable; None in a mount namespace, which shows no others.
+    """
     for name in _WARM:
         importlib.import_module(name)
     confine.drop_privileges(readable)
-    server = Server()
+    server = ForkServer()
     gc.collect()
     gc.freeze()  # or every collection in a child would copy all of these pages
-    _say({"ready": True})
+    _say("ready", "")
     while len(header := os.read(0, HEADER.size)) == HEADER.size:
-        _say(server.run(*HEADER.unpack(header)))
+        server.run(*HEADER.unpack(header))
 
 
-def _say(message: dict[str, object]) -> None:
-    os.write(1, json.dumps(message).encode() + b"\n")
+def _say(outcome: str, detail: str) -> None:
+    os.write(1, json.dumps({"outcome": outcome, "detail": detail}).encode() + b"\n")
 
 
-class Server:
+class ForkServer:
+    """Runs one program after the other, each in a process forked from this one."""
+
     def __init__(self) -> None:
         self._null = os.open(os.devnull, os.O_RDWR)
         self._seccomp = confine.seccomp_filter()
-        self._judge: _Judge | None = None
+        self._judge: JudgeProcess | None = None
 
-    def run(self, seconds: float, code: int, tests: int) -> dict[str, object]:
+    def run(self, seconds: float, code: int, tests: int) -> None:
+        """Run one program against its tests and write the reply.
+
+        Args:
+            seconds: The time limit.
+            code: Bytes of source code that follow on standard input.
+            tests: Bytes of tests that follow the code.
+        """
         if self._judge is None or self._judge.asked >= _RECYCLE:
             self._end_judge()
-            self._judge = _Judge(self._null)
+            self._judge = JudgeProcess(self._null)
         requests, replies = os.pipe(), os.pipe()
         program = self._start_program(seconds, code, requests[0], replies[1])
         try:
@@ -75,21 +91,20 @@ class Server:
             for end in (*requests, *replies):
                 os.close(end)
             clock = Clock((program, self._judge.process), seconds)
-            verdict = self._judge.verdict(clock)
+            answered = self._judge.relay(clock)
         finally:
             # It could not fork, so killing it is killing everything it started.
             os.kill(program, signal.SIGKILL)
             os.waitpid(program, 0)
-        if verdict is None:
-            self._end_judge()
-            if clock.busy and clock.left() > 0:
-                return {"outcome": "ungraded", "detail": f"the machine was too busy to give it {seconds:g} s"}
-            return {"outcome": "timeout", "detail": f"took more than {seconds:g} s"}
-        if not verdict:
-            self._end_judge()
-            return {"outcome": "failed", "detail": "the judge died of a result"}
-        judged: dict[str, object] = json.loads(verdict)
-        return judged
+        if answered:
+            return
+        self._end_judge()
+        if answered is not None:
+            _say("failed", "a result of the program ended the judge")
+        elif clock.starved:
+            _say("ungraded", f"the machine was too busy to give it {seconds:g} s")
+        else:
+            _say("timeout", f"took more than {seconds:g} s")
 
     def _start_program(self, seconds: float, code: int, requests: int, replies: int) -> int:
         if child := os.fork():
@@ -110,39 +125,53 @@ class Server:
 
 
 class Clock:
-    """How much of its time a program has left: time = processor time of `processes` + ticks they idled.
+    """The time that a program has left: processor time of its processes, and ticks in which they idled.
 
-    An idle tick counts for no more than it was meant to last: if we ourselves were kept waiting, so were they.
-    A program that works and sleeps by turns idles in no tick, so the wall clock ends it after `PATIENCE` times
-    its time; unless a loop of our own shows that the machine is busy, and then after `FAR` times at the latest.
+    An idle tick counts for no more than it was meant to last: if the server was kept waiting, so were they. A
+    program that alternates between work and sleep idles in no tick, so the wall clock ends it after
+    `IDLE_WALL_FACTOR` times its time limit, or `BUSY_WALL_FACTOR` times if a probe shows that the machine is busy.
+
+    Args:
+        processes: Ids of the program's process and the judge.
+        seconds: The time limit.
     """
 
     def __init__(self, processes: tuple[int, ...], seconds: float) -> None:
+        self.starved = (
+            False  # whether time is up because the machine was too busy to give the program its time
+        )
         self._processes = processes
         self._seconds = seconds
-        self._waited = 0.0
+        self._waited = 0.0  # seconds of idle ticks
+        self._late = 0.0  # seconds by which the server itself was woken up too late
         self._tick = 0.0
-        self.busy = False  # whether the machine was, when it was last asked
         self._began = self._looked = time.monotonic()
         self._used = self._before = self._processor_time()
 
     def next_look(self) -> float:
-        """Seconds until it makes sense to look again; 0 if time is up."""
+        """Return the seconds until the clock should be looked at again; 0 if time is up."""
         now, used = time.monotonic(), self._processor_time()
         if used - self._used < _IDLE * (now - self._looked):
             self._waited += min(self._tick, now - self._looked)
+        self._late += max(0.0, now - self._looked - self._tick)
         self._looked, self._used = now, used
-        wall = (now - self._began) / self._seconds
-        if self.left() <= 0 or (wall > PATIENCE and (not self._busy() or wall > FAR)):
+        if self._left() <= 0:
             return 0.0
-        self._tick = min(_TICK, max(0.02, self.left()))
+        wall = now - self._began
+        if wall > IDLE_WALL_FACTOR * self._seconds:
+            slower = slowdown()
+            if slower <= _BUSY:
+                return 0.0
+            if wall > BUSY_WALL_FACTOR * self._seconds:
+                # Work takes `slower` times longer on this machine: that explains most of the wall time of a
+                # program that was kept from the processor, and not of one that slept.
+                working = slower * (self._used - self._before)
+                self.starved = 2 * (working + self._late) > wall - self._waited
+                return 0.0
+        self._tick = min(_TICK, max(0.02, self._left()))
         return self._tick
 
-    def _busy(self) -> bool:
-        self.busy = slowdown() > _BUSY
-        return self.busy
-
-    def left(self) -> float:
+    def _left(self) -> float:
         return self._seconds - self._waited - (self._used - self._before)
 
     def _processor_time(self) -> float:
@@ -151,18 +180,19 @@ class Clock:
 
 
 def slowdown() -> float:
-    """Return how many times longer than alone a short computation takes here and now."""
+    """Return how many times longer than on an idle machine a short computation takes now."""
     began, used = time.monotonic(), time.process_time()
     while time.process_time() - used < _PROBE_SECONDS:
         pass
     return (time.monotonic() - began) / _PROBE_SECONDS
 
 
-class _Judge:
+class JudgeProcess:
     """The process that runs the tests, kept from one request to the next: no program's code runs in it."""
 
     def __init__(self, null: int) -> None:
         self.asked = 0
+        self._buffer = bytearray(_LARGEST_VERDICT)
         self._ours, theirs = socket.socketpair()
         self.process = os.fork()
         if self.process:
@@ -177,31 +207,53 @@ class _Judge:
                 read_exactly(replies, 1)  # the program's process has read its part of standard input
                 request = json.loads(read_exactly(0, size))
                 theirs.send(b"r")
-                program = Program(requests, replies)
-                verdict = judge(program, **request)
-                program.close()
-                message = json.dumps(verdict).encode()
+                message = json.dumps(judge(requests, replies, **request)).encode() + b"\n"
                 theirs.sendall(len(message).to_bytes(8, "little") + message)
         finally:
             os._exit(1)
 
     def begin(self, size: int, requests: int, replies: int) -> None:
-        """Hand over the channel to the program; returns when both processes have read what is theirs."""
+        """Hand the judge the channel to the program; return when both have read their parts of the request.
+
+        Args:
+            size: Bytes of tests to read from standard input.
+            requests: The writing end of the pipe to the program.
+            replies: The reading end of the pipe from the program.
+        """
         self.asked += 1
         socket.send_fds(self._ours, [size.to_bytes(8, "little")], [requests, replies])
         if not self._speaks(_START_SECONDS) or self._ours.recv(1) != b"r":
             sys.exit("a request was not read to its end")  # standard input is out of step: start afresh
 
-    def verdict(self, clock: Clock) -> bytes | None:
-        """Return the verdict as JSON; None if there is none in time, b"" if the judge died of a result."""
+    def relay(self, clock: Clock) -> bool | None:
+        """Write the judge's reply to standard output.
+
+        Returns:
+            True if there was one, False if the judge ended without, None if there was none in time.
+        """
         while (seconds := clock.next_look()) > 0:
             if self._speaks(seconds):
-                try:
-                    size = int.from_bytes(read_exactly(self._ours.fileno(), 8), "little")
-                    return read_exactly(self._ours.fileno(), size)
-                except (EOFError, OSError):
-                    return b""
+                return self._relay_frame()
         return None
+
+    def _relay_frame(self) -> bool:
+        with memoryview(self._buffer) as view:
+            try:
+                size = int.from_bytes(read_exactly(self._ours.fileno(), 8), "little")
+                done = 0
+                while done < size <= _LARGEST_VERDICT:
+                    if not (count := self._ours.recv_into(view[done:size])):
+                        return False
+                    done += count
+                if done < size:
+                    return False
+                while done:
+                    done -= os.write(1, view[size - done : size])
+                return True
+            except (EOFError, OSError):
+                return False
+            finally:
+                view[:] = bytes(len(view))
 
     def _speaks(self, seconds: float) -> bool:
         return bool(select.select([self._ours], [], [], seconds)[0])

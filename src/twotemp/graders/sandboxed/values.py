@@ -1,8 +1,8 @@
-"""Which values cross between the program's process and the judge's as themselves, and how.
+"""Values that cross between the program's process and the judge by value, and their JSON form.
 
-Exactly these types, never a subclass: a type's own methods then run on both sides, and nothing a program
-defines (an `__eq__` that is always true, say) ever runs beside the tests. Whatever else there is stays where
-it is and crosses as a reference, which each side makes in its own way (`foreign`).
+They are of exactly these types, never of a subclass: then Python's own methods run on both sides, and nothing
+that a program defines (an `__eq__` that is always true, say) ever runs beside the tests. Every other value stays
+in its process and crosses as a reference, which each side makes in its own way (`foreign`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AS_THEY_ARE = {type(None), bool, str, float}
 
 
 class Form(NamedTuple):
-    """How a type crosses: the parts of a value, and the value they make."""
+    """A type that crosses by value: how to take a value apart and how to build it from its parts."""
 
     kind: type
     parts: Callable[[Any], Iterable[Any]]
@@ -40,6 +40,13 @@ def _date(value: date) -> list[Any]:
 
 def _clock(value: datetime | time) -> list[Any]:
     return [value.hour, value.minute, value.second, value.microsecond, value.tzinfo, value.fold]
+
+
+def _fraction(parts: list[Any]) -> Fraction:
+    # Fraction keeps the numbers it is given, so an object of the program's must not become part of one.
+    if any(type(part) is not int for part in parts):
+        raise TypeError("the parts of a fraction must be integers")
+    return Fraction(*parts)
 
 
 _FORMS = [
@@ -55,7 +62,7 @@ _FORMS = [
     Form(range, lambda v: [v.start, v.stop, v.step], lambda p: range(*p)),
     Form(slice, lambda v: [v.start, v.stop, v.step], lambda p: slice(*p)),
     Form(Decimal, lambda v: [str(v)], lambda p: Decimal(p[0])),
-    Form(Fraction, lambda v: [v.numerator, v.denominator], lambda p: Fraction(*p)),
+    Form(Fraction, lambda v: [v.numerator, v.denominator], _fraction),
     Form(date, _date, lambda p: date(*p)),
     Form(time, _clock, lambda p: time(*p[:5], fold=p[5])),
     Form(datetime, lambda v: _date(v) + _clock(v), lambda p: datetime(*p[:8], fold=p[8])),
@@ -74,19 +81,19 @@ _FORMS = [
 ]
 _BY_KIND = {form.kind: form for form in _FORMS}
 _BY_NAME = {form.kind.__name__: form for form in _FORMS}
-# Classes that are the same thing on both sides.
-_EXCEPTIONS = {
+# Classes that are the same on both sides.
+EXCEPTIONS = {
     kind
     for module in (builtins, dataclasses, decimal, json, re, statistics, struct)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, BaseException)
 }
-SHARED = {*_BY_KIND, *_AS_THEY_ARE, list, object, *_EXCEPTIONS}
+SHARED = {*_BY_KIND, *_AS_THEY_ARE, list, object, *EXCEPTIONS}
 _SHARED_BY_NAME = {f"{kind.__module__}.{kind.__name__}": kind for kind in SHARED}
 
 
 def encode(value: Any, foreign: Callable[[Any], Any]) -> Any:
-    """JSON for a value; `foreign` gives it for what is not plain."""
+    """Return the JSON form of a value; `foreign` makes it for values that do not cross by value."""
     kind = type(value)
     if kind in _AS_THEY_ARE or (kind is int and -_SMALL < value < _SMALL):
         return value
@@ -94,8 +101,8 @@ def encode(value: Any, foreign: Callable[[Any], Any]) -> Any:
         return [encode(item, foreign) for item in value]
     if (form := _BY_KIND.get(kind)) is not None:
         return {kind.__name__: [encode(part, foreign) for part in form.parts(value)]}
-    if kind in _EXCEPTIONS and not value.__dict__:
-        # `__reduce__`, as `args` of an OSError are without its file name.
+    if kind in EXCEPTIONS and not value.__dict__:
+        # `__reduce__`, because the `args` of an OSError lack its file name.
         return {"raise": [encode(part, foreign) for part in (kind, *value.__reduce__()[1])]}
     if kind is type and value in SHARED:
         return {"type": f"{value.__module__}.{value.__name__}"}
@@ -103,7 +110,7 @@ def encode(value: Any, foreign: Callable[[Any], Any]) -> Any:
 
 
 def decode(data: Any, foreign: Callable[[dict[str, Any]], Any]) -> Any:
-    """The value `encode` was given; a tag of `foreign`'s making is given back to it."""
+    """Return the value that `encode` was given; `foreign` resolves the references made by the other side."""
     if isinstance(data, list):
         return [decode(item, foreign) for item in data]
     if not isinstance(data, dict):
@@ -120,8 +127,16 @@ def decode(data: Any, foreign: Callable[[dict[str, Any]], Any]) -> Any:
     return form.build([decode(part, foreign) for part in content])
 
 
-def _exception(kind: type[BaseException], *arguments: Any) -> BaseException:
+def _exception(kind: Any, *arguments: Any) -> BaseException:
+    if type(kind) is not type or kind not in EXCEPTIONS:
+        raise TypeError("the class of an exception is not one that both sides have")
     try:
-        return kind(*arguments)
-    except Exception:  # a program may raise anything with any arguments
-        return kind.__new__(kind, *arguments)
+        error: BaseException = kind(*arguments)
+    except Exception:  # a program may raise an exception with arguments that its class refuses
+        error = kind.__new__(kind, *arguments)
+    return error
+
+
+def shared_exception(error: BaseException) -> type[BaseException]:
+    """Return the most derived class of an exception that both sides have."""
+    return next(base for base in type(error).__mro__ if base in EXCEPTIONS)

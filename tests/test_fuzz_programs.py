@@ -1,0 +1,59 @@
+"""No generated program passes a test that it cannot pass, and none is left ungraded (`fuzz_programs` says more)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.helpers import fuzz_programs
+from twotemp.graders.sandbox import Program, Sandbox, unavailable_reason
+
+
+@pytest.fixture(scope="module", params=("bwrap", "landlock"))
+def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    if (reason := unavailable_reason(request.param)) is not None:
+        pytest.skip(f"{request.param} does not work on this machine: {reason}")
+    sandbox = Sandbox(request.param)
+    yield sandbox
+    sandbox.close()
+
+
+def test_a_program_that_knows_the_secret_passes_every_test(box: Sandbox) -> None:
+    verdicts = [
+        (idiom.tests, box.ask(fuzz_programs.honest(idiom, 86028121))) for idiom in fuzz_programs.IDIOMS
+    ]
+    assert [(tests, verdict) for tests, verdict in verdicts if verdict.outcome != "passed"] == []
+
+
+def test_the_secret_is_in_no_program() -> None:
+    programs = list(fuzz_programs.cases(400))
+    secrets = [program.tests.splitlines()[0].removeprefix("S = ") for program in programs]
+    assert not any(secret in program.code for secret, program in zip(secrets, programs))
+    assert len({*secrets}) == 400 / fuzz_programs.GROUP
+    assert len({program.code for program in programs}) == 400
+
+
+def test_every_program_compiles() -> None:
+    for program in fuzz_programs.cases(400, seed=7):
+        compile(program.code, "<program>", "exec")
+
+
+def test_a_hole_would_be_found(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the tests told their secret, programs that only use what they are told would pass."""
+
+    def told(*_: object) -> Iterator[Program]:
+        yield Program("def f(x): return x", "assert f(7) == 7", ("f",))
+        yield Program("def f(x): return 0", "assert f(7) == 7", ("f",))
+
+    monkeypatch.setattr(fuzz_programs, "cases", told)
+    assert [index for index, *_ in fuzz_programs.holes(box, 2)] == [0]
+
+
+def test_no_hostile_program_passes(box: Sandbox) -> None:
+    assert fuzz_programs.holes(box, 75, seed=len(box.confinement)) == []
+
+
+@pytest.mark.slow
+def test_no_hostile_program_passes_of_thousands(box: Sandbox) -> None:
+    assert fuzz_programs.holes(box, 3000, seed=2) == []
