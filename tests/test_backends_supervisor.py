@@ -248,6 +248,25 @@ def die(order):
     yield Lost("it was bad luck")
 
 
+class Batched(Scripted):
+    """A transport that hands over all reports at once."""
+
+    def receive(self, links, seconds):
+        reports = super().receive(links, seconds)
+        while not self.reports.empty():
+            reports.append(self.reports.get())
+        return reports
+
+
+def test_a_loss_that_is_reported_for_every_row_costs_one_worker():
+    """The reports that follow the first one come from the old worker and must not end the new one."""
+    transport = Batched(lambda order: [Lost("out of memory")] * 9)
+    with Supervisor(transport, 1, depth=8) as service:
+        _, events = submit(service, requests(1))
+        assert isinstance(collect(events, 1, seconds=10)[0][-1], Sample)
+        assert transport.started == 2
+
+
 def ignore(order):
     return []
 

@@ -236,7 +236,7 @@ class Supervisor:
                 log.exception("the workers cannot be reached any more")
                 reports = [(0, Failed(f"the workers cannot be reached any more: {error!r}"))]
             with self._changed:
-                deliveries = self._update(reports)
+                deliveries = self._update(links, reports)
                 self._hand_out()
                 self._changed.notify_all()
             # Without the lock: a listener may wait for a thread that submits or cancels.
@@ -244,18 +244,27 @@ class Supervisor:
                 if not task.deliver(event):
                     self.cancel(task)
 
-    def _update(self, reports: Sequence[tuple[int, Report]]) -> list[Delivery]:
-        """Take in reports and look at the clock; return what is to be delivered."""
+    def _update(self, links: Sequence[Any], reports: Sequence[tuple[int, Report]]) -> list[Delivery]:
+        """Take in reports and look at the clock; return what is to be delivered.
+
+        A worker may report its own loss several times, once for each row. After the first report its slot has another
+        link, and what the old one still says must not count against the new worker.
+        """
         now, slots = monotonic(), list(self._slots)
         deliveries: list[Delivery] = []
         try:
             for index, report in reports:
-                slots[index].heard = now
-                deliveries += self._take(slots[index], report)
+                if slots[index].link is links[index]:
+                    slots[index].heard = now
+                    deliveries += self._take(slots[index], report)
             for slot in slots:
                 deliveries += self._check_clock(slot, now)
-        except (UserError, OSError) as error:  # OSError: no process can be started
-            self._error = error if isinstance(error, UserError) else UserError(f"no worker starts: {error}")
+        except Exception as error:  # nothing may end this thread and leave callers waiting
+            if not isinstance(error, UserError):  # an OSError means that no process can be started
+                log.exception("the supervisor of the workers failed")
+            self._error = (
+                error if isinstance(error, UserError) else UserError(f"no more workers start: {error!r}")
+            )
             deliveries += [(task, self._error) for task in self._abandon()]
         return deliveries
 
