@@ -87,7 +87,7 @@ def test_nothing_is_left_behind() -> None:
             "loop that ignores signals",
         ):
             sandbox.ask(program((TIMEOUT | FAILED)[name], 0.5))
-        assert set(descendants()) > before
+        assert set(descendants()) - before
         sandbox.close()
         assert gone(before)
         # Nor when the server is killed in the middle of a program.
