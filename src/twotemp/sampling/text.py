@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from twotemp.records import Finish, Request, Sample
+from twotemp.records import Finish, Request, Sample, first_eos
 
 if TYPE_CHECKING:
     from twotemp.engine.observer import Written
     from twotemp.models.base import LanguageModel
-
-
-def first_eos(tokens: Sequence[int], eos_ids: Collection[int]) -> int:
-    """Return the index of the first end-of-text token, or the number of tokens if there is none."""
-    return next((n for n, token in enumerate(tokens) if token in eos_ids), len(tokens))
 
 
 def stop_index(text: str, stop: Sequence[str]) -> int:

@@ -13,9 +13,9 @@ from typing import Any
 from twotemp.engine import Written
 from twotemp.models.base import LanguageModel
 from twotemp.policies import spell
-from twotemp.records import Request, Sample
+from twotemp.records import Request, Sample, first_eos
 from twotemp.report.trace_page import pieces
-from twotemp.sampling.text import Prefix, first_eos, stop_index
+from twotemp.sampling.text import Prefix, stop_index
 from twotemp.serving.bodies import Wanted
 
 MASK = "░"  # a position of a canvas where nothing is written yet

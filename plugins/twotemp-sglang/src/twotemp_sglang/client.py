@@ -28,8 +28,8 @@ from twotemp.errors import UserError, understood
 from twotemp.groups import refuse
 from twotemp.models.base import LanguageModel
 from twotemp.policies import policy
-from twotemp.records import Request, Sample, Trace
-from twotemp.sampling.text import finish, first_eos
+from twotemp.records import Request, Sample, Trace, first_eos
+from twotemp.sampling.text import finish
 from twotemp_sglang import NAME
 
 UNIT, CONNECTIONS = 64, 4  # samples of a unit, and units at the server at once
