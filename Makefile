@@ -29,7 +29,7 @@ check: $(STAMP)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
-	$(BIN)/pytest tests/test_imports.py
+	$(BIN)/pytest tests/repository/test_imports.py
 
 # A page that cannot be built without a warning is not built. Nothing is fetched but the packages.
 docs: $(STAMP)

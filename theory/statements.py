@@ -1,6 +1,6 @@
 """Compute both sides of every statement in the paper's appendix C.
 
-Nothing is asserted here: `tests/test_forks_theory.py` compares the sides on instances that `hypothesis` searches for.
+Nothing is asserted here: `tests/theory/test_theory.py` compares the sides on instances found by `hypothesis`.
 """
 
 from __future__ import annotations

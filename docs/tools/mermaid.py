@@ -3,7 +3,7 @@
 The source of a diagram is in the Markdown, where GitHub draws it. The site shows an SVG file in docs/figures that is
 named by a hash of the source: Mermaid in the browser would add 3.5 MB of script to a page or a request to another
 server, and Mermaid in the build would need Node and a browser. A diagram that was changed without being drawn again
-fails the build and tests/test_site.py.
+fails the build and tests/report/test_site.py.
 
 Drawing needs `npm pack mermaid` (its dist/mermaid.min.js), playwright and chromium.
 """

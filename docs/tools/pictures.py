@@ -1,7 +1,7 @@
 """Draw the figures of docs/idea.md from samples of the embedded model: `python -m docs.tools.pictures`.
 
 They are stored in docs/figures, so that the Markdown can be read without a build. Each PNG has a hash of the
-weights in its metadata, and tests/test_site.py fails if it is not the hash of the shipped weights.
+weights in its metadata, and tests/report/test_site.py fails if it is not the hash of the shipped weights.
 """
 
 from __future__ import annotations

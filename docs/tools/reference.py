@@ -31,7 +31,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 @cache
 def command_line() -> Any:
-    """Return the command line as typer parses it; `tests/test_site.py` also parses the docs' commands with it."""
+    """Return the command line as typer parses it; `tests/report/test_site.py` parses the docs' commands with it."""
     group: Any = typer.main.get_command(app)
     group.commands = {name: load_command(name) for name in group.commands}
     return group

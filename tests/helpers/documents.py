@@ -1,4 +1,4 @@
-"""The blocks of code in README.md and CONTRIBUTING.md that tests/test_documents.py runs."""
+"""The blocks of code in README.md and CONTRIBUTING.md that tests/repository/test_documents.py runs."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def commands_of(recipe: str) -> str | None:
     return block
 
 
-# Run by tests/test_documents.py; tests/test_site.py runs the other blocks.
+# Run by tests/repository/test_documents.py; tests/report/test_site.py runs the other blocks.
 TESTED_BLOCKS = {*blocks("README.md", "python"), *map(code_of, RECIPES), *map(commands_of, RECIPES)}

@@ -11,7 +11,7 @@ def requests_of(model, chosen, count=8, length=12, block=4, **more) -> list[Requ
     """Return requests with prompts of different lengths, so that every batch is padded.
 
     With a policy whose samples repel each other, every request is the first sample of its question
-    (tests/test_groups.py tests the others).
+    (tests/engine/test_groups.py tests the others).
     """
     block = None if model.block_size else block
     index = [0 if chosen.repel else i for i in range(count)]

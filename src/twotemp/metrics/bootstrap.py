@@ -60,8 +60,9 @@ def bootstrap(
     column, and the upper end at least that of the column before: both ends rise with k.
 
     No rule covers exactly with discrete counts; this one stays between 92 and 98 % in the cases of
-    tests/test_intervals.py. It may fall to 85 % where values are alike and far from the bounds and the few questions
-    that differ were not drawn: nothing in the data tells of them. Fewer than `LEAST` questions get no interval.
+    tests/metrics/test_intervals.py. It may fall to 85 % where values are alike and far from the bounds and the few
+    questions that differ were not drawn: nothing in the data tells of them. Fewer than `LEAST` questions get no
+    interval.
 
     Args:
         values: [questions, columns]; NaN: the question has no value in this column.

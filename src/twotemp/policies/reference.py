@@ -1,8 +1,8 @@
 """The paper's samplers for one row, slow and plain: start reading here.
 
 One function per algorithm of "A Tale of Two Temperatures" and the loop around them. The engine does the same for
-batches of rows, and for every policy, model and cache. `tests/test_reference.py` holds it to this file token for
-token, since both use the same addressed noise (`twotemp.rng`).
+batches of rows, and for every policy, model and cache. `tests/policies/test_reference.py` holds it to this file token
+for token, since both use the same addressed noise (`twotemp.rng`).
 
 `c` and `log_c` map every masked position of the active block to the (log) probability of the token drawn there; `u`
 maps it to a uniform number in (0, 1). Each algorithm returns the positions to commit.
