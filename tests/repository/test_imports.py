@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "src" / "twotemp"
 
-# room -> rooms of ours that it may import, from the ground up. `docs/architecture.md` draws this.
+# package -> packages of ours that it may import, lowest layer first; drawn in `docs/architecture.md`.
 # `sampling.text` and `sampling.prompts` are below `backends`; `sampling.api` is above.
 _DATA = {"errors", "checks", "serialization", "records", "groups"}
 ALLOWED = {
@@ -98,7 +98,7 @@ TORCH_FREE = {
 }
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
@@ -126,21 +126,21 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_rooms_import_only_what_they_may(path):
-    room = room_of(path)
+def test_packages_import_only_what_they_may(path):
+    package = package_of(path)
     names = imports_of(path)
     ours = {name.split(".")[1] for name in names if name.startswith("twotemp.")}
-    if room not in FREE:
-        assert ours - ALLOWED[room] - {room, "__version__"} == set()
-    if room in TORCH_FREE:
+    if package not in FREE:
+        assert ours - ALLOWED[package] - {package, "__version__"} == set()
+    if package in TORCH_FREE:
         assert not {n for n in names if n.split(".")[0] in ("torch", "transformers")}
-    if room != "cli":
-        assert "cli" not in ours, "nobody imports the command line"
+    if package != "cli":
+        assert "cli" not in ours, "no package imports the command line"
     assert not {n.split(".")[0] for n in names} & NOT_IN_THE_WHEEL
 
 
-def test_every_room_is_governed():
-    assert {room_of(path) for path in FILES} == set(ALLOWED) | FREE
+def test_every_package_is_governed():
+    assert {package_of(path) for path in FILES} == set(ALLOWED) | FREE
 
 
 def test_a_broken_rule_is_seen(tmp_path):
@@ -179,18 +179,18 @@ def test_waiting_threads_go_to_sleep_unless_the_user_says_otherwise(given, expec
     assert done.stdout.splitlines()[-1] == f"{expected} False"
 
 
-def test_the_picture_of_the_rooms_agrees_with_the_rule_of_imports():
-    storey, floor = {}, 0
+def test_the_layer_diagram_agrees_with_the_import_rule():
+    layer, level = {}, 0
     for line in mermaid.diagrams()[0].splitlines():
-        floor += "subgraph" in line
+        level += "subgraph" in line
         if not re.search("flowchart|subgraph|direction|cli|end$", line):
-            storey |= dict.fromkeys(re.findall(r"\w+", line), floor)
-    assert set(storey) == set(ALLOWED)
-    upwards = {(a, b) for a, below in ALLOWED.items() for b in below if storey[b] > storey[a]}
+            layer |= dict.fromkeys(re.findall(r"\w+", line), level)
+    assert set(layer) == set(ALLOWED)
+    upwards = {(a, b) for a, below in ALLOWED.items() for b in below if layer[b] > layer[a]}
     assert upwards == {("sampling", "report")}  # the page says so
 
 
-def test_the_table_of_the_rooms_names_every_one():
+def test_the_package_table_names_every_package():
     page = (ROOT.parents[1] / "docs" / "architecture.md").read_text()
     first = re.findall(r"(?m)^\| (`.*?) \|", page)
     assert {name for cell in first for name in re.findall(r"`(\w+)`", cell)} == {*ALLOWED, "cli"}
