@@ -9,8 +9,8 @@ from experiments.blocks import table
 from experiments.command import current_graders, select, twotemp
 from experiments.embedded import SHOWN, cell_summary
 from twotemp.analysis import read, unique
-from twotemp.evaluation import experiments
-from twotemp.report.names import model_name
+from twotemp.evaluation.plan import read_experiment
+from twotemp.report.style import model_name
 
 HERE = Path(__file__).parent
 
@@ -20,7 +20,7 @@ def run(name: str, out: Path, questions: int, samples: int) -> dict[str, Any]:
     path = HERE / f"{name}.yaml"
     size = ["-n", str(samples), "--questions", str(questions)]
     twotemp("run", str(path), *size, "--out", str(out))
-    experiment = experiments.read(path)
+    experiment = read_experiment(path)
     folders = [out / model_name(model) for model in experiment.models]
     cells = read(folders, current_graders(experiment.tasks))
     return {"cells": [cell_summary(cell) for cell in select(cells, experiment.policies, questions)]}

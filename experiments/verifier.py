@@ -20,8 +20,7 @@ from experiments.blocks import listed, table, with_interval
 from experiments.embedded import LABELS, TASKS, points
 from twotemp import metrics, rewards
 from twotemp.analysis import Ballot, Choice, GradedCell, add_ballots, read, selection_findings, unique
-from twotemp.report import write_selection
-from twotemp.report.sentences import sentence
+from twotemp.report import sentence, write_selection
 
 CHOOSERS = ("ar", "ct", "tct")
 TRAINED = ("majority", "orm", "weighted", "oracle")  # selectors that need nothing but the verifier

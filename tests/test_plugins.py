@@ -16,7 +16,7 @@ from tests.helpers.toy_task import micro_model
 from twotemp import graders, plugins, tasks
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, Plan, TaskChoice
-from twotemp.evaluation.data import problems_of
+from twotemp.evaluation.work import problems_of
 from twotemp.policies import PRESETS, parse, policy, spell
 from twotemp.records import Policy
 from twotemp.store import Store

@@ -23,13 +23,12 @@ from twotemp.analysis import (
 )
 from twotemp.cli import app
 from twotemp.errors import UserError
-from twotemp.evaluation.data import problems_of, record_data_files
+from twotemp.evaluation.work import problems_of, record_data_files
 from twotemp.folders import claim
 from twotemp.policies import parse
 from twotemp.records import Grade
-from twotemp.report import figures
-from twotemp.report.names import model_name, signed
-from twotemp.report.sentences import sentence
+from twotemp.report import figures, sentence
+from twotemp.report.style import model_name, signed
 from twotemp.store import Store
 
 # --- from the store -------------------------------------------------------------------------------------------

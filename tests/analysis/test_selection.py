@@ -28,8 +28,7 @@ from twotemp.errors import UserError
 from twotemp.metrics import NO_ANSWER
 from twotemp.policies import parse
 from twotemp.records import Grade, Sample, Trace
-from twotemp.report import best_figures, figures, write_selection
-from twotemp.report.sentences import sentence
+from twotemp.report import figures, selection, sentence, write_selection
 from twotemp.rewards.denoiser import VERSION
 from twotemp.store import Config, Key, Store
 
@@ -297,8 +296,8 @@ def test_the_files_of_the_report_agree_with_the_curves(tmp_path):
 
 def test_shown_questions_are_ranked_by_entropy_not_by_hand():
     some = [ballot([0] * 4, [0] * (4 - i) + list(range(1, i + 1)), question=f"q{i}") for i in (3, 0, 2, 1)]
-    assert best_figures.shown_questions([elected(*some)]) == ["q1", "q2", "q3"]
-    assert best_figures.shown_questions([elected(some[0])]) == ["q3"]
+    assert selection.shown_questions([elected(*some)]) == ["q1", "q2", "q3"]
+    assert selection.shown_questions([elected(some[0])]) == ["q3"]
 
 
 def test_the_command_writes_one_line_a_curve(tmp_path, monkeypatch):

@@ -17,7 +17,8 @@ from tests.helpers import benchmark_rows, tiny_checkpoints, toy_task
 from twotemp.cli import app, console
 from twotemp.cli.options import TaskOptions, split_policies
 from twotemp.errors import UserError
-from twotemp.evaluation import TaskChoice, experiments
+from twotemp.evaluation import TaskChoice
+from twotemp.evaluation.plan import read_experiment
 from twotemp.models import load
 from twotemp.models.checkpoint import save
 from twotemp.policies import parse
@@ -287,7 +288,7 @@ def test_every_experiment_file_is_runnable():
     """Check that its tasks, policies and embedded models exist."""
     from twotemp.models.load import EMBEDDED
 
-    found = {path.stem: experiments.read(path) for path in (ROOT / "experiments").glob("*.yaml")}
+    found = {path.stem: read_experiment(path) for path in (ROOT / "experiments").glob("*.yaml")}
     assert found
     # Most files ask for the same problems.
     for choice in {choice for experiment in found.values() for choice in experiment.plan().tasks}:
@@ -335,7 +336,7 @@ def test_an_experiment_runs_and_reports(micro_folder, tmp_path):
 def test_a_mistake_in_an_experiment_file_is_found_when_it_is_read(tmp_path, text, message):
     (tmp_path / "x.yaml").write_text(text)
     with pytest.raises(UserError, match=message):
-        experiments.read(tmp_path / "x.yaml")
+        read_experiment(tmp_path / "x.yaml")
 
 
 def test_the_demo_is_an_evaluation_and_a_report(tmp_path, monkeypatch):

@@ -21,8 +21,8 @@ from twotemp.analysis import read
 from twotemp.backends.local import LocalBackend
 from twotemp.engine import run as engine_run
 from twotemp.errors import UserError
-from twotemp.evaluation import Evaluation, Plan, Progress, TaskChoice, grading, regrade, runner, work
-from twotemp.folders.frames import FrameFile, read_batches
+from twotemp.evaluation import Evaluation, Plan, Progress, TaskChoice, regrade, runner, work
+from twotemp.folders.files import FrameFile, read_batches
 from twotemp.models.load import load
 from twotemp.policies import parse
 from twotemp.records import Grade, Request
@@ -213,7 +213,7 @@ def test_ctrl_c_in_the_midst_of_a_write_writes_every_row_once(model, tmp_path, m
         run = tmp_path / f"{name}-{moment}"
         with monkeypatch.context() as patch:
             patch.setattr(runner, "WRITE_SAMPLES", 8)
-            patch.setattr(grading.Grading, "put", lambda self, work, samples: None)
+            patch.setattr(work.Grading, "put", lambda self, work, samples: None)
             patch.setattr(FrameFile, name, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 evaluate(model, PLAN, run)

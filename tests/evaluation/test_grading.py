@@ -17,7 +17,7 @@ from tests.helpers.toy import ToyModel
 from tests.helpers.toy_runs import PLAN, evaluate, rows
 from twotemp.backends.local import LocalBackend
 from twotemp.errors import UserError
-from twotemp.evaluation import Evaluation, Plan, TaskChoice, grading
+from twotemp.evaluation import Evaluation, Plan, TaskChoice, work
 from twotemp.policies import parse
 from twotemp.records import Sample
 from twotemp.store import Store, Writer
@@ -89,7 +89,7 @@ def test_a_slow_grader_costs_no_more_than_the_slower_of_the_two(tmp_path, monkey
 
 
 def test_drawing_waits_when_too_much_is_ungraded(tmp_path, monkeypatch):
-    monkeypatch.setattr(grading, "MOST_WAITING", 4)
+    monkeypatch.setattr(work, "MOST_WAITING", 4)
     monkeypatch.setattr("twotemp.evaluation.runner.WRITE_SAMPLES", 4)
     monkeypatch.setattr(
         "twotemp.evaluation.runner.LARGEST_WRITING_SHARE", math.inf
@@ -193,7 +193,7 @@ def test_samples_an_earlier_run_could_not_grade_are_graded_once(tmp_path, monkey
             return super().grade(items)
 
     with monkeypatch.context() as patch:
-        patch.setattr(grading.Grading, "put", lambda self, work, samples: None)
+        patch.setattr(work.Grading, "put", lambda self, work, samples: None)
         with Evaluation(replace(PLAN, n=2), tmp_path / "run") as prepared:
             prepared.run_with(SlowBackend(0.0))
     assert all(grade is None for _, grade in rows(tmp_path / "run").values())

@@ -15,9 +15,9 @@ import zstandard
 from tests.helpers.store_worker import CONFIG, GRADER, evaluate
 from twotemp.analysis import survey
 from twotemp.errors import UserError
-from twotemp.evaluation.data import DATA, problems_of
+from twotemp.evaluation.work import DATA, problems_of
 from twotemp.folders import expect, read_log
-from twotemp.folders.frames import SUFFIX, FrameFile, read_batches
+from twotemp.folders.files import SUFFIX, FrameFile, read_batches
 from twotemp.store import Cell, Store, export
 from twotemp.tasks.imported import FILE, imported
 
@@ -70,7 +70,7 @@ def test_a_small_file_that_expands_to_gigabytes_is_damaged(tmp_path: Path):
     assert file.stat().st_size < 300_000
     code = (
         "import sys; from pathlib import Path; from twotemp.errors import UserError\n"
-        "from twotemp.folders.frames import read_batches\n"
+        "from twotemp.folders.files import read_batches\n"
         "try: list(read_batches(Path(sys.argv[1])))\n"
         "except UserError as error: print(error)"
     )
@@ -86,7 +86,7 @@ def test_a_small_file_that_expands_to_gigabytes_is_damaged(tmp_path: Path):
 
 
 def test_a_batch_longer_than_a_frame_is_written_as_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("twotemp.folders.frames.MAX_FRAME", 1000)
+    monkeypatch.setattr("twotemp.folders.files.MAX_FRAME", 1000)
     rows = [{"number": number, "text": "x" * 300} for number in range(10)]
     file = FrameFile(tmp_path / f"a{SUFFIX}")
     file.append(rows)

@@ -9,7 +9,7 @@ from tests.helpers.toy_runs import rows
 from twotemp.backends.supervisor import Supervisor
 from twotemp.engine import Written
 from twotemp.evaluation import Evaluation, Plan, TaskChoice
-from twotemp.folders.frames import read_batches
+from twotemp.folders.files import read_batches
 from twotemp.policies import parse
 from twotemp.records import Request
 

@@ -18,7 +18,7 @@ import pytest
 from tests.helpers.graded_cells import graded, spread, store_cell
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse
-from twotemp.report import figures, names, style, tables, write
+from twotemp.report import figures, style, tables, write
 from twotemp.store import Store
 
 SIX = ("ar", "lc", "random", "tlc", "ct", "tct")
@@ -154,12 +154,12 @@ def test_every_policy_has_a_style_and_the_papers_six_differ():
 
 
 def test_labels_distinguish_policies():
-    assert names.label(parse("tct:threshold=0.7"), plain=True) == "TCT (threshold=0.7, t_pos=0.1)"
-    assert names.label(parse("tlc:t_pos=inf")) == r"TLC ($T_\mathrm{pos}=\infty$)"
-    assert names.label(parse("ar:t_token=0.5"), hide=("t_token",)) == "Autoregressive"
+    assert style.label(parse("tct:threshold=0.7"), plain=True) == "TCT (threshold=0.7, t_pos=0.1)"
+    assert style.label(parse("tlc:t_pos=inf")) == r"TLC ($T_\mathrm{pos}=\infty$)"
+    assert style.label(parse("ar:t_token=0.5"), hide=("t_token",)) == "Autoregressive"
     specs = ("tlc", "tlc:t_pos=2", "tlc:k=2", "lc", "lc:t_token=1", "lc:eos=last", "random")
     for plain in (True, False):
-        assert len({names.label(parse(spec), plain=plain) for spec in specs}) == len(specs)
+        assert len({style.label(parse(spec), plain=plain) for spec in specs}) == len(specs)
 
 
 # --- the whole ------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tests.helpers.store_cells import cell, expected, rows
 from tests.helpers.store_worker import CONFIG, GRADER, QUESTIONS, draw, evaluate, judge
 from twotemp import metrics
 from twotemp.errors import UserError
-from twotemp.folders.frames import FrameFile, read_batches
+from twotemp.folders.files import FrameFile, read_batches
 from twotemp.records import Grade
 from twotemp.store import Cell, Config, Key, Store, export
 
@@ -180,7 +180,7 @@ def test_a_file_cut_at_any_byte_gives_its_whole_batches(tmp_path: Path):
 
 
 def test_batches_larger_than_the_read_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("twotemp.folders.frames._PIECE", 7)
+    monkeypatch.setattr("twotemp.folders.files._PIECE", 7)
     file = FrameFile(tmp_path / "a.jsonl.zst")
     batches = [[{"text": os.urandom(50).hex()}] for _ in range(5)]
     for batch in batches:
@@ -370,7 +370,7 @@ def test_two_processes_that_disagree_cannot_both_make_the_cell(
 
 def test_export_has_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra: pip install 'twotemp[analysis]'")
-    monkeypatch.setattr("twotemp.store.parquet._GROUP", 7)
+    monkeypatch.setattr("twotemp.store.run._GROUP", 7)
     store = Store.create(tmp_path / "run")
     cell = store.cell("toy.tct", CONFIG)
     evaluate(cell, 3)

@@ -32,8 +32,7 @@ from twotemp.tuning import (
     standings,
     tune,
 )
-from twotemp.tuning.race import LEAST, PROBE, Round, beaten_by, frontier, survivors
-from twotemp.tuning.smoothing import smoothed_means
+from twotemp.tuning.race import LEAST, PROBE, Round, beaten_by, frontier, smoothed_means, survivors
 from twotemp.tuning.tuner import Tuned, validation
 
 
@@ -412,7 +411,7 @@ def test_several_tasks_are_refused_and_a_file_without_policies(tmp_path):
 
 def test_the_frontier_is_drawn(tmp_path):
     pytest.importorskip("matplotlib", reason="needs the extra: pip install 'twotemp[plots]'")
-    from twotemp.report.frontier import draw_frontier
+    from twotemp.report.tuning import draw_frontier
 
     simulated = Simulated([0.8, 0.5, 0.2], prices=[40.0, 10.0, 20.0], common=False, questions=60)
     named = [policy("lc"), policy("fork"), policy("tpp")]

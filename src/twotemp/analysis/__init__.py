@@ -4,12 +4,37 @@
 `Choice` is Best@k under one selector, on cells that `add_ballots` has given the answers of their samples.
 """
 
-from twotemp.analysis.ballots import add_ballots, common_reward_model, group_answers
-from twotemp.analysis.cells import Ballot, GradedCell, check_grid, k_grid, shared, unique
-from twotemp.analysis.choice import Choice, every_choice, selection_findings
-from twotemp.analysis.compare import Finding, findings, representatives
-from twotemp.analysis.runs import RunSurvey, grader_of, read, survey
-from twotemp.analysis.selectors import SELECTORS, best_at, best_for, check_selectors, choices, elect
+from twotemp.analysis.cells import (
+    Ballot,
+    GradedCell,
+    RunSurvey,
+    check_grid,
+    grader_of,
+    k_grid,
+    read,
+    shared,
+    survey,
+    unique,
+)
+from twotemp.analysis.compare import (
+    Choice,
+    Finding,
+    every_choice,
+    findings,
+    representatives,
+    selection_findings,
+)
+from twotemp.analysis.selectors import (
+    SELECTORS,
+    add_ballots,
+    best_at,
+    best_for,
+    check_selectors,
+    choices,
+    common_reward_model,
+    elect,
+    group_answers,
+)
 
 __all__ = [
     "SELECTORS",

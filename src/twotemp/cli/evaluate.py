@@ -29,8 +29,8 @@ from twotemp.cli.results import select_command, show_table, summary, write_repor
 from twotemp.cli.running import run_plan
 from twotemp.cli.workers import DrawingOptions
 from twotemp.errors import UserError
-from twotemp.evaluation import experiments
-from twotemp.report.names import model_name
+from twotemp.evaluation.plan import read_experiment
+from twotemp.report.style import model_name
 from twotemp.serialization import json_text
 
 
@@ -119,7 +119,7 @@ def run(
 
       twotemp run experiments/tlc.yaml --questions 20 -n 16 --out runs/tlc
     """
-    chosen = experiments.read(experiment)
+    chosen = read_experiment(experiment)
     chosen = replace(chosen, n=n or chosen.n, questions=questions or chosen.questions)
     plan = replace(chosen.plan(task.choices(chosen.tasks)), chat=task.chat)
     folder = out or Path("runs") / experiment.stem

@@ -12,7 +12,7 @@ import typer
 
 from twotemp.errors import UserError, unknown
 from twotemp.evaluation import Plan, TaskChoice
-from twotemp.evaluation.experiments import policies_in
+from twotemp.evaluation.plan import policies_in
 from twotemp.policies import parse
 from twotemp.records import Policy
 from twotemp.store import Store

@@ -10,11 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from twotemp.analysis import GradedCell, add_ballots, common_reward_model, every_choice, k_grid, survey
-from twotemp.analysis.choice import interval
+from twotemp.analysis.compare import interval
 from twotemp.cli.console import next_command, output, say, status
 from twotemp.errors import UserError
 from twotemp.report import NO_FIGURES, Page, figures, tables, write, write_selection
-from twotemp.report.names import label as policy_label
+from twotemp.report.style import label as policy_label
 from twotemp.report.tables import TableBlock
 from twotemp.tasks import SOURCES
 

@@ -14,7 +14,7 @@ from twotemp.cli.console import progress, say
 from twotemp.cli.options import Altered, DataFiles, Graders, graders_by_task, task_files
 from twotemp.cli.results import INCOMPLETE, show_blocks, show_gaps, show_page
 from twotemp.errors import UserError
-from twotemp.report import best_tables, write_selection
+from twotemp.report import selection, write_selection
 from twotemp.serialization import json_text
 
 
@@ -91,7 +91,7 @@ def select(
     else:
         costs, grid = {"NFE": lambda cell: cell.cost()}, k_grid(cells)
         title = "Best@k in % (95 % interval)"
-        show_blocks(title, costs, lambda ks: best_tables.blocks(choices, ks), grid)
+        show_blocks(title, costs, lambda ks: selection.blocks(choices, ks), grid)
     show_page(replace(page, sentences=()) if as_json else page)
     say(f"next: open {page.path}")
     if surveyed.gaps:

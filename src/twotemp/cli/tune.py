@@ -27,8 +27,7 @@ from twotemp.cli.workers import DrawingOptions, Workload
 from twotemp.evaluation import Progress
 from twotemp.folders import write_text
 from twotemp.report import NO_FIGURES, figures
-from twotemp.report.frontier import draw_frontier
-from twotemp.report.tuning import COLUMNS, markdown, recommendation, table_row, tuned_yaml
+from twotemp.report.tuning import COLUMNS, draw_frontier, markdown, recommendation, table_row, tuned_yaml
 from twotemp.report.tuning import as_json as standings_json
 from twotemp.serialization import json_text
 from twotemp.tuning import Goal, Tuned, expand

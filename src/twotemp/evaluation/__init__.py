@@ -5,9 +5,8 @@ that was interrupted continues when it is started again, and a larger n draws on
 """
 
 from twotemp.evaluation.plan import Plan, TaskChoice
-from twotemp.evaluation.progress import Progress
-from twotemp.evaluation.regrade import regrade
-from twotemp.evaluation.runner import Evaluation
+from twotemp.evaluation.runner import Evaluation, Progress
+from twotemp.evaluation.work import regrade
 
 __all__ = [
     "Evaluation",

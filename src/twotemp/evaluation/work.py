@@ -1,21 +1,101 @@
-"""The (task, policy) cells of a running evaluation: what is missing, and how it is graded and stored."""
+"""The (task, policy) cells of a run: their problems, what is missing, and how samples are graded and stored."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice, takewhile, zip_longest
-from typing import TypeVar
+from functools import partial
+from itertools import chain, islice, takewhile, zip_longest
+from pathlib import Path
+from threading import Condition, Thread
+from typing import Any, TypeVar
 
-from twotemp import tasks
+from twotemp import graders, tasks
 from twotemp.errors import UserError
 from twotemp.evaluation.plan import TaskChoice
+from twotemp.folders import read_json, write_json
 from twotemp.graders.base import Grader, grades
 from twotemp.policies import spell
 from twotemp.records import Grade, Problem, Sample
 from twotemp.sampling.prompts import CHUNK, ProblemRequest, answer
-from twotemp.store import Cell, Writer
-from twotemp.tasks import Task
+from twotemp.store import Cell, Store, Writer
+from twotemp.tasks import ProblemSet, Task
+from twotemp.tasks.imported import imported
+
+DATA = "data.json"  # beside run.json: the local data files by task
+
+
+def task_of(cell: Cell) -> Task:
+    """Return the task of a cell: the one imported with its samples, else the registered one."""
+    return imported(cell.config.task, cell.path) or tasks.get(cell.config.task)
+
+
+def record_data_files(run: Path, files: Mapping[str, tuple[Path, bool]]) -> None:
+    """Record the local data files of a run, so that later commands need not name them again.
+
+    Args:
+        run: The run directory.
+        files: By task, the file and whether it may differ from the published rows.
+    """
+    recorded = _recorded_files(run)
+    entries = {
+        task: {"file": str(file.resolve()), "altered": altered} for task, (file, altered) in files.items()
+    }
+    if recorded | entries != recorded:
+        write_json(run / DATA, recorded | entries)
+
+
+def _recorded_files(run: Path) -> dict[str, Any]:
+    data = read_json(run / DATA) if (run / DATA).exists() else {}
+    if not isinstance(data, dict) or not all(
+        isinstance(entry, dict)
+        and isinstance(entry.get("file"), str)
+        and isinstance(entry.get("altered"), bool)
+        for entry in data.values()
+    ):
+        raise UserError(f"{run / DATA} is damaged; remove it, and name data files with --data TASK=FILE")
+    return data
+
+
+def problems_of(
+    cell: Cell, data: Mapping[str, Path] | None = None, allow_altered: bool = False, *, hub: bool = True
+) -> ProblemSet:
+    """Return the problems that a cell was drawn from; raise a UserError if the data have changed since.
+
+    Args:
+        cell: A cell of a run.
+        data: Local data files by task; default: those that the run directory records.
+        allow_altered: Accept a file in `data` whose rows differ from the published ones.
+        hub: Whether problems that are neither generated nor in a local file may be downloaded.
+    """
+    config, recorded = cell.config, _recorded_files(cell.path.parent)
+    file = (data or {}).get(config.task)
+    if file is None and config.task in recorded:
+        file, allow_altered = Path(recorded[config.task]["file"]), recorded[config.task]["altered"]
+        if not file.is_file():
+            raise UserError(
+                f"{cell.path} was drawn from {file}, which no longer exists; give its new location: "
+                f"--data {config.task}=FILE"
+            )
+    local = config.task not in tasks.BENCHMARKS or imported(config.task, cell.path) is not None
+    if file is None and not hub and not local:
+        raise UserError(
+            f"the questions of {config.task} are not in a local file; give one: --data {config.task}=FILE"
+        )
+    problems = task_of(cell).problems(
+        data=file,
+        prompt=config.prompt or None,
+        subset=config.subset,
+        allow_altered=allow_altered and file is not None,
+    )
+    if problems.digest != config.data:
+        raise UserError(
+            f"{cell.path} was drawn from other data than {problems.source} ({config.data[:12]}…, not "
+            f"{problems.digest[:12]}…); give the file it was drawn from: --data {config.task}=FILE"
+        )
+    return problems
+
 
 WRITE_GRADES = 64  # grades written together; a kill loses at most these
 T = TypeVar("T")
@@ -129,3 +209,142 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
     rest = iter(items)
     while batch := list(islice(rest, size)):
         yield batch
+
+
+MOST_WAITING = 4 * CHUNK  # samples in the queue; beyond that, drawing waits for grading
+
+
+class Grading:
+    """A context manager: samples that are `put` have been graded when it exits.
+
+    Samples are stored before they are put here, so whatever stops a run (an error, Ctrl-C, a kill) costs only grades,
+    which the next run adds. An error of the grader is raised by the next `put`, or on exit.
+    """
+
+    def __init__(self, works: Sequence[CellWork], on_grades: Callable[[str, Sequence[Grade]], None]) -> None:
+        """Prepare the thread.
+
+        Args:
+            works: The cells of the run; samples that earlier runs stored and did not grade are graded first.
+            on_grades: Called with (policy, grades), in the thread.
+        """
+        self._works, self._on_grades = works, on_grades
+        self._waiting: dict[CellWork, list[Sample]] = {}
+        self._changed = Condition()
+        self._ending = self._stopped = self._ended = False
+        self._error: BaseException | None = None
+        # A daemon, so that a hanging grader does not keep a stopped process alive.
+        self._thread = Thread(target=self._run, name="grading", daemon=True)
+
+    def __enter__(self) -> Grading:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        with self._changed:
+            self._ending, self._stopped = True, kind is not None
+            self._changed.notify_all()
+            # Not `Thread.join`: after an interrupt it considers the thread finished (Python 3.11).
+            try:
+                self._changed.wait_for(lambda: self._ended)
+            except BaseException:  # Ctrl-C while the last samples are graded
+                self._stopped = True
+                self._changed.wait_for(lambda: self._ended)
+                raise
+        if kind is None and self._error is not None:
+            raise self._error
+
+    @property
+    def hungry(self) -> bool:
+        """Whether the grader will be idle after the samples it is grading now."""
+        return not self._waiting
+
+    @property
+    def failed(self) -> bool:
+        """Whether the grader raised an error, which `put` will raise."""
+        return self._error is not None
+
+    def put(self, work: CellWork, samples: Sequence[Sample]) -> None:
+        """Queue stored samples of a cell; wait while the queue is full."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or self._room())
+            if self._error is not None:
+                raise self._error
+            self._waiting.setdefault(work, []).extend(samples)
+            self._changed.notify_all()
+
+    def _room(self) -> bool:
+        return sum(map(len, self._waiting.values())) < MOST_WAITING
+
+    def _run(self) -> None:
+        try:
+            for work, samples in chain(self._backlog(), self._queued()):
+                work.grade(samples, partial(self._on_grades, work.name), lambda: self._stopped)
+        except BaseException as error:
+            self._error = error
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _backlog(self) -> Iterator[tuple[CellWork, list[Sample]]]:
+        for work in self._works:
+            for samples in batched(work.pending(), CHUNK):
+                if self._stopped:
+                    return
+                yield work, samples
+
+    def _queued(self) -> Iterator[tuple[CellWork, list[Sample]]]:
+        """Yield all queued samples of one cell at a time: large batches keep a grader's workers busy."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._ending)
+                if self._stopped or not self._waiting:
+                    return
+                work = next(iter(self._waiting))
+                samples = self._waiting.pop(work)
+                self._changed.notify_all()
+            yield work, samples
+
+
+def regrade(
+    run: Path | str,
+    *,
+    grader: str | Mapping[str, str] | None = None,
+    cells: Collection[str] | None = None,
+    data: Mapping[str, Path] | None = None,
+    allow_altered: bool = False,
+    again: bool = False,
+    watch: Callable[[str, int], None] | None = None,
+) -> dict[str, int]:
+    """Grade the samples of a run that a grader has not graded yet, without drawing any.
+
+    Args:
+        run: The run directory.
+        grader: A grader other than the tasks' own, or graders by task.
+        cells: The names of the cells to grade; default: all.
+        data: Local data files by task, the ones that the run was drawn from.
+        allow_altered: Accept files in `data` whose rows differ from the published ones.
+        again: Grade all samples, whether graded before or not.
+        watch: Called with (cell, samples graded so far).
+
+    Returns:
+        The number of samples graded in each cell.
+    """
+    graded: dict[str, int] = {}
+    for cell in Store.open(run).cells():
+        if cells is not None and cell.name not in cells:
+            continue
+        problems, task = problems_of(cell, data, allow_altered), task_of(cell)
+        requested = grader.get(task.name) if isinstance(grader, Mapping) else grader
+        graded[cell.name] = 0
+        with closing(graders.get(requested or task.grader)) as chosen, cell.writer() as writer:
+            by_id = {problem.id: problem for problem in problems.problems}
+            loaded = LoadedTask(TaskChoice(task.name), task, by_id, problems.digest, chosen)
+            work = CellWork(loaded, cell, writer)
+            for samples in batched(cell.samples() if again else cell.pending(chosen.name), CHUNK):
+                work.grade(samples)
+                graded[cell.name] += len(samples)
+                if watch is not None:
+                    watch(cell.name, graded[cell.name])
+    return graded

@@ -6,17 +6,18 @@ must have one writer, `only_writer` refuses a second one.
 """
 
 from twotemp.folders.files import (
+    Log,
     disk_errors,
     make_folder,
     only_writer,
     read_json,
+    read_log,
     replacing,
     unbroken,
     write_json,
     write_text,
 )
 from twotemp.folders.identity import KINDS, RunKind, claim, continued, expect, kind_of, read_run, write_run
-from twotemp.folders.log import Log, read_log
 
 __all__ = [
     "KINDS",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from twotemp.folders import claim
-from twotemp.folders.frames import SUFFIX, FrameFile, next_number, read_batches, writer_name
+from twotemp.folders.files import SUFFIX, FrameFile, next_number, read_batches, writer_name
 
 
 class Journal:

@@ -1,7 +1,7 @@
-"""Best@k: how often the one answer chosen from k samples is right, on average over subsets of size k.
+"""Best@k, how often the one answer chosen from k samples is right on average over subsets, and answer entropy.
 
-Each function takes one question's n samples and returns an entry for each k (NaN for k > n). The oracle, which
-picks a right sample whenever there is one, is pass@k.
+Each function takes one question's n samples; those with `ks` return an entry for each k (NaN for k > n). The oracle,
+which picks a right sample whenever there is one, is pass@k.
 
 `answers` are group numbers: equal answers share a number >= 0, a sample without an answer is -1; it counts
 among the k, but is never elected, and a subset without any answer is wrong. Ties are shared evenly: the expectation
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twotemp.errors import UserError
-from twotemp.metrics.passk import Floats, grid, pass_at_k
+from twotemp.metrics.estimates import Floats, grid, pass_at_k
 
 NO_ANSWER = -1
 _MAX_VOTES = 1000  # C(1000, 500) is near the largest float64
@@ -174,3 +174,36 @@ def _groups(right: Floats, group: NDArray[Any]) -> tuple[NDArray[Any], NDArray[n
     answered = group != NO_ANSWER
     labels, inverse, size = np.unique(group[answered], return_inverse=True, return_counts=True)
     return labels, size, np.bincount(inverse, weights=right[answered], minlength=len(labels)) / size
+
+
+def answer_entropy(answers: ArrayLike, ks: Sequence[int]) -> Floats:
+    """Return the expected entropy (nats) of the empirical answer distribution of k of the n samples; NaN for k > n.
+
+    Exact by linearity: an answer with m samples has v of the k with hypergeometric probability, so
+
+        E[H] = - sum_answers sum_v  C(m, v) C(n - m, k - v) / C(n, k) * (v / k) log (v / k).
+
+    NO_ANSWER is one more outcome here: it spreads the distribution like any other.
+    """
+    group = np.asarray(answers)
+    if group.ndim != 1 or not len(group) or group.dtype.kind not in "iu":
+        raise UserError(
+            "answers must be one group number per sample (equal answers share one, -1: no answer)"
+        )
+    _, sizes = np.unique(group, return_counts=True)
+    n = len(group)
+    log_factorial: Floats = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
+
+    def log_choose(total: Any, part: Any) -> Any:
+        return log_factorial[total] - log_factorial[part] - log_factorial[np.subtract(total, part)]
+
+    result = np.full(len(ks), np.nan)
+    for column, k in enumerate(grid(ks)):
+        if k > n:
+            continue
+        result[column] = 0.0
+        for m in sizes:
+            v = np.arange(max(1, k - (n - m)), min(m, k) + 1)
+            chance = np.exp(log_choose(m, v) + log_choose(n - m, k - v) - log_choose(n, k))
+            result[column] -= chance @ (v / k * np.log(v / k))
+    return result

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twotemp.analysis import Choice, GradedCell, check_grid, findings, k_grid, selection_findings, unique
+from twotemp.analysis import (
+    Choice,
+    Finding,
+    GradedCell,
+    check_grid,
+    findings,
+    k_grid,
+    selection_findings,
+    unique,
+)
+from twotemp.analysis.compare import ComparisonBudget
 from twotemp.folders import disk_errors
-from twotemp.report import best_figures, best_tables, figures, tables
+from twotemp.report import figures, selection, tables
 from twotemp.report.figures import SavedFigure
-from twotemp.report.names import model_name, task_name
-from twotemp.report.sentences import sentence
+from twotemp.report.style import family_label, model_name, signed, task_name
 from twotemp.serialization import json_text
 
-__all__ = ["Page", "write", "write_selection"]
+__all__ = ["Page", "sentence", "write", "write_selection"]
 
 NO_FIGURES = "Without figures: they need matplotlib (pip install 'twotemp[plots]')."
 
@@ -59,14 +69,14 @@ def write_selection(curves: Sequence[Choice], folder: Path | str, gaps: Sequence
     """Write selection.md, selection.csv, selected.jsonl (the chosen answers) and the figures into a folder."""
     folder = Path(folder)
     sentences = [sentence(finding) for finding in selection_findings(curves)]
-    table = best_tables.markdown(curves)
+    table = selection.markdown(curves)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        drawn = best_figures.draw(curves, folder) if figures.available() else []
-        (folder / "selection.csv").write_text(best_tables.as_csv(curves), "utf-8")
+        drawn = selection.draw(curves, folder) if figures.available() else []
+        (folder / "selection.csv").write_text(selection.as_csv(curves), "utf-8")
         rows = "".join(json_text(row) + "\n" for curve in curves for row in curve.chosen())
         (folder / "selected.jsonl").write_text(rows, "utf-8")
-        notes = best_tables.notes(unique(curve.cell for curve in curves))
+        notes = selection.notes(unique(curve.cell for curve in curves))
         parts = [*_findings(sentences), "## Best@k\n", table, notes]
         return _page(folder / "selection.md", "One answer from many", gaps, parts, drawn, sentences)
 
@@ -118,3 +128,56 @@ def _notes(cells: Sequence[GradedCell]) -> str:
     if ungraded:
         lines.append(f"{ungraded} samples could not be graded and are left out.")
     return "\n".join(f"- {line}" for line in lines) + "\n"
+
+
+def sentence(finding: Finding) -> str:
+    """Return one sentence: which policy is better, by how much, how certain that is, and on which tasks."""
+    first, second = (family_label(side, plain=True) for side in (finding.first, finding.second))
+    suffix = f" ({model_name(finding.model)})" if finding.model else ""
+    if finding.metric == "entropy":
+        return _entropy_sentence(finding, first, second, suffix)
+    where = _budget(finding.budget, second) + suffix
+    if finding.selector:
+        where = f"choosing by {finding.selector} {where}"
+    if finding.task:
+        where = f"on {task_name(finding.task)}, {where}"
+    mean, low, high = (100 * value for value in (finding.mean, finding.low, finding.high))
+    detail = "".join(f", {task_name(task)} {signed(100 * gap)}" for task, gap in finding.tasks)
+    interval = f"95 % interval {signed(low)} to {signed(high)}" + detail * (len(finding.tasks) > 1)
+    if math.isnan(low):
+        verdict = f"{first} and {second} differ by {signed(mean)} points"
+        interval = _too_few(finding)
+    elif low <= 0 <= high:
+        verdict = f"{first} and {second} cannot be told apart: {signed(mean)} points"
+    else:
+        verdict = f"{first} solves {abs(mean):.1f} points {'more' if mean > 0 else 'fewer'} than {second}"
+    return f"{where[0].upper()}{where[1:]}, {verdict} ({interval})."
+
+
+def _entropy_sentence(finding: Finding, first: str, second: str, suffix: str) -> str:
+    mean, low, high = finding.mean, finding.low, finding.high
+    verdict = "is higher than" if low > 0 else "is lower than" if high < 0 else "cannot be told from"
+    interval = f"95 % interval {signed(low, 2)} to {signed(high, 2)}"
+    if math.isnan(low):
+        verdict, interval = "compared with", _too_few(finding)
+    detail = ", ".join(f"{task_name(task)} {signed(gap, 2)}" for task, gap in finding.tasks)
+    return (
+        f"The entropy of {first}'s answers to a question ({finding.budget.amount:.0f} samples){suffix} {verdict} "
+        f"that of {second}: {signed(mean, 2)} nats ({interval}; {detail})."
+    )
+
+
+def _budget(budget: ComparisonBudget, second: str) -> str:
+    if budget.kind == "samples":
+        return (
+            f"with {budget.amount:.0f} samples per question"
+            if budget.amount > 1
+            else "with one sample per question"
+        )
+    if budget.kind == "nfe":
+        return f"for equal NFE ({budget.amount:.0f} per question)"
+    return f"for the NFE of one {second} sample ({budget.amount:.0f})"
+
+
+def _too_few(finding: Finding) -> str:
+    return f"{finding.questions} questions: too few for an interval"

@@ -17,7 +17,7 @@ from twotemp.errors import UserError
 from twotemp.metrics import Estimate
 from twotemp.records import Policy
 from twotemp.report import style
-from twotemp.report.names import dataset, family_labels, label, model_name, task_name
+from twotemp.report.style import dataset, family_labels, label, model_name, task_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ import numpy as np
 from twotemp.forks.probe import LineFit, Study, fit
 from twotemp.report import style
 from twotemp.report.figures import SavedFigure, grid, save, styled
-from twotemp.report.names import task_name
+from twotemp.report.style import task_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

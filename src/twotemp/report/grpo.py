@@ -17,8 +17,8 @@ from twotemp.folders import disk_errors
 from twotemp.records import Policy
 from twotemp.report import style
 from twotemp.report.figures import SavedFigure, available, grid, legend, save, styled
-from twotemp.report.names import label as policy_label
-from twotemp.report.names import model_name, task_name
+from twotemp.report.style import label as policy_label
+from twotemp.report.style import model_name, task_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

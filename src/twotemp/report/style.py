@@ -1,4 +1,4 @@
-"""The style of all figures: one colour and one marker per policy.
+"""How policies, tasks and models appear in sentences, tables and figures: their names, colours and markers.
 
 The colours are Okabe and Ito's, which colour-blind readers can distinguish; markers carry the same information in
 print.
@@ -6,10 +6,103 @@ print.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from twotemp.policies import PRESETS
 from twotemp.records import Policy
+
+NAMES = {
+    "ar": "Autoregressive",
+    "lc": "Low confidence",
+    "random": "Random",
+    "tlc": "TLC",
+    "ct": "Fast-dLLM (CT)",
+    "tct": "TCT",
+}
+TASKS = {"gsm8k": "GSM8K", "math500": "MATH-500", "humaneval": "HumanEval", "mbpp": "MBPP"}
+_SYMBOLS = {"t_pos": r"T_\mathrm{pos}", "t_token": r"T_\mathrm{token}", "threshold": r"\lambda", "k": "K"}
+VARIES = "varies"
+
+
+def task_name(task: str) -> str:
+    """Return the display name of a task."""
+    return TASKS.get(task, task)
+
+
+def model_name(model: str) -> str:
+    """Return the last part of a hub id or a path: `GSAI-ML/LLaDA-8B-Instruct` -> `LLaDA-8B-Instruct`.
+
+    All models that `twotemp grpo` and `python -m recipes` save are called `model`: RUN/model is RUN's.
+    """
+    return model.rstrip("/").removesuffix("/model").rsplit("/", 1)[-1]
+
+
+def dataset(model: str, task: str, models: Collection[str]) -> str:
+    """Return the display name of the task, with the model if there are several."""
+    return f"{task_name(task)}, {model_name(model)}" if len(set(models)) > 1 else task_name(task)
+
+
+def parameters(policy: Policy, hide: Collection[str] = ()) -> dict[str, Any]:
+    """Return the parameters that a label shows: T_pos of a tempered policy, and all that differ from the preset."""
+    if policy.name not in PRESETS:
+        return {}
+    preset = PRESETS[policy.name]
+    return {
+        key: getattr(policy, key)
+        for key in preset.settable
+        if key not in hide
+        and (getattr(policy, key) != getattr(preset.policy, key) or (key == "t_pos" and policy.t_pos))
+    }
+
+
+def label(policy: Policy, *, plain: bool = False, hide: Collection[str] = ()) -> str:
+    """Return `TCT ($T_pos=0.1$)` for figures and LaTeX; plain: `TCT (t_pos=0.1)`, for terminals and Markdown."""
+    return _labelled(policy.name, parameters(policy, hide), plain)
+
+
+def family_label(policies: Sequence[Policy], *, plain: bool = False) -> str:
+    """Return one label for policies of one name with parameters per task: `TCT (t_pos varies, k=2)`."""
+    keys = dict.fromkeys(key for policy in policies for key in parameters(policy))
+    values = {key: {getattr(policy, key) for policy in policies} for key in keys}
+    common = {key: options.pop() if len(options) == 1 else VARIES for key, options in values.items()}
+    return _labelled(policies[0].name, common, plain)
+
+
+def family_labels(policies: Iterable[Policy], *, plain: bool = False) -> dict[str, str]:
+    """Return the family label of each policy name."""
+    named: dict[str, list[Policy]] = {}
+    for policy in policies:
+        named.setdefault(policy.name, []).append(policy)
+    return {name: family_label(family, plain=plain) for name, family in named.items()}
+
+
+def _labelled(name: str, shown: Mapping[str, Any], plain: bool) -> str:
+    write = _plain if plain else _mathematical
+    inside = ", ".join(write(key, value) for key, value in shown.items())
+    return NAMES.get(name, name) + (f" ({inside})" if inside else "")
+
+
+def _plain(key: str, value: Any) -> str:
+    if value is VARIES:
+        return f"{key} {VARIES}"
+    return f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+
+
+def _mathematical(key: str, value: Any) -> str:
+    if key not in _SYMBOLS:
+        return _plain(key, value).replace("_", " ")
+    if value is VARIES:
+        return f"${_SYMBOLS[key]}$ {VARIES}"
+    number = r"\infty" if math.isinf(value) else f"{value:g}"
+    return f"${_SYMBOLS[key]}={number}$"
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """Return `+0.5` or `-0.5`; a negative value that rounds to zero is `+0.0`."""
+    return f"{round(value, digits) + 0.0:+.{digits}f}"
+
 
 INK = "#262626"
 GRID = "#e4e4e4"

@@ -12,9 +12,9 @@ import numpy as np
 
 from twotemp.analysis import GradedCell, unique
 from twotemp.metrics import Estimate
-from twotemp.metrics.bootstrap import LEAST
+from twotemp.metrics.estimates import LEAST
 from twotemp.report import style
-from twotemp.report.names import dataset, label, model_name, task_name
+from twotemp.report.style import dataset, label, model_name, task_name
 
 INTERVALS = (
     "In parentheses the 95 % interval over questions (Bayesian bootstrap, 10,000 resamples); fewer than "

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any
 
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS
 from twotemp.records import Grade, Policy, Sample
-from twotemp.report.single_file import template
 from twotemp.serialization import json_text
 
 FORK_ENTROPY = math.log(2)  # nats; a fair coin
@@ -135,3 +135,12 @@ def pieces(ids: Sequence[int], tokenizer: Any | None) -> list[str]:
         before = text(ids[start:end]).rstrip("\ufffd") if start < end else ""
         texts.append(text(ids[start : end + 1])[len(before) :].rstrip("\ufffd") or "\ufffd")
     return texts
+
+
+def template(package: str, name: str) -> str:
+    """Return the template `name` of a package with its placeholders for the shared style and script filled in."""
+    page = (files(package) / name).read_text(encoding="utf-8")
+    for shared in ("components.css", "components.js"):
+        content = (files("twotemp.report") / shared).read_text(encoding="utf-8")
+        page = page.replace(f"/*{shared}*/", content)
+    return page

@@ -1,14 +1,90 @@
-"""Rows as they are on disk. A run directory may come from other people, so the parsers check what they read."""
+"""What a cell holds: its configuration, its rows as they are on disk, and its graded samples as arrays.
+
+A run directory may come from other people, so the parsers check what they read.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
-from twotemp.records import Key, Outcome, Sample
+import numpy as np
+from numpy.typing import NDArray
+
+from twotemp import __version__
+from twotemp.errors import UserError
+from twotemp.records import Grade, Key, Outcome, Policy, Sample
+from twotemp.serialization import record, to_json
+
+Option = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Config:
+    """The complete configuration of one (task, policy) cell of a run, and the version that created it."""
+
+    task: str
+    data: str  # ProblemSet.digest
+    prompt: str  # name of the prompt template
+    subset: str | None
+    model: str
+    fingerprint: str  # of the model's weights
+    policy: Policy
+    length: int
+    block: int | None
+    seed: int
+    # Everything else that changes samples: cache, compile. An option that is off (False, None) may be left out.
+    options: Mapping[str, Option] = field(default_factory=dict)
+    version: str = __version__
+
+    def __post_init__(self) -> None:
+        texts = (self.task, self.data, self.prompt, self.subset or "", self.model, self.fingerprint)
+        if not all(isinstance(value, str) for value in texts) or not isinstance(self.options, Mapping):
+            raise UserError(
+                "task, data, prompt, subset, model and fingerprint must be strings, options a mapping"
+            )
+        if not all(type(value) is int for value in (self.length, self.block or 0, self.seed)):
+            raise UserError("length, block and seed must be integers")
+        for key, value in self.options.items():
+            if not isinstance(value, Option) or (isinstance(value, float) and not math.isfinite(value)):
+                raise UserError(
+                    f"option {key!r} must be a string, a finite number, a flag or null, not {value!r}"
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the configuration as JSON data."""
+        return {**vars(self), "policy": self.policy.to_dict(), "options": dict(self.options)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Config:
+        """Return the configuration that `to_dict` wrote."""
+        policy = {"policy": Policy.from_dict(data["policy"])} if "policy" in data else {}
+        return record(cls, {**data, **policy}, "the configuration")
+
+
+def identity(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what two configurations must share for their samples to be mixed: all but version and unset options."""
+    options = {
+        key: value for key, value in data["options"].items() if value is not None and value is not False
+    }
+    # A later version may add fields to a policy, so those at their defaults count as left out.
+    policy = Policy.from_dict(data["policy"])
+    changed = {
+        f.name: getattr(policy, f.name) for f in fields(policy) if getattr(policy, f.name) != f.default
+    }
+    kept = {key: value for key, value in data.items() if key != "version"}
+    return {**kept, "policy": to_json(changed), "options": options}
+
+
+def digest(data: Mapping[str, Any]) -> str:
+    """Return a short hash of JSON data."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
 
 _SAMPLE_FIELDS = {"cell", "written", *(f.name for f in fields(Sample))} - {"policy", "tag"}
 _COUNTS = ("nfe", "forwards", "processed", "written")
@@ -92,3 +168,65 @@ def _integers(values: Iterable[Any]) -> bool:
 def _require(condition: bool, name: str) -> None:
     if not condition:
         raise ValueError(f"wrong {name}")
+
+
+@dataclass(frozen=True)
+class Table:
+    """One array per question (questions sorted by id, samples by index); questions may differ in n.
+
+    Samples on which a grader itself failed are left out and counted in `ungraded`; those not graded yet in `pending`.
+    """
+
+    questions: tuple[str, ...]
+    index: tuple[NDArray[np.int64], ...]
+    passed: tuple[NDArray[np.bool_], ...]
+    answers: tuple[tuple[str | None, ...], ...]
+    nfe: tuple[NDArray[np.int64], ...]
+    forwards: tuple[NDArray[np.int64], ...]
+    seconds: tuple[NDArray[np.float64], ...]
+    tokens: tuple[NDArray[np.int64], ...]  # positions written
+    ungraded: int
+    pending: int
+
+    @property
+    def n(self) -> NDArray[np.int64]:
+        """Samples per question."""
+        return np.array([len(p) for p in self.passed], dtype=np.int64)
+
+    @property
+    def correct(self) -> NDArray[np.int64]:
+        """Right samples per question."""
+        return np.array([p.sum() for p in self.passed], dtype=np.int64)
+
+
+def build_table(rows: Iterable[Mapping[str, Any]], grades: Mapping[Key, Grade]) -> Table:
+    """Build a table from samples as JSON data and their grades."""
+    ungraded = pending = 0
+    graded: dict[str, list[tuple[Any, ...]]] = {}
+    for row in rows:
+        grade = grades.get(row_key(row))
+        if grade is None:
+            pending += 1
+        elif grade.outcome == "ungraded":
+            ungraded += 1
+        else:
+            entry = (row["index"], grade.passed, grade.answer, row["nfe"], row["forwards"], row["seconds"])
+            graded.setdefault(row["request"], []).append((*entry, row["written"]))
+    questions = tuple(sorted(graded))
+    columns = [list(zip(*sorted(graded[q], key=lambda entry: entry[0]))) for q in questions]
+
+    def arrays(column: int, kind: type) -> tuple[NDArray[Any], ...]:
+        return tuple(np.array(c[column], dtype=kind) for c in columns)
+
+    return Table(
+        questions=questions,
+        index=arrays(0, np.int64),
+        passed=arrays(1, np.bool_),
+        answers=tuple(c[2] for c in columns),
+        nfe=arrays(3, np.int64),
+        forwards=arrays(4, np.int64),
+        seconds=arrays(5, np.float64),
+        tokens=arrays(6, np.int64),
+        ungraded=ungraded,
+        pending=pending,
+    )

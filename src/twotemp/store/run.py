@@ -19,18 +19,23 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 from twotemp.errors import UserError, unknown
 from twotemp.folders import claim, expect, read_json, replacing, write_json
-from twotemp.folders.files import is_temporary
-from twotemp.folders.frames import SUFFIX, FrameFile, next_number, read_batches, writer_name
+from twotemp.folders.files import SUFFIX, FrameFile, is_temporary, next_number, read_batches, writer_name
 from twotemp.folders.identity import differences, refuse
 from twotemp.records import Grade, Key, Sample
-from twotemp.store.config import Config, digest, identity
+from twotemp.serialization import json_text
 from twotemp.store.rows import (
+    Config,
+    Table,
+    build_table,
+    digest,
+    identity,
     parse_grade,
     parse_light,
     parse_sample,
@@ -38,7 +43,6 @@ from twotemp.store.rows import (
     row_key,
     sample_row,
 )
-from twotemp.store.table import Table, build_table
 
 _CELL = "cell.json"
 _CELL_NAME = re.compile(r"[A-Za-z0-9][\w.,:=@+-]*")
@@ -300,3 +304,72 @@ class Writer(AbstractContextManager["Writer"]):
 def _slug(name: str) -> str:
     """Return a name for a part of a file name that is split at dashes; `unquote` reverses it."""
     return quote(name, safe="").replace("-", "%2D")
+
+
+_GROUP = 5000  # rows of a row group
+
+
+def export(run: Path | str, path: Path | str) -> int:
+    """Write all samples of a run with their grades and scores, one row per sample; return the number of rows.
+
+    The configuration is in the columns `cell` to `fingerprint` and, complete, in the file's metadata (key
+    `twotemp`). `grades` and `scores` are lists, as a sample may have been graded by several graders.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise UserError("export needs pyarrow: pip install 'twotemp[analysis]'") from error
+    cells = Store.open(run).cells()
+    configs = json_text({cell.name: cell.config.to_dict() for cell in cells})
+    schema = _schema(pa).with_metadata({"twotemp": configs})
+    total = 0
+    with (
+        replacing(Path(path)) as temporary,
+        pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+    ):
+        for cell in cells:
+            rows = _rows(cell)
+            while group := list(islice(rows, _GROUP)):
+                writer.write_table(pa.Table.from_pylist(group, schema=schema))
+                total += len(group)
+    return total
+
+
+def _schema(pa: Any) -> Any:
+    text, small, real = pa.string(), pa.int32(), pa.float64()
+    names = ("cell", "task", "policy", "model", "fingerprint", "question")
+    grade = pa.struct([(name, text) for name in ("grader", "outcome", "answer", "rule", "detail")])
+    trace = pa.struct(
+        [
+            ("steps", pa.list_(small)),
+            ("confidence", pa.list_(real)),
+            ("entropy", pa.list_(real)),
+            ("edits", pa.list_(pa.list_(small))),
+        ]
+    )
+    return pa.schema(
+        [(name, text) for name in names]
+        + [("index", small), ("seed", pa.int64()), ("text", text), ("finish", text)]
+        + [("nfe", small), ("forwards", small), ("processed", pa.int64()), ("seconds", real)]
+        + [(name, pa.list_(small)) for name in ("prompt", "positions", "tokens")]
+        + [("trace", trace), ("grades", pa.list_(grade))]
+        + [("scores", pa.list_(pa.struct([("model", text), ("score", real)])))]
+    )
+
+
+def _rows(cell: Cell) -> Iterator[dict[str, Any]]:
+    grades = {name: cell.grades(name) for name in cell.graders()}
+    scores = {name: cell.scores(name) for name in cell.scorers()}
+    config = cell.config
+    shared = {"cell": cell.name, "task": config.task, "policy": config.policy.name}
+    shared |= {"model": config.model, "fingerprint": config.fingerprint}
+    for row in cell.sample_rows():
+        key = row_key(row)
+        yield {
+            **row,
+            **shared,
+            "question": key.request,
+            "grades": [{"grader": g, **vars(by[key])} for g, by in grades.items() if key in by],
+            "scores": [{"model": m, "score": by[key]} for m, by in scores.items() if key in by],
+        }

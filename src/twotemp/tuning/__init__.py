@@ -5,10 +5,16 @@ is stored in an ordinary run directory, and every decision follows from what is 
 interrupted continues when it is started again.
 """
 
-from twotemp.tuning.candidates import expand
-from twotemp.tuning.goal import Goal
-from twotemp.tuning.race import Measurement, Round, Standing, expected_scores, race, standings
-from twotemp.tuning.smoothing import policy_distances
+from twotemp.tuning.goal import Goal, expand
+from twotemp.tuning.race import (
+    Measurement,
+    Round,
+    Standing,
+    expected_scores,
+    policy_distances,
+    race,
+    standings,
+)
 from twotemp.tuning.tuner import Tuned, tune
 
 __all__ = [

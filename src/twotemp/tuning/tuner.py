@@ -17,8 +17,7 @@ from twotemp.policies import spell
 from twotemp.records import Policy
 from twotemp.store import Cell
 from twotemp.tuning.goal import Goal
-from twotemp.tuning.race import Measurement, Round, Standing, race, standings
-from twotemp.tuning.smoothing import policy_distances
+from twotemp.tuning.race import Measurement, Round, Standing, policy_distances, race, standings
 
 if TYPE_CHECKING:
     from twotemp.backends import Backend
