@@ -15,7 +15,7 @@ from benchmarks.peers import FastModel, Peer, SamplingTask
 from benchmarks.proxies import POLICIES, RATIO, prompts, requests
 from twotemp import tasks
 from twotemp.engine import run
-from twotemp.engine.drift import drift
+from twotemp.engine.observers import drift
 from twotemp.models.llada import LLaDA
 from twotemp.models.load import load
 from twotemp.policies import policy

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.decoding import limited
 from benchmarks.measure import Contender, interleave, ratio, table
 from benchmarks.proxies import RATIO, T_TOKEN, VOCABULARY, prompts, requests
-from twotemp.engine.drift import drift
+from twotemp.engine.observers import drift
 from twotemp.models.base import LanguageModel
 from twotemp.models.checkpoint import save
 from twotemp.models.load import load

@@ -11,20 +11,24 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from twotemp.engine import StepView
     from twotemp.errors import UserError
-    from twotemp.likelihood.score import score
+    from twotemp.likelihood.score import Likelihood, score
     from twotemp.models.base import Denoiser, LanguageModel
     from twotemp.models.load import load
     from twotemp.models.wrap import wrap
     from twotemp.policies.presets import policy
     from twotemp.records import Policy, Sample
-    from twotemp.sampling.api import StreamEvent, infill, sample, stream
+    from twotemp.sampling.api import Samples, StreamEvent, infill, sample, stream
 
 __all__ = [
     "Denoiser",
     "LanguageModel",
+    "Likelihood",
     "Policy",
     "Sample",
+    "Samples",
+    "StepView",
     "StreamEvent",
     "UserError",
     "infill",
@@ -40,8 +44,11 @@ __version__ = "0.2.0"
 _HOMES = {
     "Denoiser": "twotemp.models.base",
     "LanguageModel": "twotemp.models.base",
+    "Likelihood": "twotemp.likelihood.score",
     "Policy": "twotemp.records",
     "Sample": "twotemp.records",
+    "Samples": "twotemp.sampling.api",
+    "StepView": "twotemp.engine",
     "UserError": "twotemp.errors",
     "StreamEvent": "twotemp.sampling.api",
     "infill": "twotemp.sampling.api",
@@ -60,7 +67,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'twotemp' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:

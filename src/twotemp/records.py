@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from numbers import Real
+from operator import index as as_integer
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from twotemp import checks
-from twotemp.checks import MOST
 from twotemp.errors import UserError, unknown
 from twotemp.serialization import from_json, record, to_json
 
@@ -25,6 +25,42 @@ Schedule = Literal["even", "dream", "dream-exact"]
 Eos = Literal["free", "last", "never"]
 Finish = Literal["length", "eos", "stop"]
 Outcome = Literal["passed", "failed", "timeout", "ungraded"]
+MOST = 2**31 - 1  # the largest integer accepted: sums of a few of them still fit into a tensor's integers
+
+
+def integer(name: str, value: Any, least: int | None = 0, most: int | None = MOST) -> int:
+    """Return an integer in [least, most] (None: no bound), NumPy's included, as an int; else raise a UserError.
+
+    >>> integer("k", 3, least=1)
+    3
+    """
+    try:
+        number = as_integer(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or (least is not None and number < least):
+        bound = "" if least is None else f" >= {least}"
+        raise UserError(f"{name} must be an integer{bound}, not {value!r}")
+    if most is not None and number > most:
+        raise UserError(f"{name} must be at most {most}")
+    return number
+
+
+def number(name: str, value: Any, interval: str) -> float:
+    """Return `value` if it is a real number in the interval, in mathematical notation; else raise a UserError.
+
+    >>> number("top_p", 0.5, "(0, 1]")
+    0.5
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not _contains(interval, float(value)):
+        raise UserError(f"{name} must be in {interval}, not {value!r}")
+    return value if isinstance(value, int) else float(value)
+
+
+def _contains(interval: str, value: float) -> bool:
+    low, high = map(float, interval[1:-1].split(","))
+    above = value > low if interval[0] == "(" else value >= low
+    return above and (value < high if interval[-1] == ")" else value <= high)
 
 
 @dataclass(frozen=True)
@@ -48,8 +84,8 @@ class Parameter:
                 raise UserError(f"{name} must be true or false, not {value!r}")
             return value
         if self.kind is int:
-            return checks.integer(name, value, least=int(self.interval.strip("[)").split(",")[0]))
-        return checks.number(name, value, self.interval)
+            return integer(name, value, least=int(self.interval.strip("[)").split(",")[0]))
+        return number(name, value, self.interval)
 
     def read(self, name: str, text: str) -> Any:
         """Return the value that a text on the command line means."""

@@ -15,8 +15,7 @@ import twotemp
 from tests.helpers.engine_requests import same
 from tests.helpers.tiny_checkpoints import random_model
 from tests.helpers.toy import ToyModel
-from twotemp.backends.base import Handle
-from twotemp.backends.local import LocalBackend, LocalService
+from twotemp.backends.local import Handle, LocalBackend, LocalService
 from twotemp.engine import Live, Written, run
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, policy

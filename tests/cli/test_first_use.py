@@ -20,7 +20,7 @@ from twotemp.analysis import read
 from twotemp.cli import app, console, serve, trace, workers
 from twotemp.cli.commands import COMMANDS, load_command
 from twotemp.errors import UserError
-from twotemp.models import load, memory
+from twotemp.models import load, weight_loading
 from twotemp.models.summary import summarize
 from twotemp.policies import parse
 from twotemp.records import Grade
@@ -216,10 +216,10 @@ def test_one_worker_says_that_it_has_one_thread(micro_folder, tmp_path, toy_task
 )
 def test_a_model_that_cannot_fit_is_refused_before_it_is_read(free, fix, micro_folder, monkeypatch):
     model = load.load(str(micro_folder))
-    size = memory.weight_bytes(model.module)
+    size = weight_loading.weight_bytes(model.module)
     if fix == "--quantize int8":  # the micro model's embedding is most of it
-        monkeypatch.setattr(memory, "quantized_bytes", lambda module: int(0.3 * size))
-    monkeypatch.setattr(memory, "free_bytes", lambda device: int(free * size))
+        monkeypatch.setattr(weight_loading, "quantized_bytes", lambda module: int(0.3 * size))
+    monkeypatch.setattr(weight_loading, "free_bytes", lambda device: int(free * size))
     monkeypatch.setattr(
         "twotemp.models.weight_loading.stream", lambda files: pytest.fail("weights were read")
     )
@@ -230,14 +230,14 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_read(free, fix, micro_f
 
 def test_weights_in_eight_bits_are_counted_as_such():
     module = load.load("tiny").module
-    whole, small = memory.weight_bytes(module), memory.weight_bytes(module, "int8")
+    whole, small = weight_loading.weight_bytes(module), weight_loading.weight_bytes(module, "int8")
     assert whole == sum(weight.numel() * 4 for weight in module.parameters())
     assert summarize("tiny").int8 == small
 
 
 def test_doctor_names_every_format_that_fits(monkeypatch):
     tiny = summarize("tiny")
-    monkeypatch.setattr(memory, "free_bytes", lambda device: int(tiny.parameters * 2.5))
+    monkeypatch.setattr(weight_loading, "free_bytes", lambda device: int(tiny.parameters * 2.5))
     result = CliRunner().invoke(app, ["doctor", "--model", "tiny"])
     assert "fits only in bfloat16 or int8 (quantize)" in result.stdout
 

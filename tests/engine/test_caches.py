@@ -231,7 +231,7 @@ def test_halving_keeps_the_order_of_the_queue():
 
 
 def test_drift_is_zero_where_the_cache_is_exact(model):
-    from twotemp.engine.drift import drift
+    from twotemp.engine.observers import drift
 
     every_block_at_once = requests_of(model, policy("ct", threshold=0.0), count=3, length=12)
     found = drift(model, every_block_at_once, "dual")
@@ -240,7 +240,7 @@ def test_drift_is_zero_where_the_cache_is_exact(model):
 
 
 def test_drift_sees_an_approximation(model):
-    from twotemp.engine.drift import drift
+    from twotemp.engine.observers import drift
 
     wanted = requests_of(model, policy("lc"), count=4, length=16)
     dual, prefix = drift(model, wanted, "dual"), drift(model, wanted, "prefix")

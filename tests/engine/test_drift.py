@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.proxies import Proxy
 from tests.helpers.toy import FixedModel
-from twotemp.engine.drift import drift
+from twotemp.engine.observers import drift
 from twotemp.errors import UserError
 from twotemp.policies import policy
 from twotemp.records import Request

@@ -10,9 +10,9 @@ import torch
 
 from tests.helpers.toy import ToyModel
 from tests.helpers.toy_task import micro_model
-from twotemp.engine import memory, run
-from twotemp.engine.memory import MOST_ROWS, fit_batch, row_bytes
-from twotemp.models import memory as free_memory
+from twotemp.engine import run, scheduler
+from twotemp.engine.scheduler import MOST_ROWS, fit_batch, row_bytes
+from twotemp.models import weight_loading
 from twotemp.policies import policy
 from twotemp.records import Request
 
@@ -25,8 +25,8 @@ def requests_of(count: int = 1, *, name: str = "lc", length: int = 8, block: int
 
 @pytest.fixture
 def free(monkeypatch):
-    """free(bytes): so much memory is free."""
-    return lambda amount: monkeypatch.setattr(memory, "free_bytes", lambda device: amount)
+    """Return a function that sets the free memory in bytes."""
+    return lambda amount: monkeypatch.setattr(scheduler, "free_bytes", lambda device: amount)
 
 
 def test_the_batch_is_no_larger_than_the_run_and_says_why(free, caplog):
@@ -78,14 +78,14 @@ def machine(tmp_path, monkeypatch):
     """A Linux machine with 900 MB available, whose control groups lie below the folder."""
     (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemFree: 2 kB\nMemAvailable: {900 * 1024} kB\n")
     (tmp_path / "own").write_text("1:name=systemd:/x\n0::/outer/inner\n")
-    monkeypatch.setattr(free_memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(free_memory, "_OWN_CGROUP", tmp_path / "own")
-    monkeypatch.setattr(free_memory, "_CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(weight_loading, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(weight_loading, "_OWN_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(weight_loading, "_CGROUPS", tmp_path / "groups")
     return tmp_path / "groups"
 
 
 def free_megabytes() -> float:
-    return free_memory.free_bytes(torch.device("cpu")) / MEGABYTE
+    return weight_loading.free_bytes(torch.device("cpu")) / MEGABYTE
 
 
 def test_what_is_available_is_free(machine):
@@ -102,8 +102,8 @@ def test_a_control_group_limits_also_from_further_out(machine):
 
 
 def test_without_proc_half_of_the_memory_counts_as_free(machine, monkeypatch):
-    monkeypatch.setattr(free_memory, "_MEMINFO", machine / "nothing")
-    monkeypatch.setattr(free_memory, "_OWN_CGROUP", machine / "nothing")
+    monkeypatch.setattr(weight_loading, "_MEMINFO", machine / "nothing")
+    monkeypatch.setattr(weight_loading, "_OWN_CGROUP", machine / "nothing")
     sizes = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": MEGABYTE}
-    monkeypatch.setattr(free_memory.os, "sysconf", sizes.__getitem__)  # macOS has no SC_AVPHYS_PAGES
+    monkeypatch.setattr(weight_loading.os, "sysconf", sizes.__getitem__)  # macOS has no SC_AVPHYS_PAGES
     assert free_megabytes() == 500

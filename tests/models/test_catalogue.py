@@ -120,7 +120,7 @@ def doctor(*arguments: str) -> tuple[int, dict[str, tuple[str, str]]]:
 def test_doctor_shows_what_a_model_is_and_whether_it_fits(
     published: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twotemp.models.memory.free_bytes", lambda device: 12_000_000_000)
+    monkeypatch.setattr("twotemp.models.weight_loading.free_bytes", lambda device: 12_000_000_000)
     code, found = doctor("--model", "GSAI-ML/LLaDA-8B-Instruct")
     assert code == 0
     assert found["model"] == ("ok", "llada, 8.02 billion parameters")
@@ -129,7 +129,7 @@ def test_doctor_shows_what_a_model_is_and_whether_it_fits(
     state, memory = found["memory"]
     assert state == "ok"
     assert memory.startswith("fits only in int8 (quantize): 12.0 GB free on ")
-    monkeypatch.setattr("twotemp.models.memory.free_bytes", lambda device: 1_000_000_000)
+    monkeypatch.setattr("twotemp.models.weight_loading.free_bytes", lambda device: 1_000_000_000)
     assert doctor("--model", "GSAI-ML/LLaDA-8B-Instruct")[1]["memory"][0] == "missing"
 
 

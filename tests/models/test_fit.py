@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.helpers.tiny_checkpoints import CONFIGS, MASK, random_model
-from twotemp.engine.drift import drift
+from twotemp.engine.observers import drift
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import INDEX, fingerprint, save
 from twotemp.models.families import FAMILIES

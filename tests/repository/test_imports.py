@@ -16,13 +16,11 @@ ROOT = Path(__file__).resolve().parents[2] / "src" / "twotemp"
 
 # package -> packages of ours that it may import, lowest layer first; drawn in `docs/architecture.md`.
 # `sampling.text` and `sampling.prompts` are below `backends`; `sampling.api` is above.
-_DATA = {"errors", "checks", "serialization", "records", "groups"}
+_DATA = {"errors", "serialization", "records"}
 ALLOWED = {
     "errors": set(),
-    "checks": {"errors"},
     "serialization": {"errors"},
-    "records": {"errors", "checks", "serialization"},
-    "groups": {"errors", "records"},
+    "records": {"errors", "serialization"},
     "processes": set(),
     "rng": {"errors"},
     "experimental": _DATA,
@@ -84,10 +82,8 @@ FREE = {"cli", "__init__"}  # the command line may import everything
 TORCH_FREE = {
     *(
         "errors",
-        "checks",
         "serialization",
         "records",
-        "groups",
         "folders",
         "tasks",
         "graders",

@@ -12,7 +12,7 @@ import pytest
 import twotemp
 
 NAMES = "load wrap sample stream infill score policy".split()
-NAMES += "Policy Sample LanguageModel Denoiser StreamEvent UserError".split()
+NAMES += "Policy Sample Samples StepView StreamEvent Likelihood LanguageModel Denoiser UserError".split()
 
 
 def test_the_public_names_are_exactly_these():

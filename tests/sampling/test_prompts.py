@@ -145,10 +145,10 @@ def test_drift_asks_as_an_evaluation_does(monkeypatch):
     from typer.testing import CliRunner
 
     from twotemp.cli import app
-    from twotemp.engine import drift
+    from twotemp.engine import observers
 
     seen = []
-    monkeypatch.setattr(drift, "drift", lambda model, wanted, *args, **options: seen.extend(wanted))
+    monkeypatch.setattr(observers, "drift", lambda model, wanted, *args, **options: seen.extend(wanted))
     toy_task.install(monkeypatch)
     found = toy_task.load()
     problems = tuple(replace(problem, prefill="5") for problem in found.problems)

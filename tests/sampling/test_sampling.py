@@ -16,7 +16,7 @@ from theory.table import TableModel
 from twotemp.errors import UserError
 from twotemp.models.base import language_model
 from twotemp.sampling import prompts
-from twotemp.sampling.samples import Samples
+from twotemp.sampling.api import Samples
 
 TCT = twotemp.policy("tct", threshold=0.3, t_pos=0.2)
 

@@ -1,4 +1,7 @@
-"""The engine in this process, as a backend and as a service; here token ids become text."""
+"""The two ways to ask for samples, `Backend` for batch work and `Service` for live work, and both in this process.
+
+Everything that wants samples uses one of these protocols. Here token ids become text.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,103 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Condition, Thread
 from time import perf_counter
+from typing import Protocol
 
 from twotemp import engine
-from twotemp.backends.base import Event, Handle, OnEvent, StepFailed
 from twotemp.engine import Live, Observer, RowHandle, Written
-from twotemp.engine.memory import MOST_ROWS, fit_batch
+from twotemp.engine.scheduler import MOST_ROWS, fit_batch, gather, refuse_groups
 from twotemp.errors import UserError
-from twotemp.groups import refuse
 from twotemp.models.base import Denoiser, LanguageModel, language_model
 from twotemp.policies import policy
-from twotemp.records import Request, Sample
-from twotemp.sampling.prompts import chunks, integer
+from twotemp.records import Request, Sample, integer
+from twotemp.sampling.prompts import chunks
 from twotemp.sampling.text import Prefix, finish
 
 log = logging.getLogger("twotemp")
+# What happened to a request: a step of a watched row, then either its sample or what went wrong with it.
+Event = Written | Sample | UserError
+OnEvent = Callable[[Event], None]
+
+
+class StepFailed(UserError):
+    """A step of the engine failed; its cause may be about another request and is for the log alone."""
+
+
+class Backend(Protocol):
+    """Draws the samples of requests, wherever the model is."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the model: samples of different weights never mix in a run."""
+        ...
+
+    @property
+    def workers(self) -> int:
+        """How many processes draw at the same time."""
+        ...
+
+    @property
+    def text(self) -> LanguageModel:
+        """The model's tokenizer and special ids, which make requests; its weights may be elsewhere."""
+        ...
+
+    def sample(self, requests: Iterable[Request]) -> Iterator[Sample]:
+        """Yield a sample with its text for each request, as they finish.
+
+        There may be any number of requests: they are read as work runs out. A sample has its request's `tag`.
+        """
+        ...
+
+
+@dataclass(eq=False)  # two handles are never the same, even for equal requests
+class Handle:
+    """A request that a service has accepted."""
+
+    request: Request
+    on_event: OnEvent
+    watch: bool = False
+
+    def deliver(self, event: Event) -> bool:
+        """Pass on an event; return False if the listener raised, which must not harm other requests."""
+        try:
+            self.on_event(event)
+        except Exception:
+            log.exception("an event of request %r could not be delivered; it is canceled", self.request.id)
+            return False
+        return True
+
+
+class Service(Protocol):
+    """Draws requests that arrive one by one, from any thread."""
+
+    @property
+    def load(self) -> int:
+        """How many requests are accepted and not finished."""
+        ...
+
+    def submit(self, request: Request, on_event: OnEvent, *, watch: bool = False) -> Handle:
+        """Accept a request.
+
+        Args:
+            request: What to draw; a policy whose samples repel each other is refused.
+            on_event: Called in the service's thread with each event; it must not block. The last event is a `Sample`
+                with its text, or a `UserError`.
+            watch: Every step of the row is an event as well.
+        """
+        ...
+
+    def cancel(self, handle: Handle) -> None:
+        """Free the request's row. No event follows, except one that is being delivered."""
+        ...
+
+    def close(self, *, drop: bool = False) -> None:
+        """Accept nothing new and return when all is finished; drop: cancel everything instead."""
+        ...
 
 
 class LocalBackend:
@@ -158,7 +244,7 @@ class LocalService:
 
         Where a request has stop strings, its row is freed as soon as its text contains one, unless it is traced.
         """
-        refuse(request.policy, "a service that takes rows as they come")
+        refuse_groups(request.policy, "a service that takes rows as they come")
         handle = Handle(request, on_event, watch)
         self.submit_all([handle])
         return handle
@@ -209,7 +295,8 @@ class LocalService:
 
     def _start(self, handles: Sequence[Handle]) -> None:
         # Long rows first, so that a batch holds rows of similar length.
-        groups = sorted(_groups(handles), key=lambda group: -_columns(group[0].request))
+        groups = gather(handles, lambda handle: handle.request)
+        groups.sort(key=lambda group: -_columns(group[0].request))
         if self._slots is None:  # a batch that runs keeps its size
             fitting, _ = fit_batch(self.model, [groups[0][0].request] * MOST_ROWS, self._cache)
             self._live.slots = max(fitting, *map(len, groups))
@@ -251,15 +338,6 @@ class LocalService:
             self._open.discard(handle)
 
 
-def _groups(handles: Sequence[Handle]) -> list[list[Handle]]:
-    """Return handles whose samples repel each other together, by index; each of the others alone."""
-    groups: dict[object, list[Handle]] = {}
-    for number, handle in enumerate(handles):
-        group = handle.request.group
-        groups.setdefault(number if group is None else group, []).append(handle)
-    return [sorted(group, key=lambda handle: handle.request.index) for group in groups.values()]
-
-
 def _columns(request: Request) -> int:
     return len(request.prompt) + request.length
 
@@ -273,13 +351,7 @@ def _prefix(text: LanguageModel, request: Request) -> Prefix | None:
 def _stopped(request: Request, prefix: Prefix, began: float) -> Sample:
     """Return the sample of a row that was freed at a stop string: what was certain by then."""
     return Sample(
-        request=request.id,
-        index=request.index,
-        seed=request.seed,
-        policy=request.policy,
-        prompt=request.prompt,
-        positions=prefix.positions,
-        tokens=prefix.tokens,
+        *(*request.key, request.policy, request.prompt, prefix.positions, prefix.tokens),
         nfe=prefix.steps,
         forwards=prefix.steps,
         processed=prefix.steps * _columns(request),

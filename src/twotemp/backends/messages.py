@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from twotemp.backends.base import Event
+from twotemp.backends.local import Event
 from twotemp.records import Request
 
 # To a worker. Requests have numbers, which are never used twice.

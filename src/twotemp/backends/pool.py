@@ -8,11 +8,11 @@ from itertools import chain
 from math import ceil
 from queue import SimpleQueue
 
-from twotemp.backends.base import Event
+from twotemp.backends.local import Event
 from twotemp.backends.messages import AnyTransport
 from twotemp.backends.supervisor import HANG_SECONDS, LOAD_SECONDS, Supervisor
+from twotemp.engine.scheduler import gather
 from twotemp.errors import UserError
-from twotemp.groups import gather
 from twotemp.models.base import LanguageModel
 from twotemp.records import Request, Sample
 from twotemp.sampling.prompts import chunks

@@ -11,7 +11,7 @@ from threading import Condition, Thread
 from time import monotonic
 from typing import Any
 
-from twotemp.backends.base import Event, Handle, OnEvent
+from twotemp.backends.local import Event, Handle, OnEvent
 from twotemp.backends.messages import (
     AnyTransport,
     Cancel,
@@ -22,9 +22,9 @@ from twotemp.backends.messages import (
     Report,
     Submit,
 )
-from twotemp.engine.observer import Written
+from twotemp.engine import Written
+from twotemp.engine.scheduler import refuse_groups
 from twotemp.errors import UserError
-from twotemp.groups import refuse
 from twotemp.records import Request
 
 log = logging.getLogger("twotemp")
@@ -177,7 +177,7 @@ class Supervisor:
 
     def submit(self, request: Request, on_event: OnEvent, *, watch: bool = False) -> Handle:
         """See `Service.submit`."""
-        refuse(request.policy, "a service that takes rows as they come")
+        refuse_groups(request.policy, "a service that takes rows as they come")
         return self.submit_all([request], on_event, watch=watch)[0]
 
     def submit_all(

@@ -10,9 +10,9 @@ from time import monotonic
 from traceback import format_exception_only, print_exception
 from typing import TYPE_CHECKING, Any
 
-from twotemp.backends.base import Event, Handle, StepFailed
+from twotemp.backends.local import Event, Handle, StepFailed
 from twotemp.backends.messages import Cancel, Events, Failed, Lost, Order, Ready, Report
-from twotemp.engine.observer import Written
+from twotemp.engine import Written
 from twotemp.errors import UserError
 
 if TYPE_CHECKING:

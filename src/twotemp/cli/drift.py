@@ -12,7 +12,7 @@ from twotemp import tasks
 from twotemp.cli.console import output, progress, say, show_log
 from twotemp.cli.loading import LoadingOptions
 from twotemp.cli.options import DecodingOptions, Json, Model
-from twotemp.engine import drift as engine
+from twotemp.engine import observers as engine
 from twotemp.policies import parse
 from twotemp.sampling.prompts import ProblemRequest, problem_requests
 from twotemp.serialization import json_text

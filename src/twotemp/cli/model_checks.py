@@ -8,7 +8,7 @@ import torch
 
 from twotemp.cli.doctor import CheckResult
 from twotemp.errors import UserError
-from twotemp.models import catalogue, memory
+from twotemp.models import catalogue, weight_loading
 from twotemp.models.load import usable_device, usable_dtype
 from twotemp.models.summary import ModelSummary, summarize
 
@@ -38,16 +38,16 @@ def model_checks(source: str) -> Iterator[CheckResult]:
 def _download(checkpoint: ModelSummary) -> CheckResult:
     """Return how much of the weights is on this machine."""
     if checkpoint.missing:
-        sizes = f"{memory.gigabytes(checkpoint.missing)} of {memory.gigabytes(checkpoint.weights)}"
+        sizes = f"{weight_loading.gigabytes(checkpoint.missing)} of {weight_loading.gigabytes(checkpoint.weights)}"
         return "download", "missing", f"{sizes} are not on this machine yet"
-    return "download", "ok", f"{memory.gigabytes(checkpoint.weights)}, complete"
+    return "download", "ok", f"{weight_loading.gigabytes(checkpoint.weights)}, complete"
 
 
 def _memory(checkpoint: ModelSummary) -> CheckResult:
     """Return which number formats fit into the free memory."""
     device = usable_device(None)
     dtype = usable_dtype(None, device) or checkpoint.dtype
-    free = memory.free_bytes(device)
+    free = weight_loading.free_bytes(device)
     default = str(dtype).removeprefix("torch.")
     ways = {default: checkpoint.parameters * dtype.itemsize}
     ways.setdefault("bfloat16", checkpoint.parameters * torch.bfloat16.itemsize)
@@ -58,6 +58,6 @@ def _memory(checkpoint: ModelSummary) -> CheckResult:
         verdict = "fits"
     else:
         verdict = f"fits only in {' or '.join(fits)}" if fits else "does not fit"
-    sizes = ", ".join(f"{memory.gigabytes(size)} in {way}" for way, size in ways.items())
-    detail = f"{verdict}: {memory.gigabytes(free)} free on {device}; weights take {sizes}"
+    sizes = ", ".join(f"{weight_loading.gigabytes(size)} in {way}" for way, size in ways.items())
+    detail = f"{verdict}: {weight_loading.gigabytes(free)} free on {device}; weights take {sizes}"
     return "memory", "ok" if fits else "missing", detail

@@ -179,7 +179,7 @@ def _workers(job: Workload, count: int, seconds: float) -> Supervisor:
     """
     from twotemp.backends.process import ProcessTransport
     from twotemp.backends.supervisor import Supervisor
-    from twotemp.engine.memory import MOST_ROWS
+    from twotemp.engine.scheduler import MOST_ROWS
     from twotemp.models.load import locate
 
     locate(job.model)  # fetched once, not by every worker

@@ -1,9 +1,8 @@
-"""Denoiser and policy meet here, and only here."""
+"""The decoding engine, where denoiser and policy meet: token ids in, samples out."""
 
+from twotemp.engine.batch import Observer, StepView, Written
 from twotemp.engine.engine import Live, RowEvent, RowHandle, events, run
-from twotemp.engine.ledger import Ledger
-from twotemp.engine.observer import Observer, Steps, StepView, Written
-from twotemp.engine.trace import states
+from twotemp.engine.observers import Ledger, Steps, states
 
 __all__ = [
     "Ledger",

@@ -10,13 +10,10 @@ from itertools import groupby
 
 import torch
 
-from twotemp import groups
-from twotemp.engine.batch import Batch
-from twotemp.engine.memory import CatchOutOfMemory, fit_batch
-from twotemp.engine.observer import Observer, Written
+from twotemp.engine.batch import Batch, Observer, Written
 from twotemp.engine.rows import block_of, columns_of, widths
 from twotemp.engine.runner import check_cache
-from twotemp.engine.scheduler import Scheduler
+from twotemp.engine.scheduler import CatchOutOfMemory, Scheduler, check_whole, fit_batch, gather
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser
 from twotemp.records import Request, Sample
@@ -80,14 +77,14 @@ def events(
         return iter(())
     structure = partial(_batch_key, model, columns)
     waiting.sort(key=lambda r: (structure(r), -len(r.prompt) - r.length))
-    batches = [groups.gather(list(alike)) for _, alike in groupby(waiting, key=structure)]
+    batches = [gather(list(alike)) for _, alike in groupby(waiting, key=structure)]
     if batch_size is None:
         batch_size, reason = fit_batch(model, waiting, cache)
         if (largest := max(len(group) for queue in batches for group in queue)) > batch_size:
             batch_size, reason = largest, "the largest group of samples that repel each other"
         log.info("batch size %d: %s (set batch_size to change it)", batch_size, reason)
     for group in (group for queue in batches for group in queue):
-        groups.check_whole(group, batch_size)
+        check_whole(group, batch_size)
     shape = (batch_size, cache, columns)
     return (
         event for queue in batches for event in _drain(Live(model, *shape, observer=observer), queue, watch)
@@ -177,7 +174,7 @@ class Live:
     def submit_group(self, requests: Sequence[Request], watch: bool = False) -> list[RowHandle]:
         """Queue a whole group of trusted requests: samples that repel each other, or a single one."""
         first = requests[0]
-        groups.check_whole(requests, self.slots)
+        check_whole(requests, self.slots)
         if self.columns is not None and (needed := columns_of(first, self.model)) > self.columns:
             raise UserError(f"request {first.id!r} needs {needed} columns, more than columns={self.columns}")
         handles = [RowHandle(request, watch) for request in requests]

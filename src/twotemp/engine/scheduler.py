@@ -1,18 +1,72 @@
-"""Which request goes where and when: a queue and slots. Plain Python, so refilling is tested without torch.
+"""Which requests are decoded together: groups, how many rows fit into memory, and a queue with slots.
 
-The unit of scheduling is a *group*: rows that join the batch together, because their samples depend on each other
-(`twotemp.groups`). Most groups consist of one row.
+The unit of scheduling is a *group*, usually of one request. Samples that repel each other (`Policy.repel`) form a
+larger one, drawn completely, in order and at the same time: sample k is pushed away from samples 0 to k - 1 of its
+prompt. So it is the same for every n > k, but only if these are drawn with it. Code that sorts or splits requests
+does it by whole groups.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
+import torch
+
+from twotemp.engine.rows import widths
 from twotemp.errors import UserError
+from twotemp.models.base import Denoiser, LanguageModel
+from twotemp.models.weight_loading import free_bytes
+from twotemp.records import Policy, Request
 
 T = TypeVar("T")
+MOST_ROWS = 64  # more rows in a batch gain little: the matrix products are large enough
+_SHARE = 0.5  # of the free memory; the rest is for fragmentation and other processes
+_ACTIVATIONS = 24  # floats per hidden unit that are alive at once in a layer, roughly
+_LOGIT_COPIES = 3  # the logits themselves and the temporaries of the draw
+_STABLE_COPIES = 4  # KL stability: the prediction before, the one now, and their two products
+_REPEL_COPIES = 4  # repulsion: predictions, gradients, their product, and the pushed logits
+_FLOAT = 4
+
+
+def gather(
+    items: Iterable[T], request_of: Callable[[T], Request] = lambda item: cast(Request, item)
+) -> list[list[T]]:
+    """Return requests, or items that have one, in whole groups: by their first items, each sorted by index."""
+    groups: dict[object, list[T]] = {}
+    for number, item in enumerate(items):
+        group = request_of(item).group
+        groups.setdefault(number if group is None else group, []).append(item)
+    return [sorted(group, key=lambda item: request_of(item).index) for group in groups.values()]
+
+
+def check_whole(group: Sequence[Request], slots: int) -> None:
+    """Raise a UserError for a group that lacks a sample which others depend on, or that no batch can hold."""
+    first, size = group[0], len(group)
+    if first.group is None:
+        return
+    if [request.index for request in group] != list(range(size)):
+        indices = ", ".join(str(request.index) for request in group)
+        raise UserError(
+            f"request {first.id!r}: with repel={first.policy.repel:g} a sample depends on those before it, so "
+            f"request samples 0, 1, 2, ... together, each once; these are samples {indices}"
+        )
+    if size > slots:
+        raise UserError(
+            f"request {first.id!r}: {size} samples that repel each other are decoded together, and a batch has "
+            f"{slots} rows; set batch_size to {size} or more, draw fewer samples, or set repel=0"
+        )
+
+
+def refuse_groups(policy: Policy, where: str) -> None:
+    """Raise a UserError if the policy needs groups, which `where` (drawing rows one by one) cannot provide."""
+    if policy.repel:
+        raise UserError(
+            f"policy {policy.name} has repel={policy.repel:g}: its samples are drawn in whole groups, which {where} "
+            "cannot do; use `twotemp sample` or `twotemp eval`, or set repel=0"
+        )
 
 
 class BatchChange(NamedTuple, Generic[T]):
@@ -119,3 +173,50 @@ class Scheduler(Generic[T]):
     def _drop(self, slots: Sequence[int]) -> None:
         for slot in sorted(slots, reverse=True):
             del self.running[slot], self._groups[slot]
+
+
+def fit_batch(model: Denoiser, requests: Sequence[Request], cache: str | None) -> tuple[int, str]:
+    """Return how many of these rows to decode together, by the memory that is free now, and the reason in words."""
+    fitting = max(1, int(_SHARE * free_bytes(model.device) / max(1, row_bytes(model, requests, cache))))
+    if len(requests) <= min(fitting, MOST_ROWS):
+        return len(requests), "all requests"
+    if fitting >= MOST_ROWS:
+        return MOST_ROWS, "the default maximum"
+    return fitting, "the estimate of what fits into free memory"
+
+
+def row_bytes(model: Denoiser, requests: Sequence[Request], cache: str | None) -> int:
+    """Return roughly what a row needs in addition to the weights."""
+    columns, block = widths(requests, model)
+    stable = any(r.policy.rule == "stable" for r in requests)
+    repel = any(r.policy.repel for r in requests)
+    copies = _LOGIT_COPIES + stable * _STABLE_COPIES + repel * _REPEL_COPIES
+    logits = block * model.vocab_size * copies
+    if not isinstance(model, LanguageModel):
+        return _FLOAT * logits
+    kept = model.cached_bytes if cache or model.block_size else 0
+    return _FLOAT * (columns * model.layer_units * _ACTIVATIONS + logits) + columns * kept
+
+
+class CatchOutOfMemory(AbstractContextManager["CatchOutOfMemory"]):
+    """Suppresses out-of-memory errors of its block; `ran_out` says whether there was one.
+
+    A context manager rather than an `except` clause, because inside one the error keeps the failed step's tensors
+    alive, and recovery needs their memory.
+    """
+
+    ran_out = False
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        self.ran_out = error is not None and out_of_memory(error)
+        return self.ran_out
+
+
+_MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether this is torch running out of memory, on a GPU or a CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
+    )

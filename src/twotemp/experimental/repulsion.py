@@ -10,7 +10,7 @@ masks and the token itself where one is written,
 
 and G, the gradient by the logits, without end tokens and divided by the sample's largest norm at a position:
 z <- z - alpha (share of the row that is still masked) G. Sample k moves by samples < k alone, so it is the same for
-every n > k, but only if these are decoded beside it: see `twotemp.groups`.
+every n > k, but only if these are decoded beside it: see `twotemp.engine.scheduler`.
 
 Positions are what the row has written so far and the masks of its active block; with one block that is the authors'
 region. Where every step writes equally many, the share is the authors' 1 - t / steps. The gradient is computed in

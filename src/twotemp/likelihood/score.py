@@ -13,8 +13,8 @@ from twotemp.errors import UserError
 from twotemp.likelihood import estimators
 from twotemp.likelihood.queries import Completion, estimate
 from twotemp.models.base import Denoiser, LanguageModel, language_model
-from twotemp.records import Sample
-from twotemp.sampling.prompts import Prompt, integer, prompt_ids, prompt_list, prompt_names
+from twotemp.records import Sample, integer
+from twotemp.sampling.prompts import Prompt, prompt_ids, prompt_list, prompt_names
 
 
 class Likelihood(NamedTuple):
@@ -68,7 +68,7 @@ def score(
         raise UserError(
             f"draws must be even for the {estimator} estimator (two in each stratum), not {draws}"
         )
-    seed = integer("seed", seed, least=None)
+    seed = integer("seed", seed, least=None, most=None)
     batch_size = integer("batch_size", batch_size, least=1)
     text = language_model(model)
     if completions is None:

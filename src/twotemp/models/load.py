@@ -14,13 +14,11 @@ from twotemp.models import catalogue
 from twotemp.models.base import LanguageModel
 from twotemp.models.card import HUB_ID
 from twotemp.models.checkpoint import DTYPES, read_json
-from twotemp.models.device_map import check_device_map
 from twotemp.models.families import family
 from twotemp.models.masked_lm import MaskedLM
-from twotemp.models.quantize import check_quantize
 from twotemp.models.token_ids import LoadOverrides
 from twotemp.models.transformer import Transformer
-from twotemp.models.weight_loading import Storage
+from twotemp.models.weight_loading import Storage, check_device_map, check_quantize
 
 EMBEDDED = ("tiny", "tiny-ar")
 # No Python files: a checkpoint is data.

@@ -18,10 +18,10 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from twotemp.checks import MOST
 from twotemp.errors import UserError
 from twotemp.models.transformer import Transformer
 from twotemp.models.weight_loading import Layout, Weights, split_experts
+from twotemp.records import MOST
 
 TAKE_PUBLISHED = "take config.json from the published checkpoint"
 AllowedValues = Mapping[str, tuple[Any, ...]]

@@ -13,9 +13,9 @@ from twotemp.models import catalogue
 from twotemp.models.checkpoint import INDEX, read_json
 from twotemp.models.families import family
 from twotemp.models.load import locate
-from twotemp.models.quantize import quantized_layers
 from twotemp.models.token_ids import LoadOverrides, read_token_ids
 from twotemp.models.transformer import Transformer
+from twotemp.models.weight_loading import quantized_layers
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from twotemp.checks import integer
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import read_generation_config, read_tokenizer
+from twotemp.records import integer
 
 
 @dataclass(frozen=True)

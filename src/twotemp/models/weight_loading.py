@@ -1,33 +1,38 @@
-"""Loading weights tensor by tensor: never more in memory than the model and one shard.
+"""Loading weights: whether they fit, on which devices and in which format, and then tensor by tensor.
 
 A family defines where its checkpoint's tensors lie in the native ones (`Layout`). The rest follows from that: the
-check of names and shapes before anything is read, loading into place, and saving.
+check of names and shapes before anything is read, loading into place, and saving. There is never more in memory than
+the model and one shard. Quantized linear layers have 8 or 4 bits (torchao, weights only); the embedding and the head
+are not quantized. A device map distributes the layers over several GPUs (accelerate).
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from twotemp.errors import UserError
+from twotemp.errors import UserError, unknown
 from twotemp.models.checkpoint import check_shapes, read_headers, stream
-from twotemp.models.device_map import assign_devices
-from twotemp.models.memory import check_room
-from twotemp.models.quantize import quantize_layer, quantized_layers
 
 T = TypeVar("T")
 Weights = dict[str, Tensor]
 # By the checkpoint's names: views of native tensors which, concatenated, are the checkpoint's tensor.
 Layout = dict[str, tuple[Tensor, ...]]
 EXPERTS = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)")
+KINDS = ("int8", "int4")
+_MEMINFO, _OWN_CGROUP, _CGROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5}  # per weight of a linear layer
 
 
 @dataclass(frozen=True)
@@ -131,3 +136,201 @@ def split_experts(layout: Layout) -> Layout:
                 split[f"{prefix}gate_proj.weight"] = (gate,)
                 split[f"{prefix}up_proj.weight"] = (up,)
     return split
+
+
+# Quantized layers.
+
+
+def check_quantize(kind: str | None, device: torch.device) -> None:
+    """Raise a UserError for what is impossible on this machine, before anything is read."""
+    if kind is None:
+        return
+    if kind not in KINDS:
+        raise unknown("quantize", kind, KINDS)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # it warns about kernels for other machines
+    try:
+        import torchao.quantization  # noqa: F401
+    except ImportError:
+        raise UserError("quantize needs torchao: pip install 'twotemp[quantize]'") from None
+    finally:
+        logging.disable(before)
+    if kind == "int4" and device.type != "cuda":
+        raise UserError(
+            f"quantize='int4' works on NVIDIA GPUs only, not on {device.type}; use quantize='int8'"
+        )
+
+
+def quantized_layers(module: nn.Module) -> list[nn.Linear]:
+    """Return the layers to quantize."""
+    if any(name.endswith("experts.gate_up_proj") for name, _ in module.named_parameters()):
+        raise UserError(
+            "a mixture of experts cannot be quantized: its experts, nearly all of its weights, are not linear "
+            "layers; load it with dtype='bfloat16', over several GPUs with device_map='auto'"
+        )
+    return [
+        layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name != "lm_head"
+    ]
+
+
+def quantize_layer(layer: nn.Linear, kind: str, device: torch.device) -> None:
+    """Move a layer to the device and quantize it."""
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+
+    layer.to(device)
+    if kind == "int8":
+        quantize_(layer, Int8WeightOnlyConfig())
+    else:
+        quantize_(layer, Int4WeightOnlyConfig(group_size=128, int4_packing_format="tile_packed_to_4d"))
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Return whether any weight is quantized."""
+    return any(is_traceable_wrapper_subclass(weight) for weight in module.parameters())
+
+
+def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's tensors by name; a quantized one as its parts (integers, scales)."""
+    tensors: dict[str, Tensor] = {}
+    for key, tensor in module.state_dict().items():
+        if is_traceable_wrapper_subclass(tensor):
+            inner: Any = tensor
+            tensors |= {f"{key}.{part}": getattr(inner, part) for part in inner.__tensor_flatten__()[0]}
+        else:
+            tensors[key] = tensor
+    return tensors
+
+
+# Several GPUs.
+
+
+def check_device_map(device_map: str | None, device: object, quantize: str | None) -> None:
+    """Raise a UserError for what is impossible on this machine, before anything is read."""
+    if device_map is None:
+        return
+    if device_map != "auto":
+        raise UserError(f"device_map must be 'auto' (or left out), not {device_map!r}")
+    if device is not None or quantize is not None:
+        raise UserError(
+            "device_map='auto' chooses the devices itself and takes weights as they are: leave device "
+            "and quantize out"
+        )
+    try:
+        import accelerate  # noqa: F401
+    except ImportError:
+        raise UserError("device_map needs accelerate: pip install 'twotemp[train]'") from None
+
+
+def assign_devices(module: Any) -> dict[str, torch.device]:
+    """Return the device of each module (weights on "meta"): evenly over all GPUs; the CPU if there is none."""
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    if not torch.cuda.is_available():
+        return {"": torch.device("cpu")}
+    atomic = list(module._no_split_modules)
+    memory = get_balanced_memory(module, no_split_module_classes=atomic)
+    devices = infer_auto_device_map(module, memory, no_split_module_classes=atomic)
+    if {"cpu", "disk"} & {str(device) for device in devices.values()}:
+        size = sum(weight.numel() * weight.element_size() for weight in module.parameters())
+        raise UserError(
+            f"the weights take {size / 1e9:.1f} GB, more than is free on the {torch.cuda.device_count()} GPUs; "
+            "load with quantize='int8' on one, or with device='cpu'"
+        )
+    return {name: torch.device("cuda", int(device)) for name, device in devices.items()}
+
+
+def add_device_hooks(module: Any) -> None:
+    """Add hooks that move the inputs of each layer, the embedding and the head to its device."""
+    from accelerate import dispatch_model
+
+    names = ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"]
+    names += [f"model.layers.{number}" for number in range(len(module.model.layers))]
+    devices = {}
+    for name in names:
+        part = module.get_submodule(name)
+        devices[name] = next(chain(part.parameters(), part.buffers())).device
+    if len(set(devices.values())) > 1:
+        dispatch_model(module, devices, skip_keys="past_key_values")
+
+
+# Memory.
+
+
+def check_room(module: nn.Module, device: torch.device, quantize: str | None) -> None:
+    """Refuse weights that do not fit, before any of them is read: Linux grants memory it lacks, and kills later.
+
+    Args:
+        module: the network on "meta", in the number format that it will have.
+        device: where the weights go.
+        quantize: the format of its linear layers, if they are quantized.
+    """
+    size, free = weight_bytes(module, quantize), free_bytes(device)
+    if size <= free:
+        return
+    count = sum(weight.numel() for weight in module.parameters())
+    ways = {"dtype='bfloat16' (--dtype bfloat16)": count * torch.bfloat16.itemsize}
+    if (small := quantized_bytes(module)) is not None:
+        ways["quantize='int8' (--quantize int8)"] = small
+    fixes = [f"{way}, {gigabytes(needed)}" for way, needed in ways.items() if needed <= free]
+    fix = f"load it with {' or '.join(fixes)}" if fixes else "use a machine with more, or device_map='auto'"
+    raise UserError(f"the weights take {gigabytes(size)}, and {device} has {gigabytes(free)} free; {fix}")
+
+
+def weight_bytes(module: nn.Module, quantize: str | None = None) -> int:
+    """Return what a network's weights take, in their number formats or with its linear layers quantized."""
+    size = sum(weight.numel() * weight.element_size() for weight in module.parameters())
+    if quantize is not None:
+        for layer in quantized_layers(module):
+            saved = layer.weight.element_size() - _QUANTIZED_BYTES[quantize]
+            size -= int(layer.weight.numel() * saved)
+    return size
+
+
+def quantized_bytes(module: nn.Module) -> int | None:
+    """Return what a network's weights take in int8, or None where it cannot be quantized."""
+    try:
+        return weight_bytes(module, "int8")
+    except UserError:
+        return None
+
+
+def gigabytes(size: int) -> str:
+    """Return a number of bytes as text."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the memory that is free on a device now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min([_available_bytes(), *_cgroup_rooms()])
+
+
+def _available_bytes() -> int:
+    """Return the memory of the machine that is free, counting page cache that can be dropped."""
+    try:
+        lines = _MEMINFO.read_text().splitlines()
+    except OSError:  # not Linux: other systems do not say what is free, so take half of the memory
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    (kilobytes,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return 1024 * int(kilobytes)
+
+
+def _cgroup_rooms() -> list[int]:
+    """Return what our control group and those around it may still take (v2); empty where nothing is limited."""
+    try:
+        own = next(line[4:] for line in _OWN_CGROUP.read_text().splitlines() if line.startswith("0::/"))
+    except (OSError, StopIteration):
+        return []
+    folder, rooms = _CGROUPS / own, []
+    for group in (folder, *folder.parents):
+        try:
+            limit = (group / "memory.max").read_text().strip()
+            used = int((group / "memory.current").read_text())
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        except OSError:  # the root, or a container that does not see the groups around it
+            continue
+        if limit != "max":
+            rooms.append(max(0, int(limit) - used + int(stat["inactive_file"])))
+    return rooms

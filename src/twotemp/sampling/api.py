@@ -1,30 +1,90 @@
-"""The library's functions: prompts in, samples out."""
+"""The library's functions, `sample`, `stream` and `infill`: prompts in, samples out."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
+from functools import wraps
+from html import escape
+from inspect import signature
+from typing import Any, ParamSpec, SupportsIndex, TypedDict, TypeVar, Unpack, overload
 
 from twotemp.backends.local import LocalBackend
 from twotemp.engine import Observer, Steps, StepView
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser
-from twotemp.policies.keywords import explain_keywords
-from twotemp.records import Key, Policy, Request, Sample
+from twotemp.records import PARAMETERS, Key, Policy, Request, Sample
 from twotemp.sampling.prompts import Prompt, prompt_requests
-from twotemp.sampling.samples import Samples
 from twotemp.sampling.text import Prefix
 
+P = ParamSpec("P")
+R = TypeVar("R")
+SHOWN = 8  # distinct answers of a prompt that are written out
+REPLAYED = 4  # samples on the trace page in a notebook
+# Keywords of `generate` in transformers, vLLM and diffusion samplers, and what they are called here.
+RENAMED = {
+    "temperature": "t_token in the policy's spelling, such as 'tct:t_token=0.8'",
+    "max_new_tokens": "length",
+    "max_tokens": "length",
+    "max_length": "length (tokens of the answer alone)",
+    "gen_length": "length",
+    "num_return_sequences": "n",
+    "num_samples": "n",
+    "block_length": "block",
+}
 
-class SamplingOptions(TypedDict, total=False):
-    """Keywords that `sample` explains and the other functions share."""
 
-    batch_size: int | None
-    cache: str | None
-    columns: int | None
-    on_step: Callable[[StepView], None] | None
-    observer: Observer | None
+class Samples(list[Sample]):
+    """A list of samples with a short repr and, in a notebook, a table of the distinct answers per prompt.
+
+    Where the samples have traces, the table is followed by their replay.
+    """
+
+    def __init__(self, samples: Iterable[Sample] = (), tokenizer: Any | None = None) -> None:
+        super().__init__(samples)
+        self._tokenizer = tokenizer
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> Samples: ...
+    def __getitem__(self, index: Any) -> Any:
+        items = super().__getitem__(index)
+        return Samples(items, self._tokenizer) if isinstance(index, slice) else items
+
+    def answers(self) -> dict[str, Counter[str]]:
+        """Return by prompt (request id) how often each answer came."""
+        counts: dict[str, Counter[str]] = {}
+        for sample in self:
+            counts.setdefault(sample.request, Counter())[sample.text] += 1
+        return counts
+
+    def __repr__(self) -> str:
+        lines = [f"Samples: {len(self)}"]
+        for request, counts in self.answers().items():
+            best = ", ".join(f"{text[:40]!r} x {count}" for text, count in counts.most_common(3))
+            more = ", ..." if len(counts) > 3 else ""
+            lines.append(f"  {request}: {len(counts)} distinct of {counts.total()}: {best}{more}")
+        return "\n".join(lines[: SHOWN + 1] + ["  ..."] * (len(lines) > SHOWN + 1))
+
+    def _repr_html_(self) -> str:
+        parts = []
+        for request, counts in self.answers().items():
+            rows = "".join(
+                f"<tr><td>{count}</td><td style='text-align:left'><pre>{escape(text)}</pre></td></tr>"
+                for text, count in counts.most_common(SHOWN)
+            )
+            title = f"{escape(request)}: {len(counts)} distinct of {counts.total()}"
+            parts.append(
+                f"<table><caption>{title}</caption><tr><th>times</th><th>answer</th></tr>{rows}</table>"
+            )
+        if traced := [sample for sample in self if sample.trace is not None][:REPLAYED]:
+            from twotemp.report.trace_page import page
+
+            inside = escape(page(traced, self._tokenizer), quote=True)
+            parts.append(f'<iframe srcdoc="{inside}" style="width:100%;height:32em;border:0"></iframe>')
+        return "\n".join(parts)
 
 
 @dataclass(frozen=True)
@@ -36,6 +96,46 @@ class StreamEvent:
     piece: str  # what is new
     text: str  # all of it so far
     sample: Sample | None = None
+
+
+class InfillOptions(TypedDict, total=False):
+    """Keywords of `infill`, which `sample` explains."""
+
+    ids: Sequence[str] | None
+    stop: Sequence[str]
+    trace: bool
+    batch_size: int | None
+    cache: str | None
+    columns: int | None
+    on_step: Callable[[StepView], None] | None
+    observer: Observer | None
+
+
+class StreamOptions(InfillOptions, total=False):
+    """Keywords of `stream`, which `sample` explains."""
+
+    chat: bool | None
+    eos_stop: bool
+
+
+def explain_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the function with a UserError for keywords that are spelled differently here or belong to the policy."""
+    accepted = signature(function).parameters
+
+    @wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> R:
+        for name in keywords.keys() - accepted.keys():
+            if name in PARAMETERS:
+                advice = f"write it into the policy's spelling, such as 'tct:{name}=...'"
+            elif name in RENAMED:
+                ours = RENAMED[name].split()[0]
+                advice = f"use {RENAMED[name]}" if ours in {*accepted, *PARAMETERS} else "leave it out"
+            else:
+                continue
+            raise UserError(f"{function.__name__} has no {name}; {advice}")
+        return function(*args, **keywords)
+
+    return call
 
 
 @explain_keywords
@@ -98,30 +198,10 @@ def sample(
     >>> samples[3].text == twotemp.sample(model, "3 7 12 -> 33", "tct:t_pos=0.2", n=8, length=16)[3].text
     True
     """
-    requests = prompt_requests(
-        model,
-        prompts,
-        policy,
-        n,
-        length,
-        block,
-        seed,
-        ids=ids,
-        chat=chat,
-        stop=stop,
-        eos_stop=eos_stop,
-        trace=trace,
-    )
-    return _in_order(
-        model,
-        requests,
-        on_sample,
-        batch_size=batch_size,
-        cache=cache,
-        columns=columns,
-        on_step=on_step,
-        observer=observer,
-    )
+    options = StreamOptions(ids=ids, chat=chat, stop=stop, eos_stop=eos_stop, trace=trace)
+    options |= {"batch_size": batch_size, "cache": cache, "columns": columns}
+    options |= {"on_step": on_step, "observer": observer}
+    return _in_order(*_prepare(model, prompts, policy, n, length, block, seed, **options), on_sample)
 
 
 @explain_keywords
@@ -133,13 +213,7 @@ def stream(
     length: int | None = None,
     block: int | None = None,
     seed: int = 0,
-    *,
-    ids: Sequence[str] | None = None,
-    chat: bool | None = None,
-    stop: Sequence[str] = (),
-    eos_stop: bool = False,
-    trace: bool = False,
-    **options: Unpack[SamplingOptions],
+    **options: Unpack[StreamOptions],
 ) -> Iterator[StreamEvent]:
     """Yield the text of n samples per prompt while it is written.
 
@@ -154,21 +228,7 @@ def stream(
     >>> "".join(event.piece for event in events) == events[-1].sample.text
     True
     """
-    requests = prompt_requests(
-        model,
-        prompts,
-        policy,
-        n,
-        length,
-        block,
-        seed,
-        ids=ids,
-        chat=chat,
-        stop=stop,
-        eos_stop=eos_stop,
-        trace=trace,
-    )
-    return _stream(_backend(model, **options), requests)
+    return _stream(*_prepare(model, prompts, policy, n, length, block, seed, **options))
 
 
 @explain_keywords
@@ -180,17 +240,14 @@ def infill(
     block: int | None = None,
     seed: int = 0,
     *,
-    ids: Sequence[str] | None = None,
-    stop: Sequence[str] = (),
-    trace: bool = False,
     on_sample: Callable[[Sample], None] | None = None,
-    **options: Unpack[SamplingOptions],
+    **options: Unpack[InfillOptions],
 ) -> Samples:
     """Fill the mask tokens inside texts, n times each.
 
     Args:
         texts: As the prompts of `sample`, with the model's mask token (or its id) where it shall write.
-        model, policy, n, block, seed, ids, stop, trace, on_sample: See `sample`; so are the other keywords.
+        model, policy, n, block, seed, on_sample: See `sample`; so are the other keywords.
 
     Returns:
         The samples; their text is the whole row.
@@ -202,44 +259,42 @@ def infill(
     >>> filled[0].text.startswith("3 7 12 -> 33")
     True
     """
-    requests = prompt_requests(
-        model, texts, policy, n, 0, block, seed, ids=ids, chat=False, stop=stop, trace=trace
-    )
-    return _in_order(model, requests, on_sample, **options)
+    return _in_order(*_prepare(model, texts, policy, n, 0, block, seed, chat=False, **options), on_sample)
 
 
-def _backend(
+def _prepare(
     model: Denoiser,
-    *,
+    *prompting: *tuple[Prompt | Sequence[Prompt], Policy | str, int, int | None, int | None, int],
     batch_size: int | None = None,
     cache: str | None = None,
     columns: int | None = None,
     on_step: Callable[[StepView], None] | None = None,
     observer: Observer | None = None,
-) -> LocalBackend:
+    **prompt_options: Any,
+) -> tuple[LocalBackend, Iterator[Request]]:
+    """Return the backend and the requests of a call; what is not the backend's goes to `prompt_requests`."""
     if on_step is not None:
         if observer is not None:
             raise UserError(
                 "give on_step or an observer, not both: an observer's `step` is called with the same view"
             )
         observer = Steps(on_step)
-    return LocalBackend(model, batch_size=batch_size, cache=cache, columns=columns, observer=observer)
+    requests = prompt_requests(model, *prompting, **prompt_options)
+    return LocalBackend(
+        model, batch_size=batch_size, cache=cache, columns=columns, observer=observer
+    ), requests
 
 
 def _in_order(
-    model: Denoiser,
-    requests: Iterable[Request],
-    on_sample: Callable[[Sample], None] | None,
-    **options: Unpack[SamplingOptions],
+    backend: LocalBackend, requests: Iterable[Request], on_sample: Callable[[Sample], None] | None
 ) -> Samples:
     """Return all samples in the order of their requests."""
-    backend = _backend(model, **options)
     wanted, samples = list(requests), {}
     for drawn in backend.sample(wanted):
         samples[drawn.key] = drawn
         if on_sample is not None:
             on_sample(drawn)
-    return Samples((samples[request.key] for request in wanted), tokenizer=model.tokenizer)
+    return Samples((samples[request.key] for request in wanted), backend.text.tokenizer)
 
 
 def _stream(backend: LocalBackend, requests: Iterable[Request]) -> Iterator[StreamEvent]:

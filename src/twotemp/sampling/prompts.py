@@ -10,12 +10,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from operator import index as as_integer
 from typing import TYPE_CHECKING, Any
 
 from twotemp.errors import UserError
 from twotemp.policies import parse
-from twotemp.records import Policy, Problem, Request
+from twotemp.records import Policy, Problem, Request, integer
 
 if TYPE_CHECKING:
     from twotemp.models.base import Denoiser, LanguageModel
@@ -160,7 +159,7 @@ def prompt_requests(
             policy=chosen,
             length=_default_length(text, row) if length is None else integer("length", length),
             block=None if block is None else integer("block", block, least=1),
-            seed=integer("seed", seed, least=None),
+            seed=integer("seed", seed, least=None, most=None),
             eos_stop=eos_stop,
             trace=trace,
             stop=strings,
@@ -169,7 +168,7 @@ def prompt_requests(
     ]
     for first in firsts:
         check(first, model)
-    indices = range(integer("n", n, least=1))
+    indices = range(integer("n", n, least=1, most=None))
     return (replace(first, index=index) for first in firsts for index in indices)
 
 
@@ -203,18 +202,6 @@ def prompt_names(rows: Iterable[Sequence[int]]) -> list[str]:
         seen[digest] += 1
         names.append(digest if seen[digest] == 1 else f"{digest}-{seen[digest]}")
     return names
-
-
-def integer(name: str, value: Any, least: int | None = 0) -> int:
-    """Return a Python or NumPy integer as an int; refuse flags, floats and numbers below `least`."""
-    try:
-        number = as_integer(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or (least is not None and number < least):
-        bound = "" if least is None else f" >= {least}"
-        raise UserError(f"{name} must be an integer{bound}, not {value!r}")
-    return number
 
 
 def _policy(policy: Policy | str) -> Policy:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from twotemp.records import Finish, Request, Sample, first_eos
 
 if TYPE_CHECKING:
-    from twotemp.engine.observer import Written
+    from twotemp.engine import Written
     from twotemp.models.base import LanguageModel
 
 

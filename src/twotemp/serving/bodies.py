@@ -11,8 +11,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from twotemp.engine.scheduler import refuse_groups
 from twotemp.errors import UserError, unknown
-from twotemp.groups import refuse
 from twotemp.models.base import LanguageModel, Message
 from twotemp.policies import PRESETS, parse, policy
 from twotemp.records import PARAMETERS, Policy, Request
@@ -227,7 +227,7 @@ def _chosen(spec: str, names: tuple[str, ...], *values: Any) -> Policy:
     base = parse(spec)
     spelled = {name: getattr(base, name) for name in PRESETS[base.name].settable}
     chosen = policy(base.name, **spelled | dict(zip(names, values)))
-    refuse(chosen, "a server")
+    refuse_groups(chosen, "a server")
     return chosen
 
 

@@ -24,8 +24,8 @@ from twotemp.backends.pool import cut
 from twotemp.backends.supervisor import ATTEMPTS
 from twotemp.engine.batch import paper_nfe
 from twotemp.engine.rows import block_of
+from twotemp.engine.scheduler import refuse_groups
 from twotemp.errors import UserError, understood
-from twotemp.groups import refuse
 from twotemp.models.base import LanguageModel
 from twotemp.policies import policy
 from twotemp.records import Request, Sample, Trace, first_eos
@@ -130,7 +130,7 @@ class Server:
     def draw(self, requests: Sequence[Request]) -> list[Sample]:
         """Draw the samples of these requests with one call; they have no text."""
         for request in requests:
-            refuse(request.policy, "SGLang")
+            refuse_groups(request.policy, "SGLang")
             if not request.length or request.eos_stop:
                 raise UserError(
                     f"request {request.id!r}: SGLang continues a prompt to its full length; infilling and stopping "

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from twotemp.engine.rows import compact
+from twotemp.engine.scheduler import refuse_groups
 from twotemp.errors import UserError, unknown
-from twotemp.groups import refuse
 from twotemp.policies import parse
 from twotemp.policies.step import Memory, Noise, PolicyBatch
 from twotemp.records import Policy
@@ -87,7 +87,7 @@ class RequestOptions:
                 f"policy {policy.name} rewrites tokens, but in SGLang a committed token cannot change; use "
                 "twotemp's own engine for it"
             )
-        refuse(policy, "SGLang")
+        refuse_groups(policy, "SGLang")
         key = row_key(
             int(params.get("seed", 0)), str(params.get("request", req.rid)), int(params.get("index", 0))
         )
