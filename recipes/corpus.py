@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recipes.tokenizer import BOS, END_OF_TURN, EOS
 from twotemp.tasks import SOURCES
-from twotemp.tasks.generated import Example
+from twotemp.tasks.base import Example
 
 
 @dataclass(frozen=True)

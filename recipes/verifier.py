@@ -49,7 +49,7 @@ from twotemp.rewards.denoiser import answer_row, checks, scaled_thirds, with_che
 from twotemp.sampling.prompts import ProblemRequest, answer, problem_requests
 from twotemp.serialization import read_yaml, record
 from twotemp.tasks import SOURCES
-from twotemp.tasks.generated import Split
+from twotemp.tasks.base import Split
 
 T = TypeVar("T")
 REPORT, MODEL = "report.json", "model"

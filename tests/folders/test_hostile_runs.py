@@ -19,7 +19,7 @@ from twotemp.evaluation.work import DATA, problems_of
 from twotemp.folders import expect, read_log
 from twotemp.folders.files import SUFFIX, FrameFile, read_batches
 from twotemp.store import Cell, Store, export
-from twotemp.tasks.imported import FILE, imported
+from twotemp.tasks.data import IMPORTED, imported
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
@@ -208,7 +208,7 @@ def test_a_wrong_list_of_data_files_is_refused(cell: Cell, content: bytes):
 
 @pytest.mark.parametrize("content", [b"[]", b"{}", b'{"problems": [5]}', b'{"problems": [{"id": []}]}', DEEP])
 def test_wrong_imported_problems_are_damage(tmp_path: Path, content: bytes):
-    (tmp_path / FILE).write_bytes(content)
+    (tmp_path / IMPORTED).write_bytes(content)
     task = imported("toy", tmp_path)
     assert task is not None
     with pytest.raises(UserError, match="is damaged"):

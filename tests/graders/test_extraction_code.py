@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import DataFile
 from tests.helpers.benchmark_rows import MADE_UP, Row, read
-from twotemp.graders.code_extraction import find_code
+from twotemp.graders.extraction import find_code
 
 RIGHT = "def f(x): return 2 * x"
 WRONG = "def f(x): return x"

@@ -185,7 +185,7 @@ def test_order_and_cache(grader: MathsGrader) -> None:
     texts = [rf"\boxed{{{n} + {n}}}" for n in range(6)] * 3
     verdicts = list(parallel.grade((problem("4", "latex"), text) for text in texts))
     assert [verdict.passed for verdict in verdicts] == ([False, False, True, False, False, False] * 3)
-    assert len(parallel._pool._answers) == 6
+    assert len(parallel._verdicts) == 6
     parallel.close()
 
 

@@ -23,7 +23,7 @@ from twotemp.models.load import locate
 from twotemp.records import Problem
 from twotemp.rewards.denoiser import DenoiserReward, answer_row, checks, scaled_thirds
 from twotemp.tasks import SOURCES
-from twotemp.tasks.generated import split_of
+from twotemp.tasks.base import split_of
 
 RECIPE = verifier.VerifierRecipe(
     name="test",

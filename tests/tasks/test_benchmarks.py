@@ -18,9 +18,9 @@ from tests.helpers.benchmark_rows import MADE_UP, Row, read, write
 from twotemp import tasks
 from twotemp.errors import UserError
 from twotemp.records import Problem
-from twotemp.tasks import data, gsm8k, humaneval, math500, mbpp
+from twotemp.tasks import benchmarks, data
 
-PUBLISHED = {"gsm8k": gsm8k.TEST, "math500": math500.TEST, "humaneval": humaneval.TEST, "mbpp": mbpp.TEST}
+PUBLISHED = {name: getattr(benchmarks, name.upper()) for name in ("gsm8k", "math500", "humaneval", "mbpp")}
 FILES = {name: f"{name}_test.jsonl" if name == "gsm8k" else f"{name}.jsonl" for name in PUBLISHED}
 CONTAINERS = ("gz", "json", "parquet", "shuffled keys")
 
@@ -109,7 +109,7 @@ def real_mbpp(found: tuple[Problem, ...], rows: list[Row]) -> None:
     assert by_id["123"].reference["timeout"] == 20
     assert [i for i, p in by_id.items() if p.reference["setup"]] == ["367"]
     for row in rows:
-        name, count = mbpp.signature(row)
+        name, count = benchmarks.mbpp_signature(row)
         prompt = by_id[str(row["task_id"])].prompt
         assert f"{name}({', '.join(f'input_param_{i + 1}' for i in range(count))}):" in prompt
         assert all(test in prompt for test in row["test_list"])
@@ -155,7 +155,7 @@ def test_a_file_with_all_splits_of_mbpp_is_cut_to_the_test_split(tmp_path: Path)
 
 def test_d1_subset_is_the_one_on_record(tmp_path: Path):
     """What `np.random.seed(42); np.random.choice(1319, 300, replace=False)` gave when d1 was run."""
-    rows = MADE_UP["gsm8k"](gsm8k.TEST.rows)
+    rows = MADE_UP["gsm8k"](benchmarks.GSM8K.rows)
     found = problems(tmp_path, "gsm8k", rows, subset="d1_seed42")
     places = [int(p.id.removeprefix("gsm8k/test/")) for p in found]
     assert (places[:5], len(places)) == ([677, 1046, 610, 49, 1284], 300)
@@ -176,7 +176,7 @@ def test_training_questions(data_file: DataFile):
 
 
 def test_test_questions_do_not_pass_for_training_questions(tmp_path: Path):
-    path = write(tmp_path / "x.jsonl", MADE_UP["gsm8k"](gsm8k.TEST.rows))
+    path = write(tmp_path / "x.jsonl", MADE_UP["gsm8k"](benchmarks.GSM8K.rows))
     with pytest.raises(UserError, match=r"1319 rows \(published: 7473\)"):
         tasks.get("gsm8k").problems(data=path, subset="train")
 

@@ -14,7 +14,7 @@ from twotemp.errors import UserError
 from twotemp.graders.puzzles import grade_chain
 from twotemp.records import Problem
 from twotemp.tasks import SOURCES, countdown, programs, words
-from twotemp.tasks.generated import PROBLEMS, held_out_problems, split_of
+from twotemp.tasks.base import PROBLEMS, held_out_problems, split_of
 
 NAMES = sorted(SOURCES)
 

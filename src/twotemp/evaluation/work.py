@@ -21,7 +21,7 @@ from twotemp.records import Grade, Problem, Sample
 from twotemp.sampling.prompts import CHUNK, ProblemRequest, answer
 from twotemp.store import Cell, Store, Writer
 from twotemp.tasks import ProblemSet, Task
-from twotemp.tasks.imported import imported
+from twotemp.tasks.data import imported
 
 DATA = "data.json"  # beside run.json: the local data files by task
 

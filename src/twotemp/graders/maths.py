@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 from twotemp.errors import UserError, unknown
 from twotemp.graders import quantities
 from twotemp.graders.extraction import final_answer
-from twotemp.graders.workers import Child, ChildDied, GraderPool, Verdict, in_order, usable_cpus
+from twotemp.graders.workers import Child, GraderWorker, PooledGrader, Verdict
 from twotemp.processes import minimal_environment, python_command
 from twotemp.records import Grade, Problem
 
@@ -26,7 +26,7 @@ RECYCLE = 2000  # questions a worker answers before a fresh one replaces it: sym
 _ARITHMETIC = re.compile(r"\\(?:[dt]?frac|sqrt|times|cdot|div|left|right|pi|approx)(?![A-Za-z])")
 
 
-class MathsGrader:
+class MathsGrader(PooledGrader[tuple[str, str]]):
     """Problem.reference = {"answer": "\\frac{1}{2}", "kind": "number" (default) or "latex"}.
 
     One number, in digits or words, is compared exactly, and units only where both sides name one. math-verify
@@ -39,23 +39,15 @@ class MathsGrader:
     """
 
     def __init__(self, workers: int | None = None) -> None:
-        self._pool: GraderPool[tuple[str, str], Verdict] = GraderPool(
-            _VerifyWorker, workers or usable_cpus(), keep=lambda verdict: verdict.outcome != "ungraded"
-        )
+        super().__init__(_VerifyWorker, workers)
         library = _math_verify_version()
         self.name = f"maths {VERSION} / " + (f"math-verify {library}" if library else "plain numbers only")
-
-    def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
-        return in_order((self._judge(problem, text) for problem, text in items), 4 * (self._pool.size - 1))
 
     def same(self, problem: Problem, a: str, b: str) -> bool:
         _, kind = _reference(problem)
         # math-verify takes its first argument for the reference answer and is not symmetric.
         pairs = ((a, b), (b, a)) if a != b else ((a, b),)
         return any(self._compare(kind, *pair)().outcome == "passed" for pair in pairs)
-
-    def close(self) -> None:
-        self._pool.close()
 
     def _judge(self, problem: Problem, text: str) -> Callable[[], Grade]:
         gold, kind = _reference(problem)
@@ -87,7 +79,7 @@ class MathsGrader:
         if left is not None and right is not None:
             equal = quantities.same(left, right, percent_is_hundredth=not number)
             return lambda: Verdict("passed" if equal else "failed")
-        return self._pool.submit((_for_math_verify(gold, left), _for_math_verify(answer, right))).result
+        return self._submit((_for_math_verify(gold, left), _for_math_verify(answer, right))).result
 
 
 def _reference(problem: Problem) -> tuple[str, str]:
@@ -118,11 +110,11 @@ def _math_verify_version() -> str | None:
         return None
 
 
-_CONTROL = json.dumps({"gold": "1", "answer": r"\frac{2}{2}"}).encode() + b"\n"
+class _VerifyWorker(GraderWorker[tuple[str, str]]):
+    """The parent's side of `verify_worker`."""
 
-
-class _VerifyWorker:
-    """The parent's side of `verify_worker`: starts it, limits its time, replaces it."""
+    child_name = "the math-verify worker"
+    control = ("1", r"\frac{2}{2}")
 
     def __init__(self) -> None:
         if _math_verify_version() is None:
@@ -130,45 +122,22 @@ class _VerifyWorker:
                 "comparing mathematical expressions needs math-verify: pip install 'twotemp[eval]' "
                 "(without it only plain numbers can be graded)"
             )
-        self._child: Child | None = None
+        super().__init__()
         self._asked = 0
 
-    def ask(self, pair: tuple[str, str]) -> Verdict:
-        why = ""
-        for _ in range(2):  # a dead worker may be the machine's fault: once more on a fresh one
-            try:
-                question = json.dumps({"gold": pair[0], "answer": pair[1]}) + "\n"
-                reply = self._fresh_enough().ask(question.encode(), SECONDS)
-                return Verdict("passed" if reply["same"] else "failed", reply.get("detail", ""))
-            except TimeoutError:
-                self.close()
-                return Verdict("timeout", f"math-verify took more than {SECONDS:g} s")
-            except ChildDied as error:
-                self.close()
-                why = str(error)
-        # Either the answer kills workers or workers die anyway: one that starts and compares two numbers decides.
-        try:
-            self._fresh_enough().ask(_CONTROL, SECONDS)
-        except (ChildDied, TimeoutError):
-            self.close()
-            return Verdict("ungraded", f"the math-verify worker died twice: {why}")
-        return Verdict("failed", f"the answer ended two math-verify workers: {why}")
-
-    def _fresh_enough(self) -> Child:
-        if self._child is not None and self._asked >= RECYCLE:
+    def _ask(self, pair: tuple[str, str]) -> Verdict:
+        if self._asked >= RECYCLE:
             self.close()
         if self._child is None:
             command = python_command("-m", "twotemp.graders.verify_worker")
             self._child = Child(command, environment=minimal_environment(), memory=MEMORY)
+            self._child.ready(START_SECONDS)
             self._asked = 0
-            try:
-                self._child.ready(START_SECONDS)
-            except TimeoutError as error:
-                raise ChildDied("it did not start") from error
         self._asked += 1
-        return self._child
-
-    def close(self) -> None:
-        if self._child is not None:
-            self._child.close()
-            self._child = None
+        question = json.dumps({"gold": pair[0], "answer": pair[1]}) + "\n"
+        try:
+            reply = self._child.ask(question.encode(), SECONDS)
+        except TimeoutError:
+            self.close()
+            return Verdict("timeout", f"math-verify took more than {SECONDS:g} s")
+        return Verdict("passed" if reply["same"] else "failed", reply.get("detail", ""))

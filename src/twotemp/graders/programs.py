@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import builtins
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from twotemp.errors import UserError, unknown
-from twotemp.graders.code_extraction import find_code
+from twotemp.graders.extraction import find_code
 from twotemp.graders.sandbox import Program, Sandbox, working_confinement
-from twotemp.graders.workers import GraderPool, Verdict, in_order, usable_cpus
+from twotemp.graders.workers import PooledGrader
 from twotemp.records import Grade, Problem
 
 VERSION = "3"
@@ -21,7 +21,7 @@ SECONDS = 3.0  # of processor time (and sleep) for a program, unless the problem
 LONGEST = 100_000  # characters; no real answer is longer
 
 
-class ProgramGrader:
+class ProgramGrader(PooledGrader[Program]):
     """Problem.reference is one of
 
         {"kind": "asserts" (default), "entry_point": "f", "tests": ["assert f(2) == 4", ...]}
@@ -40,20 +40,10 @@ class ProgramGrader:
 
     def __init__(self, workers: int | None = None, sandbox: str | None = None) -> None:
         confinement = working_confinement(sandbox)  # raises here, before anything is graded
-        self._pool: GraderPool[Program, Verdict] = GraderPool(
-            lambda: Sandbox(confinement),
-            workers or usable_cpus(),
-            keep=lambda verdict: verdict.outcome != "ungraded",
-        )
-
-    def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
-        return in_order((self._judge(problem, text) for problem, text in items), 4 * (self._pool.size - 1))
+        super().__init__(lambda: Sandbox(confinement), workers)
 
     def same(self, problem: Problem, a: str, b: str) -> bool:
         return _normal(a) == _normal(b)
-
-    def close(self) -> None:
-        self._pool.close()
 
     def _judge(self, problem: Problem, text: str) -> Callable[[], Grade]:
         names = entry_points(problem)
@@ -61,7 +51,7 @@ class ProgramGrader:
         code, rule = find_code(text, names, body=problem.reference.get("kind") == "humaneval")
         if len(code) > LONGEST:
             return lambda: Grade("failed", None, rule, f"longer than {LONGEST} characters")
-        running = self._pool.submit(assemble(problem, code, names))
+        running = self._submit(assemble(problem, code, names))
 
         def result() -> Grade:
             verdict = running.result()

@@ -1,10 +1,11 @@
-"""Grade Countdown: whether a chain of steps is legal and ends at the target."""
+"""Graders without dependencies: Countdown chains, and grades that came with imported samples."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
 
+from twotemp.errors import UserError
 from twotemp.graders.base import Grader
 from twotemp.records import Grade, Problem
 from twotemp.tasks.countdown import apply
@@ -40,9 +41,8 @@ def grade_chain(numbers: list[int], target: int, text: str) -> Grade:
         x, operation, y, z = int(match[1]), match[2], int(match[3]), int(match[4])
         operands = []
         for value in (x, y):
-            used = next(
-                (item for item in reversed(left) if item[0] == value), None
-            )  # results before given numbers
+            # Results are used before given numbers.
+            used = next((item for item in reversed(left) if item[0] == value), None)
             if used is None:
                 return Grade("failed", detail=f"{value} is not available in {step.strip()!r}")
             left.remove(used)
@@ -58,3 +58,15 @@ def grade_chain(numbers: list[int], target: int, text: str) -> Grade:
     if result != target:
         return Grade("failed", answer, "chain", f"ends at {result}, not {target}")
     return Grade("passed", answer, "chain")
+
+
+class RecordedGrader(Grader):
+    """Stands for imported grades; it cannot grade samples itself."""
+
+    name = "recorded"
+
+    def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
+        raise UserError(
+            "recorded grades came with the imported samples and cannot be computed again; name a grader of texts "
+            "(`twotemp graders`)"
+        )

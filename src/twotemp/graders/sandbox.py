@@ -38,7 +38,7 @@ from pathlib import Path
 
 from twotemp.errors import UserError, unknown
 from twotemp.graders.sandboxed import BUSY_WALL_FACTOR, HEADER
-from twotemp.graders.workers import Child, ChildDied, Verdict
+from twotemp.graders.workers import Child, ChildDied, GraderWorker, Verdict
 
 START_SECONDS = 120.0
 GRACE_SECONDS = 90.0  # beyond the server's own time limit, which is the one that counts
@@ -64,51 +64,29 @@ class Program:
         return HEADER.pack(self.seconds, len(code), len(tests)) + code + tests
 
 
-class Sandbox:
+class Sandbox(GraderWorker[Program]):
     """One fork server. It is restarted when it dies, and tested for holes each time it starts."""
 
-    def __init__(self, confinement: str) -> None:
-        self.confinement = confinement
-        self._child: Child | None = None
+    child_name = "the sandbox"
 
-    def ask(self, program: Program) -> Verdict:
-        """Return the verdict on a program; `ungraded` only if a server fails for our own program as well."""
-        why = ""
-        for _ in range(2):
-            try:
-                return self._ask(program)
-            except (ChildDied, TimeoutError) as error:
-                self.close()
-                why = str(error)
-        # Either the program kills servers or servers die anyway: a fresh one that passes its self-test decides.
-        try:
-            self.start()
-        except (ChildDied, TimeoutError, OSError):
-            self.close()
-            return Verdict("ungraded", f"the sandbox died twice: {why}")
-        return Verdict("failed", f"the program ended the sandbox twice: {why}")
+    def __init__(self, confinement: str) -> None:
+        super().__init__()
+        self.confinement = confinement
+        self.control = _SELF_TEST
 
     def _ask(self, program: Program) -> Verdict:
         if self._child is None:
             self._child = Child(_CONFINEMENTS[self.confinement](), environment=_ENVIRONMENT)
             self._child.ready(START_SECONDS)
-            if (verdict := self._ask(_SELF_TEST)).outcome != "passed":
+            try:
+                self.start()
+            except ChildDied:
                 for folder in (Path("/tmp"), Path("/")):  # written through a hole
                     with suppress(OSError):
                         (folder / "twotemp-self-test").unlink()
-                raise ChildDied(f"its self-test failed: {verdict.detail}")
+                raise
         reply = self._child.ask(program.to_bytes(), BUSY_WALL_FACTOR * program.seconds + GRACE_SECONDS)
         return Verdict(reply["outcome"], reply["detail"])
-
-    def start(self) -> None:
-        """Start now rather than at the first program; raise ChildDied or TimeoutError if that fails."""
-        self._ask(_SELF_TEST)
-
-    def close(self) -> None:
-        """End the server."""
-        if self._child is not None:
-            self._child.close()
-            self._child = None
 
 
 @cache

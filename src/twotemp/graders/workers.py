@@ -1,4 +1,4 @@
-"""Child processes that answer questions, and a pool of them that answers each distinct question once.
+"""Graders whose verdicts come from child processes, and the parent's side of such a child.
 
 What a model wrote may hang, crash or exhaust the process that examines it, so child processes do that, and the
 parent measures their time and kills them. A *worker* is the parent's side of such a child.
@@ -13,23 +13,21 @@ import subprocess
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from twotemp import processes
-from twotemp.records import Outcome
+from twotemp.graders.base import Grader
+from twotemp.records import Grade, Outcome, Problem
 
 QuestionT = TypeVar("QuestionT", bound=Hashable)
-AnswerT = TypeVar("AnswerT")
-QuestionT_contra = TypeVar("QuestionT_contra", contravariant=True)
-AnswerT_co = TypeVar("AnswerT_co", covariant=True)
-T = TypeVar("T")
 
-REMEMBERED = 200_000  # answers that a pool keeps; the oldest are dropped first
+REMEMBERED = 200_000  # verdicts that a grader keeps; the oldest are dropped first
 
 _PIPE_PART = select.PIPE_BUF  # a write no longer than this does not block on a pipe that polls as writable
 
@@ -129,88 +127,115 @@ class Child:
         self._errors.close()
 
 
-class GraderWorker(Protocol[QuestionT_contra, AnswerT_co]):
-    """Answers one question at a time, in a child process."""
+class GraderWorker(ABC, Generic[QuestionT]):
+    """Asks one question at a time of a child process, which it starts when needed and replaces when it died."""
 
-    def ask(self, question: QuestionT_contra) -> AnswerT_co: ...
+    child_name: str  # for messages
+    control: QuestionT  # every healthy child answers "passed"
 
-    def close(self) -> None: ...
+    def __init__(self) -> None:
+        self._child: Child | None = None
+
+    @abstractmethod
+    def _ask(self, question: QuestionT) -> Verdict:
+        """Return the child's verdict; start one if there is none."""
+
+    def ask(self, question: QuestionT) -> Verdict:
+        """Return the verdict; `ungraded` only if a child fails for the control as well."""
+        why = ""
+        for _ in range(2):  # a dead child may be the machine's fault
+            try:
+                return self._ask(question)
+            except (ChildDied, TimeoutError) as error:
+                self.close()
+                why = str(error)
+        # Either the question kills children or they die anyway: a fresh one and the control decide.
+        try:
+            self.start()
+        except (ChildDied, TimeoutError, OSError):
+            self.close()
+            return Verdict("ungraded", f"{self.child_name} died twice: {why}")
+        return Verdict("failed", f"it ended {self.child_name} twice: {why}")
+
+    def start(self) -> None:
+        """Start now rather than at the first question; raise ChildDied or TimeoutError if that fails."""
+        if (verdict := self._ask(self.control)).outcome != "passed":
+            raise ChildDied(f"its self-test failed: {verdict.detail}")
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
 
 
-class GraderPool(Generic[QuestionT, AnswerT]):
-    """Workers that are started when needed; a question that was answered before is not asked again.
+class PooledGrader(Grader, Generic[QuestionT]):
+    """A grader with a pool of workers. A question that was answered before is not asked again.
 
-    Workers are started and used on the pool's own threads only, which live until `close`: a child that dies
+    Workers are started and used on the grader's own threads only, which live until `close`: a child that dies
     with its parent dies when the *thread* that started it ends.
 
     Args:
         start: Starts a worker.
-        size: The largest number of workers.
-        keep: Whether an answer may be reused for the same question.
+        size: The largest number of workers; None: one for each usable core.
     """
 
-    def __init__(
-        self,
-        start: Callable[[], GraderWorker[QuestionT, AnswerT]],
-        size: int,
-        keep: Callable[[AnswerT], bool] = lambda answer: True,
-    ) -> None:
-        self.size = size
+    def __init__(self, start: Callable[[], GraderWorker[QuestionT]], size: int | None) -> None:
+        self._size = size or usable_cpus()
         self._start = start
-        self._keep = keep
-        self._threads = ThreadPoolExecutor(size, thread_name_prefix="grader")
-        self._idle: SimpleQueue[GraderWorker[QuestionT, AnswerT]] = SimpleQueue()
-        self._answers: dict[QuestionT, Future[AnswerT]] = {}
+        self._threads = ThreadPoolExecutor(self._size, thread_name_prefix="grader")
+        self._idle: SimpleQueue[GraderWorker[QuestionT]] = SimpleQueue()
+        self._verdicts: dict[QuestionT, Future[Verdict]] = {}
         self._lock = threading.Lock()
 
-    def submit(self, question: QuestionT) -> Future[AnswerT]:
-        """Return the future answer to a question."""
+    @abstractmethod
+    def _judge(self, problem: Problem, text: str) -> Callable[[], Grade]:
+        """Begin to grade a text; return a function that waits for the grade."""
+
+    def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
+        """Yield the grades in order, while a few later ones are being computed."""
+        waiting: deque[Callable[[], Grade]] = deque()
+        for problem, text in items:
+            waiting.append(self._judge(problem, text))
+            if len(waiting) > 4 * (self._size - 1):
+                yield waiting.popleft()()
+        while waiting:
+            yield waiting.popleft()()
+
+    def _submit(self, question: QuestionT) -> Future[Verdict]:
+        """Return the future verdict on a question."""
         with self._lock:
-            if (known := self._answers.get(question)) is not None:
+            if (known := self._verdicts.get(question)) is not None:
                 return known
-            if len(self._answers) >= REMEMBERED:
-                del self._answers[next(iter(self._answers))]
+            if len(self._verdicts) >= REMEMBERED:
+                del self._verdicts[next(iter(self._verdicts))]
             future = self._threads.submit(self._ask, question)
-            self._answers[question] = future
-        future.add_done_callback(lambda done: self._forget_unless_kept(question, done))
+            self._verdicts[question] = future
+        future.add_done_callback(lambda done: self._forget_unless_graded(question, done))
         return future
 
-    def _ask(self, question: QuestionT) -> AnswerT:
+    def _ask(self, question: QuestionT) -> Verdict:
         try:
             worker = self._idle.get_nowait()
-        except Empty:  # there are `size` threads, so there are never more than `size` workers
+        except Empty:  # there are `_size` threads, so there are never more workers than that
             worker = self._start()
         try:
             return worker.ask(question)
         finally:
             self._idle.put(worker)
 
-    def _forget_unless_kept(self, question: QuestionT, done: Future[AnswerT]) -> None:
-        if done.cancelled() or done.exception() is not None or not self._keep(done.result()):
+    def _forget_unless_graded(self, question: QuestionT, done: Future[Verdict]) -> None:
+        if done.cancelled() or done.exception() is not None or done.result().outcome == "ungraded":
             with self._lock:
-                self._answers.pop(question, None)
+                self._verdicts.pop(question, None)
 
     def close(self) -> None:
         """Wait for the questions being answered, drop the others, and end all workers."""
         self._threads.shutdown(wait=True, cancel_futures=True)
-        while True:
-            try:
-                self._idle.get_nowait().close()
-            except Empty:
-                return
+        while not self._idle.empty():
+            self._idle.get().close()
 
 
 def usable_cpus() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def in_order(pending: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
-    """Yield results in order, while up to `ahead` later ones are being computed."""
-    waiting: deque[Callable[[], T]] = deque()
-    for result in pending:
-        waiting.append(result)
-        if len(waiting) > ahead:
-            yield waiting.popleft()()
-    while waiting:
-        yield waiting.popleft()()

@@ -19,7 +19,7 @@ from twotemp.records import Grade, Key, Policy, Problem, Sample
 from twotemp.serialization import json_text
 from twotemp.store import Config, Store
 from twotemp.tasks import ProblemSet
-from twotemp.tasks.imported import FILE, GRADER, to_dict
+from twotemp.tasks.data import IMPORTED, RECORDED, to_dict
 
 DAMAGED = "it is damaged, or another version of the harness wrote it"
 
@@ -68,13 +68,13 @@ def bring(results: Iterable[Found], out: Path) -> dict[str, int]:
             config = found.config
         name = re.sub(r"[^\w.,:=@+-]", "-", f"{found.task}@{spell(config.policy)}")
         cell = store.cell(name, config)
-        write_json(cell.path / FILE, to_dict(found.problem_set))
+        write_json(cell.path / IMPORTED, to_dict(found.problem_set))
         have = {(row["request"], row["index"]) for row in cell.light_rows()}
         fresh = [sample for sample in found.samples if (sample.request, sample.index) not in have]
         with cell.writer() as writer:
             writer.samples(fresh)
             if found.metric is not None:
-                writer.grades(f"{GRADER} {found.metric}", found.grades)
+                writer.grades(f"{RECORDED} {found.metric}", found.grades)
         new[name] = len(fresh)
     if not new:
         raise UserError("nothing to import: no task with samples of twotemp in these results")

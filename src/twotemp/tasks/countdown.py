@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from random import Random
 
-from twotemp.tasks.generated import Example, MaskedCheck, Source
+from twotemp.tasks.base import Example, MaskedCheck, Source
 
 LARGEST = 99  # every intermediate result is in 1..LARGEST, so that a number is one token
 LARGEST_GIVEN = 50  # with 30, two held-out sets of 500 problems share half of them

@@ -14,7 +14,7 @@ from functools import cache, partial
 from random import Random
 from typing import Any
 
-from twotemp.tasks.generated import Example, MaskedCheck, Source
+from twotemp.tasks.base import Example, MaskedCheck, Source
 
 SHOWN, HIDDEN = 3, 5
 LARGEST = 99  # a number is one token

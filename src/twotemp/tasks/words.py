@@ -14,7 +14,7 @@ from functools import partial
 from itertools import combinations
 from random import Random
 
-from twotemp.tasks.generated import Example, MaskedCheck, Source
+from twotemp.tasks.base import Example, MaskedCheck, Source
 
 PEOPLE = ("Ann", "Cal", "Eve", "Joy")
 THINGS = ("pen", "cup", "hat", "map", "bag", "key", "box", "toy")

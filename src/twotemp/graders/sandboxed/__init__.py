@@ -4,7 +4,6 @@ server     warm fork server; forks the two processes below for each request and 
 confine    restrictions of a process: rlimits, seccomp, Landlock
 candidate  process that runs the program a model wrote
 judge      process that runs the tests and never executes a line of that program
-assertions which `with` blocks of the tests contain assertions
 mirrors    the judge's stand-ins for objects and classes of the program
 channel    frames in which the two processes question each other
 values     values that cross by value

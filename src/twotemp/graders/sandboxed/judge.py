@@ -7,16 +7,16 @@ hold. Everything else is a failure of the program.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import importlib
 import operator
 import random
 import sys
 import traceback
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodDescriptorType
 from typing import Any
 
-from .assertions import Assertions
 from .channel import Channel
 from .mirrors import Mirrors, StandIn, StandInClass, checked_answer, original
 from .values import decode, encode, shared_exception
@@ -26,6 +26,65 @@ _BY_NAME = (type, FunctionType, BuiltinFunctionType, MethodDescriptorType)
 _LENT = ("__call__", "__iter__", "__next__")  # what the program may do with an object of the tests
 # Python takes these for the end of an iteration, and `all(map(check, cases))` for the end of the cases.
 _ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
+
+
+class Assertions:
+    """Tells which `with` blocks of the tests contain assertions.
+
+    The `__exit__` method of a program's class may ask Python to drop the exception that leaves the block, and with
+    it the assertions that were not reached. A block that contains assertions therefore drops nothing.
+
+    Args:
+        sources: The texts that run here, by the file names they were compiled with.
+    """
+
+    def __init__(self, sources: dict[str, str]) -> None:
+        self._sources = sources
+        self._trees: dict[str, ast.Module] = {}
+        # Names of functions that contain an assertion or call one that does.
+        self._asserting: set[str] = set()
+
+    def in_current_block(self) -> bool:
+        """Return whether the `with` block that Python is leaving contains an assertion; True if in doubt."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename not in self._sources:
+            frame = frame.f_back
+        if frame is None:
+            return True
+        self._parse()
+        line = frame.f_lineno  # while a block is left, the line of its context expression
+        blocks = [
+            node
+            for node in ast.walk(self._trees[frame.f_code.co_filename])
+            if isinstance(node, (ast.With, ast.AsyncWith))
+            and node.lineno <= line <= (node.items[-1].context_expr.end_lineno or line)
+        ]
+        return not blocks or any(self._asserts(statement) for block in blocks for statement in block.body)
+
+    def _parse(self) -> None:
+        if self._trees:
+            return
+        self._trees = {name: ast.parse(source) for name, source in self._sources.items()}
+        functions = [
+            node
+            for tree in self._trees.values()
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        ]
+        count = -1
+        while count != len(self._asserting):  # until no caller of an asserting function is left
+            count = len(self._asserting)
+            self._asserting |= {function.name for function in functions if self._asserts(function)}
+
+    def _asserts(self, tree: ast.AST) -> bool:
+        return any(self._is_assertion(node) for node in ast.walk(tree))
+
+    def _is_assertion(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Assert):
+            # `assert False` marks a line that is never reached.
+            return not isinstance(node.test, ast.Constant)
+        name = getattr(node, "id", None) or getattr(node, "attr", None) or ""
+        return name.startswith("assert") or name in self._asserting
 
 
 class ProgramChannel(Channel):
@@ -183,9 +242,8 @@ def _reason(error: BaseException, tests: str) -> str:
     """Return what went wrong, for people. The class, its name and its text may all be the program's."""
     parts = [type(error).__name__[:_LONGEST_TEXT] or "an exception without a name"]
     try:
-        text = str.__getitem__(
-            str(error), slice(_LONGEST_TEXT)
-        )  # Python's own slice of what may be a subclass
+        # Python's own slice of what may be a subclass.
+        text = str.__getitem__(str(error), slice(_LONGEST_TEXT))
         parts += [": ", text] if text else []
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == "<tests>"]
         if lines and lines[-1]:
