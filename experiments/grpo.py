@@ -24,7 +24,7 @@ from experiments.embedded import points
 from twotemp import metrics
 from twotemp.analysis import unique
 from twotemp.report import grpo as report
-from twotemp.rl.evaluation import Checkup
+from twotemp.rl.results import Checkup
 
 ROLLOUTS = {
     "ar": "ar",

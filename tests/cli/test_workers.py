@@ -18,7 +18,6 @@ from twotemp.cli import app
 from twotemp.cli import workers as cli
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation
-from twotemp.rl import evaluation
 from twotemp.store import Store
 
 
@@ -64,7 +63,7 @@ def test_other_commands_give_the_same_results_with_workers(micro_folder, tmp_pat
         assert done.exit_code == 0, done.output
         assert done.stderr.count("drawing with 2 workers") == (len(more) > 0) * (1 + (command == "grpo"))
         if command == "grpo":
-            return [(checkup.step, checkup.points) for checkup in evaluation.read(out)]
+            return [(checkup.step, checkup.points) for checkup in results.read_checkups(out)]
         return done.stdout
 
     alone, pooled = results(tmp_path / "here"), results(tmp_path / "there", "--workers", "2")

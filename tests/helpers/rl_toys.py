@@ -15,10 +15,9 @@ from twotemp.models import llada
 from twotemp.models.llada import LLaDA
 from twotemp.policies import policy
 from twotemp.records import Grade, Problem
-from twotemp.rl.budget import Budget
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.rollouts import Dataset
-from twotemp.rl.settings import GrpoSettings
+from twotemp.rl.settings import Budget, GrpoSettings
 from twotemp.rl.trainer import train
 
 LENGTH = 4

@@ -17,10 +17,10 @@ from torch.distributed.tensor import DTensor
 from tests.helpers import rl_toys
 from twotemp.rl import learner as learner_module
 from twotemp.rl import trainer as trainer_module
-from twotemp.rl.budget import Budget
 from twotemp.rl.objective import grpo_loss
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.rollouts import Dataset
+from twotemp.rl.settings import Budget
 from twotemp.rl.trainer import Trainer
 
 

@@ -15,9 +15,16 @@ from twotemp import tasks
 from twotemp.errors import UserError
 from twotemp.policies import policy
 from twotemp.records import Grade, Policy, Problem, Sample, Trace
-from twotemp.rl import rewards, telemetry
-from twotemp.rl.budget import Budget
-from twotemp.rl.rollouts import Rollouts, training_problems
+from twotemp.rl import results
+from twotemp.rl.rollouts import (
+    Rollouts,
+    answered,
+    correct,
+    reward_columns,
+    total_rewards,
+    training_problems,
+)
+from twotemp.rl.settings import Budget
 from twotemp.rl.trainer import MOST, next_threshold
 
 
@@ -89,8 +96,8 @@ GRADES = (Grade("passed", "1"), Grade("failed", "2"), Grade("failed"), Grade("un
 
 
 def test_rewards_are_summed_with_their_weights_and_ungraded_is_nan():
-    both = {rewards.correct: 1.0, rewards.answered: 0.1}
-    sums = rewards.total(both, ["a", "b", "c", "d"], {"grade": list(GRADES)})
+    both = {correct: 1.0, answered: 0.1}
+    sums = total_rewards(both, ["a", "b", "c", "d"], {"grade": list(GRADES)})
     assert sums[:3] == pytest.approx([1.1, 0.1, 0.0])
     assert math.isnan(sums[3])
 
@@ -102,8 +109,8 @@ def test_a_reward_written_for_trl_finds_its_columns():
 
     problems = [Problem(p, "t", p, {"answer": a}) for p, a in (("1 + 1", "2"), ("2 + 2", "4"))]
     samples = [Sample(p, 0, 0, policy("ar"), (1,), (1,), (2,), 1, 1, 1, 0.0, "length") for p in "ab"]
-    columns = rewards.columns_of(problems, samples, GRADES[:2])
-    assert rewards.total({exact: 1.0}, ["2", "5"], columns) == [1.0, 0.0]
+    columns = reward_columns(problems, samples, GRADES[:2])
+    assert total_rewards({exact: 1.0}, ["2", "5"], columns) == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +129,7 @@ def test_the_error_names_a_broken_reward(result, message):
         return result
 
     with pytest.raises(UserError, match=message) as caught:
-        rewards.total({broken: 1.0}, ["a", "b"], {})
+        total_rewards({broken: 1.0}, ["a", "b"], {})
     assert "'broken'" in str(caught.value)
 
 
@@ -199,7 +206,7 @@ def rollouts() -> Rollouts:
 
 
 def test_the_summary_of_a_step():
-    summary = telemetry.summarise(telemetry.group_numbers(rollouts()), size=2, workers=1)
+    summary = results.summarise(results.group_numbers(rollouts()), size=2, workers=1)
     assert summary == pytest.approx(
         {
             "reward": 0.25,
@@ -218,14 +225,14 @@ def test_the_summary_of_a_step():
 
 
 def test_the_log_drops_steps_after_the_checkpoint_and_a_torn_line(tmp_path):
-    numbers = telemetry.summarise(telemetry.group_numbers(rollouts()), 2, 1)
+    numbers = results.summarise(results.group_numbers(rollouts()), 2, 1)
     rest = dict.fromkeys(("threshold", "loss", "kl", "clipped", "grad_norm", "seconds_updating"), 0.0)
-    log = telemetry.open_log(tmp_path, 0)
+    log = results.open_steps(tmp_path, 0)
     for step in (1, 2, 3):
-        log.add(asdict(telemetry.StepRecord(step=step, total_seconds=0.0, total_nfe=0, **rest, **numbers)))
+        log.add(asdict(results.StepRecord(step=step, total_seconds=0.0, total_nfe=0, **rest, **numbers)))
     with log.path.open("a") as file:
         file.write('{"step": 4, "rew')
-    assert [record.step for record in telemetry.read(tmp_path)] == [1, 2, 3]
-    telemetry.open_log(tmp_path, 2)
-    assert [record.step for record in telemetry.read(tmp_path)] == [1, 2]
+    assert [record.step for record in results.read_steps(tmp_path)] == [1, 2, 3]
+    results.open_steps(tmp_path, 2)
+    assert [record.step for record in results.read_steps(tmp_path)] == [1, 2]
     assert log.path.read_text().endswith("\n")

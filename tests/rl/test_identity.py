@@ -10,7 +10,7 @@ from tests.helpers.rl_toys import go
 from twotemp.errors import UserError
 from twotemp.folders import read_run
 from twotemp.policies import policy
-from twotemp.rl import telemetry
+from twotemp.rl import results
 
 
 def test_other_settings_need_another_folder(tmp_path):
@@ -21,7 +21,7 @@ def test_other_settings_need_another_folder(tmp_path):
         go(tmp_path, "2steps", epsilon=0.3, policy=policy("tct", threshold=0.3, t_token=1.0, t_pos=0.2))
     with pytest.raises(UserError, match=r"\(held_out: '10 questions \w+', now '9 questions \w+'\)"):
         go(tmp_path, "2steps", questions=9)
-    assert len(telemetry.read(tmp_path)) == 1
+    assert len(results.read_steps(tmp_path)) == 1
 
 
 def test_settings_that_do_not_change_the_result_may_differ_and_adjustments_are_recorded(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.helpers.rl_worker import work
-from twotemp.rl import checkpoint, evaluation, telemetry
+from twotemp.rl import checkpoint, results
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,12 +40,12 @@ def compare(single: Path, pair: Path) -> None:
     for name, tensor in weights(pair, 0).items():
         assert torch.equal(tensor, weights(pair, 1)[name]), name
         torch.testing.assert_close(tensor, weights(single, 0)[name], atol=1e-4, rtol=0)
-    for alone, together in zip(telemetry.read(single), telemetry.read(pair), strict=True):
+    for alone, together in zip(results.read_steps(single), results.read_steps(pair), strict=True):
         assert together.reward == alone.reward
         assert together.nfe == alone.nfe
         assert together.loss == pytest.approx(alone.loss, abs=1e-5)
         assert together.grad_norm == pytest.approx(alone.grad_norm, rel=1e-3)
-    assert all(record.grad_norm > 0 for record in telemetry.read(single)), "every step must have a signal"
+    assert all(record.grad_norm > 0 for record in results.read_steps(single)), "every step must have a signal"
 
 
 # Three groups: one worker has twice as many as the other.
@@ -64,7 +64,7 @@ def test_ddp_equals_one_worker(tmp_path):
 def test_workers_with_different_clocks_stop_at_the_same_step(tmp_path):
     """One clock passes the budget in the first step, the other never; evaluating needs both workers."""
     launch(tmp_path, "ddp", "100s", haste=1e4, **CHANGES)
-    assert [checkup.step for checkup in evaluation.read(tmp_path)] == [0, 1]
+    assert [checkup.step for checkup in results.read_checkups(tmp_path)] == [0, 1]
 
 
 @pytest.mark.timeout(900)
@@ -72,7 +72,7 @@ def test_a_nan_loss_on_one_worker_keeps_the_finished_steps_of_both(tmp_path):
     """In the second inner iteration of the third step; the last checkpoint was that of the untrained model."""
     changes = {"groups": 4, "size": 8, "save_every": 100, "poison": 5}
     assert "not a number" in launch(tmp_path, "ddp", "6steps", succeeds=False, **changes)
-    assert checkpoint.read(tmp_path)[0].step == len(telemetry.read(tmp_path)) == 2
+    assert checkpoint.read(tmp_path)[0].step == len(results.read_steps(tmp_path)) == 2
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from twotemp.models.checkpoint import save
 from twotemp.models.load import load
 from twotemp.policies import parse
 from twotemp.report import grpo
-from twotemp.rl import evaluation, telemetry
+from twotemp.rl import results
 
 
 @pytest.fixture(scope="module")
@@ -66,16 +66,16 @@ def test_ctrl_c_ends_after_the_step_and_the_same_command_continues(checkpoint, t
     command = [sys.executable, "-c", "from twotemp.cli import main; main()"]
     command += arguments(checkpoint, run, "tct", "100000steps")
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and len(telemetry.read(run)) < 2:
+    while process.poll() is None and len(results.read_steps(run)) < 2:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130, errors
-    done = len(telemetry.read(run))
+    done = len(results.read_steps(run))
     assert f"stopped after step {done}; it is kept in {run}, and the same command continues" in errors
     result = CliRunner().invoke(app, arguments(checkpoint, run, "tct", f"{done + 1}steps"))
     assert result.exit_code == 0, result.output
-    assert [record.step for record in telemetry.read(run)] == list(range(1, done + 2))
+    assert [record.step for record in results.read_steps(run)] == list(range(1, done + 2))
 
 
 @pytest.mark.parametrize(
@@ -120,13 +120,13 @@ def stored_run(folder: Path, policy: str, model: str = "tiny", evaluated: bool =
     """A run's folder as `twotemp grpo` leaves it, of two steps."""
     described = {"model": model, "task": "countdown-3", "settings": {"policy": parse(policy).to_dict()}}
     claim(folder, "grpo", described)
-    log = telemetry.open_log(folder, 0)
-    numbers = dict.fromkeys((field.name for field in fields(telemetry.StepRecord)), 0.5)
+    log = results.open_steps(folder, 0)
+    numbers = dict.fromkeys((field.name for field in fields(results.StepRecord)), 0.5)
     for step in (1, 2):
         log.add({**numbers, "step": step, "total_seconds": 90.0 * step, "total_nfe": 7 * step})
     for step in (0, 2) if evaluated else ():
-        point = evaluation.Point(0.6, 0.5, 0.0, 1.0, 2.0, (1.0, 0.0), (2, 2))
-        evaluation.add(folder, evaluation.Checkup(step, 0.0, ("a", "b"), (point,)))
+        point = results.Point(0.6, 0.5, 0.0, 1.0, 2.0, (1.0, 0.0), (2, 2))
+        results.add_checkup(folder, results.Checkup(step, 0.0, ("a", "b"), (point,)))
     return folder
 
 
@@ -154,10 +154,10 @@ def test_runs_of_one_policy_have_names_and_colors_that_differ(tmp_path, monkeypa
 
 def test_an_ungraded_check_up_is_read_as_it_was_written(tmp_path):
     nan = float("nan")
-    point = evaluation.Point(0.6, nan, nan, nan, 2.0, (nan, nan), (2, 2))
+    point = results.Point(0.6, nan, nan, nan, 2.0, (nan, nan), (2, 2))
     for step in (0, 1):
-        evaluation.add(tmp_path, evaluation.Checkup(step, 1.0, ("a", "b"), (point,)))
-    assert grpo.compare(*evaluation.read(tmp_path))[0][1:4] == ["nan", "nan", "+nan"]
+        results.add_checkup(tmp_path, results.Checkup(step, 1.0, ("a", "b"), (point,)))
+    assert grpo.compare(*results.read_checkups(tmp_path))[0][1:4] == ["nan", "nan", "+nan"]
 
 
 def test_the_table_gives_steps_minutes_and_nfe(tmp_path):

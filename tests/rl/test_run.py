@@ -24,8 +24,8 @@ from twotemp.folders import only_writer
 from twotemp.likelihood.estimators import ESTIMATORS
 from twotemp.models.load import load
 from twotemp.records import Grade
-from twotemp.rl import checkpoint, evaluation, telemetry
-from twotemp.rl.adapters import published, trainable
+from twotemp.rl import checkpoint, results
+from twotemp.rl.checkpoint import published_adapter, trainable
 from twotemp.rl.learner import Learner
 from twotemp.rl.objective import advantages
 from twotemp.rl.parallel import accelerator
@@ -48,18 +48,18 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def test_every_estimator_learns(tmp_path, likelihood):
     """The toy's reward rises well above where it began."""
     go(tmp_path, "14steps", likelihood=likelihood, groups=4, size=8, learning_rate=1e-2, save_every=100)
-    rewards = [record.reward for record in telemetry.read(tmp_path)]
+    rewards = [record.reward for record in results.read_steps(tmp_path)]
     assert sum(rewards[-3:]) / 3 > max(0.85, rewards[0] + 0.1)
 
 
 def test_a_run_records_its_steps_and_evaluations(tmp_path):
     state = go(tmp_path)
-    records = telemetry.read(tmp_path)
+    records = results.read_steps(tmp_path)
     assert [record.step for record in records] == [1, 2, 3, 4]
     assert state.nfe == records[-1].total_nfe == round(sum(r.nfe * 8 for r in records))
     assert all(0 < r.confidence < 1 and 1 <= r.tokens_per_forward <= rl_toys.LENGTH for r in records)
     assert all(r.seconds_drawing > 0 for r in records)
-    before, after = evaluation.read(tmp_path)
+    before, after = results.read_checkups(tmp_path)
     assert (before.step, after.step) == (0, 4)
     for point in (*before.points, *after.points):
         assert point.low <= point.accuracy <= point.high
@@ -75,7 +75,7 @@ def test_a_stopped_run_continues_to_the_same_weights(tmp_path, lora_rank):
     assert checkpoint.latest(tmp_path / "parts").name == "step-00000003"
     go(tmp_path / "parts", "5steps", lora_rank=lora_rank)
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "parts"))
-    rewards = [[r.reward for r in telemetry.read(tmp_path / name)] for name in ("whole", "parts")]
+    rewards = [[r.reward for r in results.read_steps(tmp_path / name)] for name in ("whole", "parts")]
     assert rewards[0] == rewards[1]
 
 
@@ -90,7 +90,7 @@ def test_the_controlled_threshold_continues_after_a_stop(tmp_path):
     go(tmp_path / "whole", "4steps", **changes)
     go(tmp_path / "parts", "2steps", **changes)
     go(tmp_path / "parts", "4steps", **changes)
-    moves = [[r.threshold for r in telemetry.read(tmp_path / name)] for name in ("whole", "parts")]
+    moves = [[r.threshold for r in results.read_steps(tmp_path / name)] for name in ("whole", "parts")]
     assert moves[0] == moves[1]
     assert len(set(moves[0])) == 4
 
@@ -101,12 +101,12 @@ def test_a_finished_run_is_not_continued_and_a_larger_budget_continues_it(tmp_pa
     assert go(tmp_path, "2steps").step == 2
     assert same(before, tensors(tmp_path))
     assert go(tmp_path, "3steps").step == 3
-    assert [checkup.step for checkup in evaluation.read(tmp_path)] == [0, 2, 3]
+    assert [checkup.step for checkup in results.read_checkups(tmp_path)] == [0, 2, 3]
 
 
 def test_nfe_and_time_budgets_stop(tmp_path):
     state = go(tmp_path / "nfe", "30nfe")
-    records = telemetry.read(tmp_path / "nfe")
+    records = results.read_steps(tmp_path / "nfe")
     assert state.nfe >= 30 > records[-2].total_nfe
     assert go(tmp_path / "time", "0.05s").seconds >= 0.05
 
@@ -116,7 +116,7 @@ def test_nfe_and_time_budgets_stop(tmp_path):
 
 def rollouts_of(model, size: int = 4, problems=None):
     problems = problems or {seed: next(training_problems(rl_toys.TASK, seed)) for seed in range(3)}
-    from twotemp.rl.rewards import correct
+    from twotemp.rl.rollouts import correct
 
     tct = rl_toys.settings().policy
     return collect(
@@ -200,7 +200,7 @@ def test_groups_without_signal_are_skipped(tmp_path):
             return (Grade("passed", "same") for _ in items)
 
     go(tmp_path, "2steps", grader=AlwaysPassed())
-    assert all(r.zero_std == 1 and r.grad_norm == 0 for r in telemetry.read(tmp_path))
+    assert all(r.zero_std == 1 and r.grad_norm == 0 for r in results.read_steps(tmp_path))
     _, weights, moments = checkpoint.read(tmp_path)
     assert not moments  # no optimizer step: not even momentum moves the weights
     assert all((tensor == 0).all() for name, tensor in weights.items() if "lora_B" in name)
@@ -269,7 +269,7 @@ def adapted(family: str):
 @pytest.mark.parametrize("family", ["llada", "Dream", "sdar"])
 def test_an_adapter_has_the_names_of_the_checkpoints_own_code(family, tmp_path):
     untrained, model, network, weights = adapted(family)
-    adapter = published(model, network.peft_config["default"], weights)
+    adapter = published_adapter(model, network.peft_config["default"], weights)
     folder = checkpoint.write(tmp_path, checkpoint.State(), weights, {}, adapter) / "adapter"
     assert same(checkpoint.read(tmp_path)[1], weights)
     model.module = network.merge_and_unload()
@@ -280,7 +280,7 @@ def test_an_adapter_has_the_names_of_the_checkpoints_own_code(family, tmp_path):
 def test_a_mixture_has_no_adapter_for_its_own_code(family):
     """The native class stacks its experts, whose updates have no modules there."""
     _, model, network, weights = adapted(family)
-    assert published(model, network.peft_config["default"], weights) is None
+    assert published_adapter(model, network.peft_config["default"], weights) is None
 
 
 def test_export_ignores_the_adapter_config(tmp_path):
@@ -336,7 +336,7 @@ def test_a_missing_checkpoint_is_an_error(tmp_path):
     shutil.rmtree(tmp_path / "checkpoints")
     with pytest.raises(UserError, match="no checkpoint"):
         go(tmp_path, "4steps")
-    assert len(telemetry.read(tmp_path)) == 2  # the record of what was done is not touched
+    assert len(results.read_steps(tmp_path)) == 2  # the record of what was done is not touched
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):
@@ -426,7 +426,7 @@ def test_a_loss_that_is_not_a_number_undoes_its_step(tmp_path, monkeypatch, pois
         go(tmp_path, "6steps", **changes)
     monkeypatch.undo()
     done = checkpoint.read(tmp_path)[0].step
-    assert done == len(telemetry.read(tmp_path)) == finished
+    assert done == len(results.read_steps(tmp_path)) == finished
     go(tmp_path / "healthy", "6steps", **changes, stop=iter([False] * finished + [True]).__next__)
     assert same(tensors(tmp_path), tensors(tmp_path / "healthy"))
     assert go(tmp_path, "4steps", **changes, learning_rate=1e-5).step == 4  # as the message says
@@ -434,14 +434,14 @@ def test_a_loss_that_is_not_a_number_undoes_its_step(tmp_path, monkeypatch, pois
 
 def test_a_failure_after_the_update_saves_no_weights_under_the_old_step(tmp_path, monkeypatch):
     changes = {"groups": 4, "size": 8}  # large groups: the step has a signal
-    true_summary, calls = telemetry.summarise, iter(range(100))
+    true_summary, calls = results.summarise, iter(range(100))
 
     def fails(*args):
         if next(calls) == 3:
             raise RuntimeError("out of memory")
         return true_summary(*args)
 
-    monkeypatch.setattr(telemetry, "summarise", fails)
+    monkeypatch.setattr(results, "summarise", fails)
     with pytest.raises(RuntimeError):
         go(tmp_path / "parts", "5steps", **changes)
     monkeypatch.undo()

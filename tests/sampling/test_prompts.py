@@ -16,8 +16,8 @@ from twotemp.engine import run
 from twotemp.errors import UserError
 from twotemp.policies import policy
 from twotemp.records import Grade, Problem, Request, Sample
-from twotemp.rl import rewards, rollouts
-from twotemp.rl.evaluation import evaluate
+from twotemp.rl import rollouts
+from twotemp.rl.results import evaluate
 from twotemp.sampling import prompts
 from twotemp.sampling.api import infill
 from twotemp.sampling.prompts import ProblemRequest, answer, problem_requests
@@ -114,7 +114,7 @@ def test_grpo_encodes_and_grades_with_the_prefill():
         grader,
         {0: PROBLEM},
         policy("tct"),
-        {rewards.correct: 1.0},
+        {rollouts.correct: 1.0},
         size=2,
         seed=0,
         length=4,

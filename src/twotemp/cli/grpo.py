@@ -30,14 +30,12 @@ from twotemp.folders.files import TEMPORARY
 from twotemp.policies import parse
 from twotemp.records import Problem
 from twotemp.report.grpo import COMPARED, compare
-from twotemp.rl import evaluation
-from twotemp.rl.budget import Budget
+from twotemp.rl import results
 from twotemp.rl.checkpoint import export
-from twotemp.rl.evaluation import Checkup
 from twotemp.rl.parallel import accelerator
+from twotemp.rl.results import Checkup, StepRecord
 from twotemp.rl.rollouts import Dataset
-from twotemp.rl.settings import GrpoSettings, LearningSettings, RolloutSettings
-from twotemp.rl.telemetry import StepRecord
+from twotemp.rl.settings import Budget, GrpoSettings, LearningSettings, RolloutSettings
 from twotemp.rl.trainer import train
 
 MODEL = "model"  # the folder of the trained model, in the run's folder
@@ -130,7 +128,7 @@ def grpo(
                 say(f"stopped after step {state.step}; it is kept in {out}, and the same command continues")
             else:
                 run.save_model()
-                _show_result(evaluation.read(out), state.step, out)
+                _show_result(results.read_checkups(out), state.step, out)
         processes.end_training()
     if stop_requested():
         raise typer.Exit(STOPPED)

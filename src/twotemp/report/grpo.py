@@ -23,8 +23,7 @@ from twotemp.report.style import model_name, task_name
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from twotemp.rl.evaluation import Checkup
-    from twotemp.rl.telemetry import StepRecord
+    from twotemp.rl.results import Checkup, StepRecord
 
 WINDOW = 0.05  # of the steps: what the training curves are averaged over
 UNTRAINED = "#7F7F7F"
@@ -68,11 +67,11 @@ class GrpoRun:
 def read(folder: Path) -> GrpoRun:
     """Read a run of `twotemp grpo`."""
     from twotemp.folders import expect, read_run
-    from twotemp.rl import evaluation, telemetry
+    from twotemp.rl import results
 
     expect(folder, "grpo")
     described = read_run(folder) or {}
-    records = tuple(telemetry.read(folder))
+    records = tuple(results.read_steps(folder))
     if not records:
         raise UserError(f"{folder} has not finished a step yet; wait for the first one")
     return GrpoRun(
@@ -81,7 +80,7 @@ def read(folder: Path) -> GrpoRun:
         described["task"],
         Policy.from_dict(described["settings"]["policy"]),
         records,
-        tuple(evaluation.read(folder)),
+        tuple(results.read_checkups(folder)),
     )
 
 
@@ -208,7 +207,7 @@ def table(runs: Sequence[GrpoRun]) -> str:
 
 def compare(before: Checkup, after: Checkup) -> list[list[str]]:
     """Return the cells of the columns `COMPARED`, a row for each threshold."""
-    from twotemp.rl.evaluation import gains
+    from twotemp.rl.results import gains
 
     gain = gains(before, after)
     return [

@@ -1,4 +1,6 @@
-"""The state of a run on disk, in folders that appear whole or not at all. safetensors and JSON, no pickle.
+"""The parameters that are trained, LoRA adapters (by PEFT) or all, and the state of a run on disk.
+
+A checkpoint appears whole or not at all. safetensors and JSON, no pickle.
 
 RUN/checkpoints/step-00000020/   weights.safetensors, optimizer.safetensors, state.json; of LoRA also adapter/,
                                  the same weights as PEFT loads them onto the checkpoint's own code
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +22,64 @@ from torch import Tensor
 from twotemp.errors import UserError
 from twotemp.folders import disk_errors, expect, make_folder, read_json, read_run, replacing, write_json
 from twotemp.models.transformer import Transformer
-from twotemp.rl.adapters import trainable
 from twotemp.rl.settings import GrpoSettings
 
 FOLDER = "checkpoints"
 ADAPTER = "adapter"
+ADAPTER_NAME = "default"  # PEFT's, part of its parameters' names but not of those on disk
 ADAPTER_WEIGHTS = "adapter_model.safetensors"  # PEFT's name
 WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 KEPT = 2  # checkpoints
+_PREFIX = "base_model.model."  # of all names in a `PeftModel`
+
+
+def trainable(model: Transformer, settings: GrpoSettings) -> Any:
+    """Prepare the model's network in place and return it; only its trained parameters require gradients.
+
+    With LoRA it is a `PeftModel`, whose configuration comes from the settings alone. A stored `adapter_config.json`
+    is for other programs: some versions of PEFT import any module that such a file names.
+    """
+    if not settings.lora_rank:
+        return model.module.requires_grad_(True)
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise UserError(
+            "LoRA needs peft: pip install 'twotemp[train]' (or lora_rank=0 for all weights)"
+        ) from None
+    config = LoraConfig(r=settings.lora_rank, lora_alpha=settings.lora_alpha, target_modules="all-linear")
+    model.module.name_or_path = model.name  # what the saved adapter names as its base
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)  # the same initial values on every worker
+        return get_peft_model(model.module, config, adapter_name=ADAPTER_NAME)
+
+
+def published_adapter(
+    model: Transformer, config: Any, weights: Mapping[str, Tensor]
+) -> tuple[Any, dict[str, Tensor]] | None:
+    """Return an adapter's config and weights under the module names of the checkpoint's own code.
+
+    That code, to which others attach the adapter, may have other names than the native class (LLaDA).
+
+    Args:
+        model: The model.
+        config: The adapter's PEFT config.
+        weights: The adapter's parameters by name.
+
+    Returns:
+        The config and the weights; None for a mixture of experts, whose own code has no modules like the native ones.
+    """
+    modules = {native: own for own, native in model.published_modules().items()}
+    targets, tensors = set(), {}
+    for name, tensor in weights.items():
+        native, _, kind = name.removeprefix(_PREFIX).removesuffix(f".{ADAPTER_NAME}.weight").rpartition(".")
+        if native not in modules:
+            return None
+        targets.add(modules[native])
+        tensors[f"{_PREFIX}{modules[native]}.{kind}.weight"] = tensor
+    return replace(config, target_modules=sorted(targets)), tensors
 
 
 @dataclass(frozen=True)
@@ -57,7 +107,7 @@ def write(
         state: the counters; `state.step` names the checkpoint.
         weights: trained parameters by name.
         moments: the optimizer's state, `<parameter>/<field>`.
-        adapter: what `adapters.published` returned; None: there is none to write.
+        adapter: what `published_adapter` returned; None: there is none to write.
 
     Returns:
         The checkpoint's folder.
@@ -120,7 +170,9 @@ def export(model: Transformer, run: Path, out: Path) -> Path:
     """
     from twotemp.models.checkpoint import save
 
-    settings, (state, weights, _) = _settings(run), read(run)
+    expect(run, "grpo")
+    settings = GrpoSettings.from_dict((read_run(run) or {})["settings"])
+    state, weights, _ = read(run)
     network = trainable(model, settings)
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
     if {name: p.shape for name, p in trained.items()} != {name: t.shape for name, t in weights.items()}:
@@ -133,12 +185,6 @@ def export(model: Transformer, run: Path, out: Path) -> Path:
     if settings.lora_rank:
         model.module = network.merge_and_unload()
     return save(model, out, about=f"The model after {state.step} steps of GRPO with twotemp.")
-
-
-def _settings(run: Path) -> GrpoSettings:
-    """Return the settings that the run was started with."""
-    expect(run, "grpo")
-    return GrpoSettings.from_dict((read_run(run) or {})["settings"])
 
 
 def _steps(run: Path) -> list[Path]:

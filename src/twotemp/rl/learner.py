@@ -22,7 +22,7 @@ from twotemp.likelihood import estimators
 from twotemp.likelihood.queries import Completion, CompletionBatch, MaskedQueries, empty_query, log_q
 from twotemp.models.transformer import Transformer
 from twotemp.records import Sample
-from twotemp.rl.adapters import NAME, published, trainable
+from twotemp.rl.checkpoint import ADAPTER_NAME, published_adapter, trainable
 from twotemp.rl.objective import advantages, grpo_loss
 from twotemp.rl.parallel import accumulating, assign, distribute, gathered, most, reshard, whole
 from twotemp.rl.rollouts import Rollouts
@@ -269,10 +269,10 @@ class Learner:
         return {name: whole(p).cpu() for name, p in self._trained().items()}
 
     def adapter(self, weights: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]] | None:
-        """Return `adapters.published` of these weights; None where all weights are trained."""
+        """Return `published_adapter` of these weights; None where all weights are trained."""
         if self.peft is None:
             return None
-        return published(self.model, self.peft.peft_config[NAME], weights)
+        return published_adapter(self.model, self.peft.peft_config[ADAPTER_NAME], weights)
 
     def moments(self) -> dict[str, Tensor]:
         """Return AdamW's state: `<parameter>/<field>`."""

@@ -1,13 +1,21 @@
-"""Groups of samples of training problems, drawn from the weights being trained, and their rewards."""
+"""Groups of samples of training problems, drawn from the weights being trained, and their rewards.
+
+Reward functions have TRL's signature: `reward(completions=..., **columns) -> list[float | None]`. Columns are lists
+with an entry per completion: `prompts`, `completion_ids`, the fields of the problem's reference (so that a function
+written for TRL finds its `answer`), and `grade`, the task grader's verdict. None means that a completion could not
+be scored: it is left out, never taken for wrong.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +24,10 @@ from twotemp.backends import Backend
 from twotemp.errors import UserError
 from twotemp.graders.base import Grader
 from twotemp.records import Grade, Policy, Problem, Sample
-from twotemp.rl import rewards as reward_functions
-from twotemp.rl.rewards import Reward
 from twotemp.sampling.prompts import ProblemRequest, answer, problem_requests
 from twotemp.tasks import SOURCES, Task
+
+Reward = Callable[..., Sequence[float | None]]
 
 
 @dataclass(frozen=True)
@@ -126,19 +134,75 @@ def collect(
         for index in range(size)
     ]
     wanted = list(problem_requests(backend.text, asks, length=length, block=block, seed=seed, trace=True))
-    found = {sample.key: sample for sample in backend.sample(wanted)}
+    by_key = {sample.key: sample for sample in backend.sample(wanted)}
     drawn = perf_counter()
-    samples = tuple(found[request.key] for request in wanted)
+    samples = tuple(by_key[request.key] for request in wanted)
     asked = [ask.problem for ask in asks]
     texts = [answer(problem, sample.text) for problem, sample in zip(asked, samples)]
     grades = tuple(grader.grade(zip(asked, texts)))
-    columns = reward_functions.columns_of(asked, samples, grades)
-    values = torch.tensor(reward_functions.total(rewards, texts, columns), dtype=torch.float32)
+    totals = total_rewards(rewards, texts, reward_columns(asked, samples, grades))
     return Rollouts(
         problems=tuple(problems.values()),
         samples=samples,
         grades=grades,
-        rewards=values.view(len(problems), size),
+        rewards=torch.tensor(totals, dtype=torch.float32).view(len(problems), size),
         seconds_drawing=drawn - started,
         seconds_grading=perf_counter() - drawn,
     )
+
+
+def correct(*, completions: list[str], grade: Sequence[Grade], **columns: Any) -> list[float | None]:
+    """Return 1 where the task's grader says passed, 0 where it does not, None where it could not tell."""
+    return [None if g.outcome == "ungraded" else float(g.passed) for g in grade]
+
+
+def answered(*, completions: list[str], grade: Sequence[Grade], **columns: Any) -> list[float | None]:
+    """Return 1 where the grader could find an answer, right or wrong: a reward for the format."""
+    return [None if g.outcome == "ungraded" else float(g.answer is not None) for g in grade]
+
+
+def reward_columns(
+    problems: Sequence[Problem], samples: Sequence[Sample], grades: Sequence[Grade]
+) -> dict[str, list[Any]]:
+    """Return what reward functions see beside the texts, from one problem, sample and grade per completion."""
+    names = dict.fromkeys(name for problem in problems for name in problem.reference)
+    references = {name: [problem.reference.get(name) for problem in problems] for name in names}
+    return {
+        **references,
+        "prompts": [problem.prompt for problem in problems],
+        "completion_ids": [list(sample.tokens) for sample in samples],
+        "grade": list(grades),
+    }
+
+
+def total_rewards(
+    rewards: Mapping[Reward, float], completions: list[str], columns: Mapping[str, list[Any]]
+) -> list[float]:
+    """Return the weighted sum of all rewards of each completion; NaN where one of them is None."""
+    sums = [0.0] * len(completions)
+    for reward, weight in rewards.items():
+        for index, value in enumerate(_reward_values(reward, completions, columns)):
+            sums[index] += math.nan if value is None else weight * value
+    return sums
+
+
+def _reward_values(
+    reward: Reward, completions: list[str], columns: Mapping[str, list[Any]]
+) -> list[float | None]:
+    """Call a reward function and check what it returns."""
+    name = getattr(reward, "__name__", type(reward).__name__)
+    try:
+        values = list(reward(completions=completions, **columns))
+    except Exception as error:
+        raise UserError(
+            f"the reward {name!r} raised {type(error).__name__}: {error}. Nothing was learned from this step; "
+            "fix it (return None for what it cannot score) and start the same command again"
+        ) from error
+    if len(values) != len(completions):
+        raise UserError(
+            f"the reward {name!r} returned {len(values)} values for {len(completions)} completions; return one each"
+        )
+    for value in values:
+        if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
+            raise UserError(f"the reward {name!r} returned {value!r}; it must be a finite number, or None")
+    return values

@@ -1,14 +1,14 @@
-"""The settings of a run: with the model, the problems and the code, they decide every weight."""
+"""The settings of a run, which with the model, the problems and the code decide every weight, and its budget."""
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from twotemp.errors import UserError
-from twotemp.records import Policy
+from twotemp.records import Policy, integer, number
 from twotemp.serialization import record
 
 
@@ -67,19 +67,16 @@ class GrpoSettings(RolloutSettings, LearningSettings):
                 f"policy {self.policy.name} has repel={self.policy.repel:g}: its samples are not drawn from the "
                 "model's own predictions, and GRPO's likelihoods are of these; set repel=0"
             )
-        for name in ("length", "groups", "batch_size", "draws", "iterations", "micro_batch", "save_every"):
-            self._whole(name, 1)
-        if self.block is not None:
-            self._whole("block", 1)
-        self._whole("size", 2)
-        self._whole("lora_rank", 0)
-        self._whole("lora_alpha", 1)
+        least = {"size": 2, "lora_rank": 0}
+        whole = "length groups size batch_size draws iterations micro_batch save_every lora_rank lora_alpha".split()
+        for name in (*whole, *(["block"] if self.block is not None else [])):
+            integer(name, getattr(self, name), least.get(name, 1))
         for name in ("epsilon", "learning_rate", "max_grad_norm"):
-            self._number(name, 0, strict=True)
-        self._number("beta", 0)
-        self._number("format_weight", 0)
+            number(name, getattr(self, name), "(0, inf)")
+        for name in ("beta", "format_weight"):
+            number(name, getattr(self, name), "[0, inf)")
         if self.tokens_per_forward is not None:
-            self._number("tokens_per_forward", 1)
+            number("tokens_per_forward", self.tokens_per_forward, "[1, inf)")
             if self.policy.rule != "threshold":
                 raise UserError(
                     f"tokens_per_forward is held by moving lambda, which policy {self.policy.name!r} does not "
@@ -91,16 +88,6 @@ class GrpoSettings(RolloutSettings, LearningSettings):
                 "so there is nothing to learn from; raise one of them"
             )
 
-    def _whole(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UserError(f"{name} must be an integer >= {least}, not {value!r}")
-
-    def _number(self, name: str, least: float, strict: bool = False) -> None:
-        value = getattr(self, name)
-        if not (math.isfinite(value) and (value > least if strict else value >= least)):
-            raise UserError(f"{name} must be a number {'>' if strict else '>='} {least:g}, not {value!r}")
-
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON data."""
         return {**vars(self), "policy": self.policy.to_dict()}
@@ -109,3 +96,65 @@ class GrpoSettings(RolloutSettings, LearningSettings):
     def from_dict(cls, data: Mapping[str, Any]) -> GrpoSettings:
         """Return the settings that `to_dict` wrote."""
         return record(cls, {**data, "policy": Policy.from_dict(data["policy"])}, "the settings")
+
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(steps?|nfe|[smhd])", re.IGNORECASE)
+_EXAMPLES = "write for example 10m, 1h30m, 200steps, 1000000nfe, or several with commas: 2h,500steps"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """No step starts once one of the limits is reached; None is no limit."""
+
+    seconds: float | None = None  # of training; evaluations do not count
+    nfe: int | None = None  # of rollouts, in the paper's accounting, summed over rows
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        limits = [limit for limit in (self.seconds, self.nfe, self.steps) if limit is not None]
+        if not limits:
+            raise UserError(f"a budget needs at least one limit; {_EXAMPLES}")
+        if any(limit <= 0 for limit in limits):
+            raise UserError(f"an empty budget allows no step; {_EXAMPLES}")
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Return the budget of a text such as `10m`, `1h30m` or `2h,500steps`."""
+        limits: dict[str, float] = {}
+        for part in text.split(","):
+            added: dict[str, float] = {}
+            pieces = _PART.findall(part)
+            if not pieces or _PART.sub("", part).strip():
+                raise UserError(f"cannot read the budget {text!r}: {_EXAMPLES}")
+            for amount, unit in pieces:
+                unit = unit.lower()
+                kind = "steps" if unit.startswith("step") else "nfe" if unit == "nfe" else "seconds"
+                if kind != "seconds" and "." in amount:
+                    raise UserError(f"the budget {text!r}: {kind} must be a whole number")
+                if kind in limits or (kind in added and kind != "seconds"):
+                    raise UserError(f"the budget {text!r} limits {kind} twice; {_EXAMPLES}")
+                added[kind] = added.get(kind, 0.0) + float(amount) * _SECONDS.get(unit, 1)
+            limits |= added
+        return cls(
+            seconds=limits.get("seconds"),
+            nfe=int(limits["nfe"]) if "nfe" in limits else None,
+            steps=int(limits["steps"]) if "steps" in limits else None,
+        )
+
+    def check(self, rows_per_step: int) -> None:
+        """Raise an error if the first step must exceed the budget."""
+        if self.nfe is not None and self.nfe < rows_per_step:
+            raise UserError(
+                f"a budget of {self.nfe} NFE is impossible: a step draws {rows_per_step} samples, each of at "
+                f"least 1 NFE; raise it or lower the number or size of the groups"
+            )
+
+    def used(self, seconds: float, nfe: int, steps: int) -> float:
+        """Return the share of the budget that is used up: 1 or more means stop."""
+        pairs = ((seconds, self.seconds), (nfe, self.nfe), (steps, self.steps))
+        return max(spent / limit for spent, limit in pairs if limit is not None)
+
+    def __str__(self) -> str:
+        named = ((self.seconds, "s"), (self.nfe, "nfe"), (self.steps, "steps"))
+        return ",".join(f"{limit:g}{unit}" for limit, unit in named if limit is not None)

@@ -19,15 +19,13 @@ from twotemp.backends.local import LocalBackend
 from twotemp.folders import continued, only_writer, write_run
 from twotemp.models.transformer import Transformer
 from twotemp.records import Problem
-from twotemp.rl import checkpoint, evaluation, rewards, telemetry
-from twotemp.rl.budget import Budget
+from twotemp.rl import checkpoint, results
 from twotemp.rl.checkpoint import State
 from twotemp.rl.learner import Learner, NotANumber
 from twotemp.rl.parallel import most
-from twotemp.rl.rewards import Reward
-from twotemp.rl.rollouts import Dataset, Rollouts, collect
-from twotemp.rl.settings import GrpoSettings
-from twotemp.rl.telemetry import StepRecord
+from twotemp.rl.results import Checkup, StepRecord
+from twotemp.rl.rollouts import Dataset, Reward, Rollouts, answered, collect, correct
+from twotemp.rl.settings import Budget, GrpoSettings
 
 # Settings that change time and memory, not what is computed (beyond the rounding of floats).
 FREE = ("settings.batch_size", "settings.micro_batch", "settings.save_every")
@@ -113,15 +111,15 @@ class Trainer:
         """
         self.evaluating = evaluating
         self.dataset, self.settings, self.out, self.accelerator = dataset, settings, out, accelerator
-        self.rewards: dict[Reward, float] = {rewards.correct: 1.0, **extra_rewards}
+        self.rewards: dict[Reward, float] = {correct: 1.0, **extra_rewards}
         if settings.format_weight:
-            self.rewards[rewards.answered] = settings.format_weight
+            self.rewards[answered] = settings.format_weight
         self.state = State(threshold=settings.policy.threshold if settings.tokens_per_forward else None)
         stream = dataset.training(settings.seed)  # before there is a folder: it may be refused
         if accelerator.is_main_process:
             held.enter_context(only_writer(out))
         # A run that was killed before its first checkpoint starts again.
-        saved = checkpoint.read(out) if checkpoint.exists(out) or telemetry.read(out) else None
+        saved = checkpoint.read(out) if checkpoint.exists(out) or results.read_steps(out) else None
         described = continued(
             out,
             "grpo",
@@ -142,7 +140,7 @@ class Trainer:
         else:
             self.state, weights, moments = saved
             self.learner.restore(weights, moments)
-        self.log = telemetry.open_log(out, self.state.step) if accelerator.is_main_process else None
+        self.log = results.open_steps(out, self.state.step) if accelerator.is_main_process else None
         self.problems: Iterator[Problem] = islice(stream, self.state.problems, None)
 
     def run(self, budget: Budget, on_step: OnStep, stop: Callable[[], bool]) -> State:
@@ -198,10 +196,10 @@ class Trainer:
         begin = perf_counter()
         update = self.learner.update(rollouts)
         seconds_updating = perf_counter() - begin
-        numbers = torch.zeros(settings.groups, len(telemetry.COLUMNS), dtype=torch.float64)
-        numbers[accelerator.process_index :: accelerator.num_processes] = telemetry.group_numbers(rollouts)
+        numbers = torch.zeros(settings.groups, len(results.COLUMNS), dtype=torch.float64)
+        numbers[accelerator.process_index :: accelerator.num_processes] = results.group_numbers(rollouts)
         numbers = accelerator.reduce(numbers.to(accelerator.device), "sum").cpu()
-        means = telemetry.summarise(numbers, settings.size, accelerator.num_processes)
+        means = results.summarise(numbers, settings.size, accelerator.num_processes)
         rows = settings.groups * settings.size
         threshold = settings.policy.threshold if state.threshold is None else state.threshold
         controlled = state.threshold
@@ -249,7 +247,7 @@ class Trainer:
 
     def _evaluate(self, only_if_new: bool = False) -> None:
         """Evaluate the held-out problems, unless this step has been. Collective."""
-        known = {checkup.step for checkup in evaluation.read(self.out)}
+        known = {checkup.step for checkup in results.read_checkups(self.out)}
         held_out = self.dataset.held_out
         if not held_out or self.state.step in known or (only_if_new and self.state.step):
             return
@@ -257,7 +255,7 @@ class Trainer:
             self.learner.sampling() as model,
             self.evaluating() if self.evaluating else nullcontext(self._backend(model)) as backend,
         ):
-            points = evaluation.evaluate(
+            points = results.evaluate(
                 backend,
                 self.dataset.grader,
                 held_out,
@@ -267,8 +265,8 @@ class Trainer:
             )
         if self.accelerator.is_main_process:
             questions = tuple(problem.id for problem in held_out)
-            checkup = evaluation.Checkup(self.state.step, self.state.seconds, questions, points)
-            evaluation.add(self.out, checkup)
+            checkup = Checkup(self.state.step, self.state.seconds, questions, points)
+            results.add_checkup(self.out, checkup)
         self.accelerator.wait_for_everyone()
 
     def _backend(self, model: Transformer) -> Backend:

@@ -1,0 +1,244 @@
+"""What a run records: a line of JSON for every step, and the paper's evaluation before and after training.
+
+The evaluation is greedy CT on held-out problems, at three thresholds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from twotemp import metrics
+from twotemp.backends import Backend
+from twotemp.errors import UserError
+from twotemp.folders import Log, read_json, read_log, write_text
+from twotemp.graders import Grader
+from twotemp.policies import policy
+from twotemp.records import Problem
+from twotemp.rl.objective import group_std
+from twotemp.rl.rollouts import Rollouts
+from twotemp.sampling.prompts import ProblemRequest, answer, problem_requests
+from twotemp.serialization import from_json, json_text
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+STEPS = "steps.jsonl"
+CHECKUPS = "evaluation.json"
+THRESHOLDS = (0.6, 0.8, 1.0)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """Means over the global batch of one step.
+
+    Confidence and `tokens_per_forward` that rise while `distinct` falls are the collapse that users report of
+    thresholded rollouts: the model grows sure of everything, writes it all at once, and groups become copies.
+    """
+
+    step: int  # from 1
+    reward: float
+    reward_std: float  # within a group, mean over groups
+    zero_std: float  # share of groups whose rewards are all equal: nothing to learn from them
+    distinct: float  # different answers in a group (texts, where no answer was found)
+    ungraded: int
+    nfe: float  # of a sample
+    tokens_per_forward: float
+    confidence: float  # of tokens when they were committed
+    entropy: float  # of the predictions there and then, nats
+    threshold: float  # lambda of the policy; moves only if it is controlled
+    loss: float
+    kl: float | None  # to the untrained model; None where it is not part of the loss (beta = 0)
+    clipped: float
+    grad_norm: float
+    seconds_drawing: float
+    seconds_grading: float
+    seconds_updating: float
+    total_seconds: float
+    total_nfe: int
+
+
+COLUMNS = (
+    "reward graded std zero_std distinct nfe forwards tokens committed confidence entropy "
+    "seconds_drawing seconds_grading"
+).split()
+
+
+def group_numbers(rollouts: Rollouts) -> Tensor:
+    """Return sums over each group's samples [groups, columns], which the workers exchange."""
+    size = rollouts.size
+    std = group_std(rollouts.rewards)
+    rows = []
+    for group in range(len(rollouts.problems)):
+        part = slice(group * size, (group + 1) * size)
+        samples, rewards = rollouts.samples[part], rollouts.rewards[group]
+        answers = {g.answer or s.text for g, s in zip(rollouts.grades[part], samples)}
+        traces = [s.trace for s in samples if s.trace is not None]
+        tokens = (token for t in traces for token in zip(t.steps, t.confidence, t.entropy))
+        written = [token for token in tokens if token[0] >= 0]
+        rows.append(
+            [
+                float(rewards.nansum()),
+                float((~rewards.isnan()).sum()),
+                float(std[group]),
+                float(std[group] == 0),
+                len(answers),
+                sum(s.nfe for s in samples),
+                sum(s.forwards for s in samples),
+                sum(len(s.tokens) for s in samples),
+                len(written),
+                sum(confidence for _, confidence, _ in written),
+                sum(entropy for _, _, entropy in written),
+                rollouts.seconds_drawing / len(rollouts.problems),
+                rollouts.seconds_grading / len(rollouts.problems),
+            ]
+        )
+    return torch.tensor(rows, dtype=torch.float64).view(-1, len(COLUMNS))
+
+
+def summarise(numbers: Tensor, size: int, workers: int) -> dict[str, Any]:
+    """Return the rollouts' part of a `StepRecord`.
+
+    Args:
+        numbers: `group_numbers` of all groups.
+        size: samples in a group.
+        workers: over which times are averaged.
+    """
+    total = dict(zip(COLUMNS, numbers.sum(0).tolist()))
+    groups = len(numbers)
+    return {
+        "reward": total["reward"] / max(1, total["graded"]),
+        "reward_std": total["std"] / groups,
+        "zero_std": total["zero_std"] / groups,
+        "distinct": total["distinct"] / groups,
+        "ungraded": int(groups * size - total["graded"]),
+        "nfe": total["nfe"] / (groups * size),
+        "tokens_per_forward": total["tokens"] / total["forwards"],
+        "confidence": total["confidence"] / max(1, total["committed"]),
+        "entropy": total["entropy"] / max(1, total["committed"]),
+        "seconds_drawing": total["seconds_drawing"] / workers,
+        "seconds_grading": total["seconds_grading"] / workers,
+    }
+
+
+def open_steps(folder: Path, done: int) -> Log:
+    """Open the log of a run that is continued after step `done`."""
+    return Log(folder / STEPS, keep=lambda row: row["step"] <= done)
+
+
+def read_steps(folder: Path) -> list[StepRecord]:
+    """Return the records of a run; a torn last line is left out."""
+    return [StepRecord(**row) for row in read_log(folder / STEPS)]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Results at one threshold: accuracy with its 95 % interval over questions (NaN: too few), and the mean NFE."""
+
+    threshold: float
+    accuracy: float
+    low: float
+    high: float
+    nfe: float
+    passed: tuple[float, ...]  # by question: 1, 0, or NaN for ungraded
+    nfes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """Results of the model after a step, at every threshold."""
+
+    step: int
+    seconds: float  # of training before it
+    questions: tuple[str, ...]
+    points: tuple[Point, ...]
+
+
+def evaluate(
+    backend: Backend,
+    grader: Grader,
+    problems: Sequence[Problem],
+    accelerator: Accelerator,
+    *,
+    length: int,
+    block: int | None,
+) -> tuple[Point, ...]:
+    """Evaluate greedy CT at each of `THRESHOLDS`; every worker grades its share of the problems. Collective.
+
+    Args:
+        backend: draws the samples.
+        grader: of the task.
+        problems: held out.
+        accelerator: the other workers.
+        length: tokens of an answer.
+        block: width of a decoding block; None: the default.
+
+    Returns:
+        A point for each threshold.
+    """
+    mine = range(accelerator.process_index, len(problems), accelerator.num_processes)
+    asks = (
+        ProblemRequest(
+            problems[number], policy("ct", threshold=threshold, t_token=0.0), index, id=str(number)
+        )
+        for number in mine
+        for index, threshold in enumerate(THRESHOLDS)
+    )
+    samples = list(backend.sample(problem_requests(backend.text, asks, length=length, block=block)))
+    asked = [problems[int(sample.request)] for sample in samples]
+    grades = grader.grade((problem, answer(problem, s.text)) for problem, s in zip(asked, samples))
+    table = torch.zeros(len(THRESHOLDS), len(problems), 3, dtype=torch.float64)  # passed, graded, NFE
+    for sample, grade in zip(samples, grades):
+        graded = grade.outcome != "ungraded"
+        table[sample.index, int(sample.request)] = torch.tensor([grade.passed, graded, sample.nfe])
+    table = accelerator.reduce(table.to(accelerator.device), "sum").cpu()
+    passed = torch.where(table[..., 1] > 0, table[..., 0], torch.nan).numpy()
+    estimate = metrics.bootstrap(passed.T)
+    return tuple(
+        Point(
+            threshold=threshold,
+            accuracy=float(estimate.mean[i]),
+            low=float(estimate.low[i]),
+            high=float(estimate.high[i]),
+            nfe=float(table[i, :, 2].mean()),
+            passed=tuple(passed[i].tolist()),
+            nfes=tuple(table[i, :, 2].int().tolist()),
+        )
+        for i, threshold in enumerate(THRESHOLDS)
+    )
+
+
+def gains(before: Checkup, after: Checkup) -> metrics.Estimate:
+    """Return accuracy after minus before at each threshold, with the interval of the paired difference."""
+    if before.questions != after.questions:
+        raise UserError("the two evaluations are of different questions and cannot be compared")
+    first, second = (np.array([p.passed for p in e.points]).T for e in (after, before))
+    return metrics.paired_bootstrap(first, second)
+
+
+def read_checkups(folder: Path) -> list[Checkup]:
+    """Return the evaluations of a run, in the order of their steps."""
+    path = folder / CHECKUPS
+    stored = read_json(path) if path.exists() else []
+    return [
+        Checkup(row["step"], row["seconds"], tuple(row["questions"]), tuple(map(_point, row["points"])))
+        for row in stored
+    ]
+
+
+def _point(data: dict[str, Any]) -> Point:
+    ends = {name: from_json(data[name]) for name in ("accuracy", "low", "high")}
+    passed, nfes = tuple(map(from_json, data["passed"])), tuple(data["nfes"])
+    return Point(**{**data, **ends, "passed": passed, "nfes": nfes})
+
+
+def add_checkup(folder: Path, checkup: Checkup) -> None:
+    """Store a check-up, in place of an older one of the same step."""
+    earlier = [known for known in read_checkups(folder) if known.step < checkup.step]
+    write_text(folder / CHECKUPS, json_text([asdict(known) for known in (*earlier, checkup)]) + "\n")
