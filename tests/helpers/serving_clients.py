@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("starlette", reason="needs the extra `serve`")
 pytest.importorskip("uvicorn", reason="needs the extra `serve`")
 pytest.importorskip("httpx", reason="needs httpx, Starlette's test client")
-import uvicorn
 from starlette.testclient import TestClient
 
 from twotemp.serving import Server
+from twotemp.serving.listener import ListenConfig, Listener
 
 PROMPT = "20 10 15 -> 45"
 CHAT = [{"role": "user", "content": PROMPT}]
@@ -32,11 +32,11 @@ def client_of(model, **options):
 
 @contextmanager
 def listening(server):
-    """Run the server on a free port; yield the uvicorn server and the port."""
+    """Run the server on a free port as `twotemp serve` does; yield the listener and the port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    running = uvicorn.Server(uvicorn.Config(server.app, port=port, log_level="error"))
+    running = Listener(ListenConfig(server, "127.0.0.1", port))
     thread = threading.Thread(target=running.run)
     thread.start()
     while not running.started:

@@ -301,7 +301,7 @@ for option, value in SMALL.get(words[0], {}).items():
     else:
         words += [option, value]
 if words[0] in ("serve", "play"):
-    import twotemp.serving.app as app
+    import twotemp.serving.listener as app
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

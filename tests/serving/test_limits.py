@@ -105,7 +105,7 @@ def test_a_chat_template_that_refuses_is_the_client_s_error():
 def test_a_body_that_does_not_arrive_is_not_waited_for(model):
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with (
-        listening(Server(model, slots=2, limits=Limits(arriving=0.2))) as (_, port),
+        listening(Server(model, slots=2, limits=Limits(body_seconds=0.2))) as (_, port),
         socket.create_connection(("127.0.0.1", port), timeout=20) as connection,
     ):
         connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
@@ -126,7 +126,7 @@ def test_a_client_that_hangs_up_before_its_body_is_there_is_no_error_of_the_serv
 
 def test_a_client_that_does_not_read_is_not_waited_for(model):
     """Its rows are freed, and so is what it did not read."""
-    server = Server(model, slots=4, limits=Limits(seconds=0.5, arriving=0.2))
+    server = Server(model, slots=4, limits=Limits(seconds=0.5, body_seconds=0.2))
     body = json.dumps({"prompt": PROMPT, "n": 8, "max_tokens": 100, "policy": "ar", "stream": True})
     stuck = []
 

@@ -137,8 +137,9 @@ def _serve(
     # Optional packages, or torch: what is checked above should not wait for them, nor fail without them.
     from twotemp.backends.local import longest_rows
     from twotemp.engine.runner import check_cache
-    from twotemp.serving.app import Server, run
+    from twotemp.serving.app import Server
     from twotemp.serving.bodies import Limits
+    from twotemp.serving.listener import run
 
     show_log()
     limits = Limits(waiting=waiting, seconds=seconds)

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that batches requests as they arrive, and a page to play with policies."""
+"""Serve a model over an OpenAI-compatible API, with a page that compares policies."""
 
 from twotemp.serving.app import Server, served_name
 from twotemp.serving.bodies import Limits

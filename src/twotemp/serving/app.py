@@ -1,24 +1,27 @@
-"""HTTP: routes, errors in OpenAI's form, and the limits of what one client may do."""
+"""The ASGI application: routes, access control, errors in OpenAI's form, and counters."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from time import time
+from time import perf_counter, time
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from twotemp.backends import Event, Service
+from twotemp.backends import Service
 from twotemp.backends.local import LocalService
 from twotemp.backends.supervisor import Supervisor
 from twotemp.engine import Written
@@ -26,91 +29,154 @@ from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel
 from twotemp.records import Sample
 from twotemp.serialization import json_text
-from twotemp.serving.bodies import Field, Limits, NoSuchModel, Wanted, read, wanted
-from twotemp.serving.guard import Guard, Metrics, error
+from twotemp.serving.bodies import (
+    CompletionRequest,
+    FieldError,
+    Limits,
+    ModelNotFound,
+    parse_completion,
+    read_json,
+)
 from twotemp.serving.playground import Playground
-from twotemp.serving.replies import Answer, Replies, RowStream, answer
+from twotemp.serving.replies import (
+    Answer,
+    ClientGone,
+    EventStream,
+    QueueFull,
+    Replies,
+    RequestFailed,
+    RequestRows,
+    RowStream,
+    TimeLimit,
+    answer,
+    error,
+)
 
 log = logging.getLogger("twotemp")
 T = TypeVar("T")
-LARGE = 10_000  # bytes of a body: to understand more takes so long that others would notice
+LARGE_BODY = 10_000  # bytes; parsing more in the event loop would delay other requests noticeably
+WITHOUT_KEY = ("/", "/health")  # the page asks for the key itself
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
-class Busy(Exception):
-    """More rows wait than the server takes."""
+class Metrics:
+    """Counters since the start, in Prometheus' text format, without prompts or names of clients."""
+
+    MEDIA_TYPE = "text/plain; version=0.0.4"
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._seconds = 0.0
+
+    def count(self, name: str, amount: int = 1) -> None:
+        self._counts[name] += amount
+
+    def request(self, path: str, status: int, seconds: float) -> None:
+        self._requests[path, status] += 1
+        self._seconds += seconds
+
+    def text(self, open_rows: int) -> str:
+        lines = ["# TYPE twotemp_requests_total counter"]
+        for (path, status), count in sorted(self._requests.items()):
+            lines.append(f'twotemp_requests_total{{path="{path}",status="{status}"}} {count}')
+        lines += ["# TYPE twotemp_request_seconds summary"]
+        lines += [f"twotemp_request_seconds_sum {self._seconds:.3f}"]
+        lines += [f"twotemp_request_seconds_count {self._requests.total()}"]
+        for name in ("samples", "tokens"):
+            lines += [f"# TYPE twotemp_{name}_total counter", f"twotemp_{name}_total {self._counts[name]}"]
+        lines += ["# TYPE twotemp_rows gauge", f"twotemp_rows {open_rows}"]
+        return "\n".join(lines) + "\n"
 
 
-class RequestFailed(Exception):
-    """A row that was accepted could not be drawn."""
+class Guard:
+    """Middleware that checks the key and where a request comes from, limits its time, and counts it.
 
+    A server without a key answers to loopback names only: a web page of another site can let its own name point to
+    this machine, and its browser would then take the two for one site.
+    """
 
-class Gone(Exception):
-    """The client went away."""
+    PATHS = ("/", "/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions")
 
+    def __init__(
+        self,
+        inner: ASGIApp,
+        metrics: Metrics,
+        api_key: str | None,
+        hosts: frozenset[str] | None,
+        patience: float,
+    ) -> None:
+        """Wrap an application.
 
-class Late(Exception):
-    """The time limit has passed."""
-
-
-class RequestRows:
-    """The samples of one HTTP request while the service draws them; `close` frees those that still run."""
-
-    def __init__(self, service: Service, want: Wanted, limits: Limits) -> None:
-        if service.load + len(want.requests) > limits.waiting:
-            raise Busy
-        self._service = service
-        self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + limits.seconds
-        self._events: asyncio.Queue[tuple[int, Event | None]] = asyncio.Queue()  # None: the client has gone
-        self._handles = {
-            n: service.submit(request, self._listener(n), watch=want.stream)
-            for n, request in enumerate(want.requests)
-        }
-
-    def _listener(self, number: int) -> Callable[[Event], None]:
-        def listen(event: Event) -> None:
-            self._loop.call_soon_threadsafe(self._events.put_nowait, (number, event))
-
-        return listen
-
-    async def events(self) -> AsyncIterator[tuple[int, Written | Sample]]:
-        """Yield (number, event) of all rows until the last of them has finished."""
-        while self._handles:
-            try:
-                async with asyncio.timeout_at(self._deadline):
-                    number, event = await self._events.get()
-            except TimeoutError:
-                raise Late from None
-            if event is None:
-                raise Gone
-            if not isinstance(event, Written):
-                self._handles.pop(number)
-            if isinstance(event, UserError):
-                raise RequestFailed(str(event))
-            yield number, event
-
-    def leave(self) -> None:
-        """End `events`: the client has gone."""
-        self._events.put_nowait((-1, None))
-
-    def close(self) -> None:
-        for handle in self._handles.values():
-            self._service.cancel(handle)
-        self._handles = {}
-
-
-class EventStream(StreamingResponse):
-    """Server-sent events; whichever way it ends, its rows are freed."""
-
-    def __init__(self, chunks: AsyncIterator[str], rows: RequestRows) -> None:
-        super().__init__(chunks, media_type="text/event-stream", headers={"cache-control": "no-store"})
-        self._rows = rows
+        Args:
+            inner: The application.
+            metrics: Counts the requests.
+            api_key: Clients must send it; None for no key.
+            hosts: The host names that the server answers to; None for any.
+            patience: Seconds for a request and its answer, which a client may never read.
+        """
+        self._inner, self._metrics, self._key, self._hosts = inner, metrics, api_key, hosts
+        self._patience = patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._inner(scope, receive, send)
+            return
+        began, status = perf_counter(), 500
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        app = self._refusal(scope) or self._inner
         try:
-            await super().__call__(scope, receive, send)
+            async with asyncio.timeout(self._patience) as limit:
+                await app(scope, receive, sent)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            log.warning("a client did not read its answer in time; its connection is closed")
         finally:
-            self._rows.close()
+            path = scope["path"] if scope["path"] in self.PATHS else "other"
+            self._metrics.request(path, status, perf_counter() - began)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
+        if self._hosts is not None and _host(headers.get("host", "")) not in self._hosts:
+            return error(403, "this server answers to loopback names only; start it with --host and a key")
+        if scope["method"] not in SAFE_METHODS and not is_same_site(headers):
+            message = (
+                "pages of other sites may not use this server; send the request from a program or a proxy"
+            )
+            return error(403, message, code="cross_site_request")
+        if self._key is None or scope["path"] in WITHOUT_KEY:
+            return None
+        given = headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode("latin-1"), f"Bearer {self._key}".encode()):
+            return error(401, "a key is needed: Authorization: Bearer ...", code="invalid_api_key")
+        return None
+
+
+def is_same_site(headers: Mapping[str, str]) -> bool:
+    """Return whether a request comes from the server's own page, or from no page at all.
+
+    Browsers send Sec-Fetch-Site to loopback and TLS addresses, and scripts cannot change it. Otherwise the origin
+    must be the host that was asked.
+    """
+    if site := headers.get("sec-fetch-site"):
+        return site in ("same-origin", "none")
+    origin = headers.get("origin")
+    return origin is None or origin.partition("://")[2].lower() == headers.get("host", "").lower()
+
+
+def _host(header: str) -> str:
+    """Return the name in a Host header, without its port; empty if it is malformed, as in `[::1].example.com`."""
+    if header.startswith("["):
+        name, _, rest = header[1:].partition("]")
+        return name if not rest or rest.startswith(":") else ""
+    return header.partition(":")[0].lower()
 
 
 class Server:
@@ -140,7 +206,7 @@ class Server:
         """
         self.model, self.limits, self.metrics = model, limits or Limits(), Metrics()
         self.name = served_name(model)
-        self._born = int(time())
+        self._about = {"id": self.name, "object": "model", "created": int(time()), "owned_by": "twotemp"}
         self._starting = service or LocalService(model, slots, cache)
         self._service: Service | None = None
         self._page = page = Playground(model, self.name)
@@ -150,24 +216,25 @@ class Server:
             Route("/metrics", self._metrics),
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._one_model),
-            Route("/v1/completions", self._completions, methods=["POST"]),
-            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/completions", partial(self._sample, chat=False), methods=["POST"]),
+            Route("/v1/chat/completions", partial(self._sample, chat=True), methods=["POST"]),
+            Route("/v1/responses{rest:path}", _no_responses, methods=["GET", "POST", "DELETE"]),
             Route("/playground/about", page.about),
             Route("/playground/grade", self._grade, methods=["POST"]),
         ]
-        handlers: dict[Any, Callable[[HttpRequest, Any], Awaitable[Response]]] = {
-            HTTPException: _http_error,
-            UserError: _user_error,
-            Busy: _busy,
-            RequestFailed: _failed,
-            Gone: _left,
-            ClientDisconnect: _left,
-            Late: _late,
-            Exception: _unexpected,
-        }
+        failures = (
+            HTTPException,
+            UserError,
+            QueueFull,
+            TimeLimit,
+            ClientGone,
+            ClientDisconnect,
+            RequestFailed,
+        )
+        handlers = dict.fromkeys([*failures, Exception], _error)
         inner = Starlette(routes=routes, lifespan=self._life, exception_handlers=handlers)
-        # A request may take its time to arrive, to be drawn and to be read by its client.
-        patience = self.limits.seconds + 2 * self.limits.arriving
+        # For the body to arrive, the samples to be drawn and the answer to be read.
+        patience = self.limits.seconds + 2 * self.limits.body_seconds
         self.app = Guard(inner, self.metrics, api_key, None if hosts is None else frozenset(hosts), patience)
 
     @asynccontextmanager
@@ -186,8 +253,6 @@ class Server:
             raise UserError("the server has not started")
         return self._service
 
-    # What is there.
-
     async def _health(self, _request: HttpRequest) -> Response:
         return JSONResponse({"status": "ok", "model": self.name})
 
@@ -197,101 +262,105 @@ class Server:
         )
 
     async def _models(self, _request: HttpRequest) -> Response:
-        return JSONResponse({"object": "list", "data": [self._about()]})
+        return JSONResponse({"object": "list", "data": [self._about]})
 
     async def _one_model(self, request: HttpRequest) -> Response:
         if request.path_params["name"] != self.name:
-            raise NoSuchModel(f"no model {request.path_params['name']!r}; did you mean {self.name!r}?")
-        return JSONResponse(self._about())
-
-    def _about(self) -> dict[str, Any]:
-        return {"id": self.name, "object": "model", "created": self._born, "owned_by": "twotemp"}
+            raise ModelNotFound(f"no model {request.path_params['name']!r}; did you mean {self.name!r}?")
+        return JSONResponse(self._about)
 
     # Sampling.
 
-    async def _completions(self, request: HttpRequest) -> Response:
-        return await self._sample(request, chat=False)
-
-    async def _chat(self, request: HttpRequest) -> Response:
-        return await self._sample(request, chat=True)
-
-    async def _sample(self, request: HttpRequest, chat: bool) -> Response:
-        want = await self._understood(
-            request, lambda data: wanted(data, chat, self.model, self.name, self.limits)
+    async def _sample(self, http: HttpRequest, chat: bool) -> Response:
+        request = await self._parsed(
+            http, lambda data: parse_completion(data, chat, self.model, self.name, self.limits)
         )
-        rows = RequestRows(self.service, want, self.limits)
-        replies = Replies(want, self.name)
-        if want.stream:
-            return EventStream(self._chunks(want, rows, replies), rows)
-        gone = asyncio.ensure_future(_gone(request))
-        gone.add_done_callback(lambda _: rows.leave())
+        rows = RequestRows(self.service, request, self.limits)
+        replies = Replies(request, self.name)
+        if request.stream:
+            return EventStream(self._chunks(request, rows, replies), rows)
+        disconnect = asyncio.ensure_future(_disconnect(http))
+        disconnect.add_done_callback(lambda _: rows.leave())
         try:
-            answers = await self._collected(want, rows)
+            answers = await self._collected(request, rows)
         finally:
-            gone.cancel()
+            disconnect.cancel()
             rows.close()
         return Response(json_text(replies.whole(answers)), media_type="application/json")
 
-    async def _collected(self, want: Wanted, rows: RequestRows) -> list[Answer]:
+    async def _collected(self, request: CompletionRequest, rows: RequestRows) -> list[Answer]:
         answers: dict[int, Answer] = {}
         async for number, event in rows.events():
             assert isinstance(event, Sample)  # no row is watched
-            answers[number] = self._answer(want, number, event)
+            answers[number] = self._answer(request, number, event)
         return [answers[number] for number in range(len(answers))]
 
-    async def _chunks(self, want: Wanted, rows: RequestRows, replies: Replies) -> AsyncIterator[str]:
-        streams = [RowStream(self.model, want, request) for request in want.requests]
+    async def _chunks(
+        self, request: CompletionRequest, rows: RequestRows, replies: Replies
+    ) -> AsyncIterator[str]:
+        """Yield server-sent events, in one piece those that are known at once.
+
+        Waiting after every piece lets the loop notice that the client has gone, before more is written to it.
+        """
+        streams = [RowStream(self.model, request.diffusing, row) for row in request.rows]
         answers: dict[int, Answer] = {}
+        text = ""
         try:
             async for number, event in rows.events():
                 if isinstance(event, Written):
                     if (more := streams[number].step(event)) is not None:
-                        yield _event(replies.part(number, *more))
+                        text += _event(replies.part(number, *more))
                 else:
-                    last = answers[number] = self._answer(want, number, event)
-                    yield _event(replies.last(number, streams[number].rest(last.text), last))
+                    last = answers[number] = self._answer(request, number, event)
+                    text += _event(replies.last(number, streams[number].rest(last.text), last))
+                if text and not rows.has_events:
+                    yield text
+                    text = ""
         except RequestFailed as failure:
-            yield _event({"error": {"message": str(failure), "type": "server_error"}})
-        except Late:
-            yield _event({"error": {"message": "the time limit has passed", "type": "timeout"}})
-        if want.usage:
-            yield _event(replies.total(list(answers.values())))
-        yield "data: [DONE]\n\n"
+            text += _event({"error": {"message": str(failure), "type": "server_error"}})
+        except TimeLimit:
+            text += _event({"error": {"message": "the time limit has passed", "type": "timeout"}})
+        if request.usage:
+            text += _event(replies.total(list(answers.values())))
+        yield text + "data: [DONE]\n\n"
 
-    def _answer(self, want: Wanted, number: int, sample: Sample) -> Answer:
-        finished = answer(self.model, want, want.requests[number], sample)
+    def _answer(self, request: CompletionRequest, number: int, sample: Sample) -> Answer:
+        finished = answer(self.model, request, request.rows[number], sample)
         self.metrics.count("samples")
         self.metrics.count("tokens", finished.tokens)
         return finished
 
     async def _grade(self, request: HttpRequest) -> Response:
-        data = await self._understood(request, lambda data: data)
+        data = await self._parsed(request, lambda data: data)
         return JSONResponse(await self._page.grades(data))
 
-    async def _understood(self, request: HttpRequest, meaning: Callable[[dict[str, Any]], T]) -> T:
-        """What a body means; of a large one, beside the loop."""
+    async def _parsed(self, request: HttpRequest, parse: Callable[[dict[str, Any]], T]) -> T:
+        """Return what a body means; a large one is parsed in a thread."""
         text = await self._body(request)
-        if len(text) <= LARGE:
-            return meaning(read(text))
-        return await asyncio.to_thread(lambda: meaning(read(text)))
+        if len(text) <= LARGE_BODY:
+            return parse(read_json(text))
+        return await asyncio.to_thread(lambda: parse(read_json(text)))
 
     async def _body(self, request: HttpRequest) -> bytes:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # a page of somebody else's cannot send this without asking first
+        if kind != "application/json":  # which a page of another site cannot send unasked
             raise HTTPException(415, "the content type must be application/json")
         text = bytearray()
         try:
-            async with asyncio.timeout(self.limits.arriving):
+            async with asyncio.timeout(self.limits.body_seconds):
                 async for part in request.stream():
                     text += part
                     if len(text) > self.limits.body_bytes:
                         raise HTTPException(413, f"the body exceeds {self.limits.body_bytes} bytes")
         except TimeoutError:
-            raise HTTPException(408, f"the body did not arrive within {self.limits.arriving:g} s") from None
+            raise HTTPException(
+                408, f"the body did not arrive within {self.limits.body_seconds:g} s"
+            ) from None
         return bytes(text)
 
 
-async def _gone(request: HttpRequest) -> None:
+async def _disconnect(request: HttpRequest) -> None:
+    """Return when the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -301,64 +370,31 @@ def _event(data: dict[str, Any]) -> str:
 
 
 def served_name(model: LanguageModel) -> str:
-    """The name clients use. Of a folder only its last part: where it lies is nobody's business."""
+    """Return the model's name for clients; of a path only the last part, which does not reveal where it is."""
     return Path(model.name).resolve().name if Path(model.name).exists() else model.name
 
 
-# Errors.
+async def _no_responses(_request: HttpRequest) -> Response:
+    # 404 and not 501, which OpenAI's client would try again.
+    raise HTTPException(404, "the Responses API is not supported; use /v1/chat/completions")
 
 
-async def _http_error(_request: HttpRequest, failure: HTTPException) -> Response:
-    return error(failure.status_code, failure.detail, headers=failure.headers)
-
-
-async def _user_error(_request: HttpRequest, failure: UserError) -> Response:
-    if isinstance(failure, NoSuchModel):
-        return error(404, str(failure), param="model", code="model_not_found")
-    return error(400, str(failure), param=failure.name if isinstance(failure, Field) else None)
-
-
-async def _busy(_request: HttpRequest, _failure: Busy) -> Response:
-    message = "too many samples wait already; try again in a moment, or ask for fewer"
-    return error(429, message, kind="rate_limit_error", headers={"retry-after": "1"})
-
-
-async def _failed(_request: HttpRequest, failure: RequestFailed) -> Response:
-    return error(500, str(failure), kind="server_error")
-
-
-async def _left(_request: HttpRequest, _failure: Exception) -> Response:
-    return Response(status_code=499)  # nobody reads this
-
-
-async def _late(_request: HttpRequest, _failure: Late) -> Response:
-    return error(504, "the time limit has passed; ask for fewer or shorter samples", kind="timeout")
-
-
-async def _unexpected(_request: HttpRequest, _failure: Exception) -> Response:
-    return error(500, "an error of the server; its log says more", kind="server_error")
-
-
-def run(server: Server, host: str, port: int, on_start: Sequence[Callable[[], None]] = ()) -> None:
-    """Serve until SIGINT or SIGTERM: then what was accepted is delivered, and nothing new taken."""
-    import uvicorn
-
-    class Announced(uvicorn.Server):
-        async def startup(self, sockets: Any = None) -> None:
-            await super().startup(sockets)
-            for call in on_start:
-                call()
-
-    seconds = int(server.limits.seconds)
-    config = uvicorn.Config(
-        server.app,
-        host,
-        port,
-        ws="none",
-        log_level="warning",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=seconds,
-    )
-    Announced(config).run()
+async def _error(_request: HttpRequest, failure: Exception) -> Response:
+    """Return the response to a request that raised an exception."""
+    match failure:
+        case HTTPException():
+            return error(failure.status_code, failure.detail, headers=failure.headers)
+        case ModelNotFound():
+            return error(404, str(failure), param="model", code="model_not_found")
+        case UserError():
+            return error(400, str(failure), param=failure.name if isinstance(failure, FieldError) else None)
+        case QueueFull():
+            message = "too many samples are waiting; try again in a moment, or ask for fewer"
+            return error(429, message, kind="rate_limit_error", headers={"retry-after": "1"})
+        case TimeLimit():
+            return error(504, "the time limit has passed; ask for fewer or shorter samples", kind="timeout")
+        case ClientGone() | ClientDisconnect():
+            return Response(status_code=499)  # only counted
+        case RequestFailed():
+            return error(500, str(failure), kind="server_error")
+    return error(500, "internal error; see the log of the server", kind="server_error")
