@@ -7,9 +7,11 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
+from docutils.utils.math.latex2mathml import tex2mathml
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "tools"), str(HERE.parent / "src")]
@@ -17,6 +19,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import mermaid  # noqa: E402
 import reference  # noqa: E402
+from formulas import split_indices  # noqa: E402
 
 import twotemp  # noqa: E402
 
@@ -30,7 +33,7 @@ suppress_warnings = ["myst.strikethrough"]
 nitpicky = False
 
 myst_heading_anchors = 4
-myst_fence_as_directive = ["mermaid"]
+myst_fence_as_directive = ["mermaid", "math"]
 default_role = "code"  # docstrings are written with single backticks
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -41,6 +44,7 @@ html_theme = "furo"
 html_title = f"twotemp {version}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_math_renderer = "mathml"
 html_copy_source = False
 html_show_copyright = False
 
@@ -62,7 +66,36 @@ class Mermaid(Directive):
         ]
 
 
-def write_generated(app: object) -> None:
+def visit_inline_math(translator: Any, node: nodes.math) -> None:
+    """Write a formula in a line as MathML, which browsers draw without a script or a font from elsewhere."""
+    translator.body.append(tex2mathml(node.astext()))
+    raise nodes.SkipNode
+
+
+def visit_math_block(translator: Any, node: nodes.math_block) -> None:
+    """Write a displayed formula as MathML; on a narrow screen its box scrolls."""
+    translator.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
+    raise nodes.SkipNode
+
+
+def render_indices(app: Any, doctree: nodes.document) -> None:
+    """Replace T_pos and the like in paragraphs and tables by nodes with a subscript; code is left alone."""
+    for text in list(doctree.findall(nodes.Text)):
+        parent = text.parent
+        if isinstance(parent, (nodes.paragraph, nodes.emphasis, nodes.strong)):
+            parent.replace(text, _with_indices(text.astext()))
+
+
+def _with_indices(text: str) -> list[nodes.Node]:
+    """Return the nodes of a text; an index may have indices itself, as in e^{b_l − z}."""
+    makers = {"sub": nodes.subscript, "sup": nodes.superscript}
+    return [
+        nodes.Text(piece) if kind == "text" else makers[kind]("", "", *_with_indices(piece))
+        for kind, piece in split_indices(text)
+    ]
+
+
+def write_generated(app: Any) -> None:
     """Write the pages of `tools/reference.py` into docs/generated."""
     folder = HERE / "generated"
     folder.mkdir(exist_ok=True)
@@ -70,9 +103,7 @@ def write_generated(app: object) -> None:
         (folder / f"{name}.md").write_text(page() + "\n")
 
 
-def list_parameters(
-    app: object, what: str, name: str, thing: object, options: object, lines: list[str]
-) -> None:
+def list_parameters(app: Any, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
     """Turn docstring lines of the form `name: …`, which describe arguments, into a list."""
     known = set(inspect.signature(thing).parameters) if inspect.isfunction(thing) else set()
     rewritten: list[str] = []
@@ -90,8 +121,10 @@ def list_parameters(
     lines[:] = rewritten
 
 
-def setup(app: object) -> None:
+def setup(app: Any) -> None:
     """Register the directive and the event handlers with Sphinx."""
-    app.add_directive("mermaid", Mermaid)  # type: ignore[attr-defined]
-    app.connect("builder-inited", write_generated)  # type: ignore[attr-defined]
-    app.connect("autodoc-process-docstring", list_parameters)  # type: ignore[attr-defined]
+    app.add_html_math_renderer("mathml", (visit_inline_math, None), (visit_math_block, None))
+    app.add_directive("mermaid", Mermaid)
+    app.connect("builder-inited", write_generated)
+    app.connect("doctree-read", render_indices)
+    app.connect("autodoc-process-docstring", list_parameters)

@@ -24,7 +24,7 @@ from twotemp.graders.puzzles import grade_chain
 from twotemp.metrics import pass_at_k
 from twotemp.policies import parse
 from twotemp.records import Problem, Sample
-from twotemp.report.style import RC
+from twotemp.report.style import RC, line
 
 FIGURES = Path(__file__).resolve().parents[1] / "figures"
 NAMES = ("forks", "answers", "temperatures", "orders")
@@ -89,37 +89,64 @@ def right(problem: Problem, samples: Sequence[Sample]) -> set[str]:
     return {s.text for s in samples if grade_chain(numbers, target, s.text).passed}
 
 
-def missed(model: twotemp.LanguageModel) -> Problem:
-    """Return the first problem that LC does not solve in 64 samples but TLC does."""
-    for problem in problems("countdown-3", 200):
-        lc, tlc = (draw(model, [problem], policy, 64) for policy in ("lc", "tlc:t_pos=1"))
-        if right(problem, tlc) and not right(problem, lc):
-            return problem
-    raise LookupError("LC solves every problem that TLC solves; look at more than 200 problems")
+def typical(solutions: Sequence[tuple[set[str], set[str]]]) -> int:
+    """Return the index of the question that stands for all of them: the one with the median gain.
+
+    A question's gain is the number of distinct right texts of the second policy minus that of the first. It is the
+    middle one when questions are sorted by gain and, at equal gain, by position.
+
+    Args:
+        solutions: for each question, the right texts of the two policies.
+    """
+    gains = [len(second) - len(first) for first, second in solutions]
+    return sorted(range(len(gains)), key=lambda index: (gains[index], index))[len(gains) // 2]
 
 
 def answers(model: twotemp.LanguageModel) -> Figure:
-    """Draw how often each text occurs in 64 samples of two problems, right ones in colour."""
-    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
-    (first,) = problems("countdown-3", 1)
-    for axes, problem in zip(figure.subplots(2, 1), (first, missed(model))):
-        for row, policy in enumerate(TITLES):
-            samples = draw(model, [problem], policy, 64)
-            texts, good = Counter(s.text for s in samples), right(problem, samples)
-            left = 0
-            for text, count in sorted(
-                texts.items(), key=lambda item: (item[0] not in good, -item[1], item[0])
-            ):
-                colour = "#009E73" if text in good else "#d9d9d9"
-                axes.barh(row, count, left=left, color=colour, edgecolor="white", linewidth=0.8)
-                left += count
-            axes.text(left + 0.7, row, f"{len(texts)} texts, {len(good)} right", va="center", fontsize=8)
-        axes.set_yticks(range(len(TITLES)), list(TITLES.values()))
-        axes.invert_yaxis()
-        axes.grid(False)
-        axes.set_xlim(0, 78)
-        axes.set_xticks(range(0, 65, 16))
-        axes.set_xlabel(f"64 samples for {problem.prompt!r}; each box is one text, green ones are right")
+    """Draw the texts of 64 samples of a typical question, and pass@k of all questions against k and against NFE."""
+    chosen, n = problems("countdown-3", 100), 64
+    groups: dict[str, list[list[Sample]]] = {}
+    for policy in TITLES:
+        samples = draw(model, chosen, policy, n)
+        groups[policy] = [samples[i * n : (i + 1) * n] for i in range(len(chosen))]
+    solved = {policy: [right(p, g) for p, g in zip(chosen, groups[policy])] for policy in TITLES}
+    index = typical(list(zip(solved["lc"], solved["tlc:t_pos=1"])))
+
+    figure = Figure(figsize=(7.2, 5.4), layout="constrained")
+    grid = figure.add_gridspec(2, 2, height_ratios=(1, 1.15))
+    axes = figure.add_subplot(grid[0, :])
+    for row, policy in enumerate(TITLES):
+        good = solved[policy][index]
+        texts = Counter(sample.text for sample in groups[policy][index])
+        left = 0
+        for text, count in sorted(texts.items(), key=lambda item: (item[0] not in good, -item[1], item[0])):
+            colour = "#009E73" if text in good else "#d9d9d9"
+            axes.barh(row, count, left=left, color=colour, edgecolor="white", linewidth=0.8)
+            left += count
+        axes.text(left + 0.7, row, f"{len(texts)} texts, {len(good)} right", va="center", fontsize=8)
+    axes.set_yticks(range(len(TITLES)), list(TITLES.values()))
+    axes.invert_yaxis()
+    axes.grid(False)
+    axes.set_xlim(0, 78)
+    axes.set_xticks(range(0, n + 1, 16))
+    axes.set_xlabel(f"{n} samples for {chosen[index].prompt!r}; each box is one text, green: right")
+
+    by_samples, by_nfe = figure.add_subplot(grid[1, 0]), figure.add_subplot(grid[1, 1])
+    ks = range(1, n + 1)
+    for policy, title in TITLES.items():
+        counts = [sum(s.text in good for s in group) for good, group in zip(solved[policy], groups[policy])]
+        nfe = np.mean([sample.nfe for group in groups[policy] for sample in group])
+        rates = 100 * pass_at_k(n, counts, list(ks)).mean(0)
+        style = {**line(parse(policy)), "marker": "", "label": title}
+        by_samples.plot(ks, rates, **style)
+        by_nfe.plot(nfe * np.array(ks), rates, **style)
+    for ax, label in ((by_samples, "k samples"), (by_nfe, "NFE of the k samples")):
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter("{x:.0f}")
+        ax.set_ylim(55, 101)
+        ax.set_xlabel(f"{label} (all {len(chosen)} questions)")
+    by_samples.set_ylabel("pass@k, %")
+    by_nfe.legend(loc="lower right", fontsize=7)
     return figure
 
 

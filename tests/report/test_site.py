@@ -15,6 +15,7 @@ import mermaid
 import pytest
 import reference
 import tutorials
+from formulas import split_indices
 
 from tests.helpers.documents import ROOT, TESTED_BLOCKS
 from twotemp.records import Policy, Trace
@@ -166,7 +167,7 @@ def test_all_public_names_are_in_the_api_page():
 
 def test_every_block_is_run_or_has_a_reason_why_not():
     """Unmarked blocks are run; other languages, other fences and stray comments would hide a block."""
-    known = (*examples.SHELL, "python", "text", "mermaid")
+    known = (*examples.SHELL, "python", "text", "mermaid", "math")
     assert [str(b) for b in BLOCKS if b.language not in known and not b.language.startswith("{")] == []
     hidden = re.compile(r"^[\s>*+-]*(?:```|~~~|<!-- not run|<pre).*", flags=re.M)
     assert {
@@ -278,6 +279,20 @@ def test_the_figures_were_drawn_with_the_shipped_weights():
     }
     assert len(digests) == 4
     assert {name for name, weights in digests.items() if weights != digest} == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("At T_pos = 0", [("text", "At T"), ("sub", "pos"), ("text", " = 0")]),
+        ("c_j^{1/T}", [("text", "c"), ("sub", "j"), ("sup", "1/T")]),
+        ("(1 − c)^m of", [("text", "(1 − c)"), ("sup", "m"), ("text", " of")]),
+        ("argmax_i q", [("text", "argmax"), ("sub", "i"), ("text", " q")]),
+        ("pass_at_k and block_size", [("text", "pass_at_k and block_size")]),
+    ],
+)
+def test_indices_of_formulas_are_found(text, pieces):
+    assert split_indices(text) == pieces
 
 
 # Running the blocks
