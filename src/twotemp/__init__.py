@@ -39,7 +39,7 @@ __all__ = [
     "stream",
     "wrap",
 ]
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "Denoiser": "twotemp.models.base",
