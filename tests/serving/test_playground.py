@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 import time
 
@@ -11,7 +13,7 @@ pytest.importorskip("starlette", reason="needs the extra `serve`")
 pytest.importorskip("httpx", reason="needs httpx, Starlette's test client")
 
 import twotemp
-from tests.helpers.serving_clients import client_of, listening
+from tests.helpers.serving_clients import client_of, listening, wait_for
 from twotemp import graders
 from twotemp.engine import states
 from twotemp.graders import get
@@ -267,8 +269,6 @@ def test_a_link_pasted_into_the_same_tab_is_followed(tab, address):
 
 def test_what_is_copied_runs(tab, address, model):
     """As Python: the samples on the page. As curl: bodies that the server takes."""
-    import json
-
     import httpx
 
     tab.goto(f"{address}/{STATE}")
@@ -308,3 +308,55 @@ def test_an_error_is_said(tab, address):
     tab.goto(f"{address}/{STATE.replace('length=12', 'length=500')}")
     until(lambda: tab.locator("#error").is_visible())
     assert "exceed the context of 128" in tab.locator("#error").inner_text()
+
+
+def test_a_link_from_another_site_draws_only_after_a_click(browser, address):
+    opened = browser.new_page()
+    posted = []
+    opened.on("request", lambda request: posted.append(request.url) if request.method == "POST" else None)
+    link = f'<a href="{address}/{STATE}">look</a>'
+    opened.route("http://other.example/", lambda route: route.fulfill(body=link, content_type="text/html"))
+    opened.goto("http://other.example/")
+    opened.click("a")
+    until(lambda: "another site" in opened.locator("#status").inner_text())
+    opened.evaluate(f"location.hash = {STATE.replace('n=12', 'n=5')!r}")
+    until(lambda: opened.locator("#n").input_value() == "5")
+    assert posted == []
+    opened.click("#run")
+    settled(opened)
+    assert posted
+    assert sum(map(int, opened.locator("main ol").first.locator(".count").all_inner_texts())) == 5
+    opened.close()
+
+
+def test_results_stay_when_the_server_is_gone(browser, model, tmp_path):
+    with listening(Server(model, slots=16)) as (_, port):
+        opened = browser.new_page(viewport={"width": 1300, "height": 900})
+        opened.goto(f"http://127.0.0.1:{port}/{STATE}")
+        settled(opened)
+        drawn = seen(opened)
+    opened.click("#run")
+    until(lambda: opened.locator("#error").is_visible())
+    settled(opened)
+    message = opened.locator("#error").inner_text()
+    assert f"127.0.0.1:{port} does not answer" in message
+    assert "Failed" not in message
+    assert seen(opened) == drawn
+    assert sum(map(int, opened.locator("main ol").first.locator(".count").all_inner_texts())) == 12
+    opened.screenshot(path=tmp_path / "gone.png")
+    opened.close()
+
+
+def test_a_page_that_is_closed_leaves_no_lines_in_the_log(model, caplog):
+    """Many rows write at once; none of it may go to a connection that is lost."""
+    server = Server(model, slots=64)
+    ask = {"prompt": "1 2", "n": 200, "max_tokens": 60, "policy": "ar", "stream": True, "diffusing": True}
+    body = json.dumps(ask)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with listening(server) as (_, port):
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+                assert connection.recv(1000)
+            wait_for(lambda: server.service.load == 0)
+    assert [record.getMessage() for record in caplog.records] == []

@@ -40,11 +40,13 @@ class Playground:
         self._thread = ThreadPoolExecutor(1, "twotemp-grader")
         self._graders: dict[str, Grader] = {}
 
-    async def html(self, _request: Request) -> Response:
+    async def html(self, request: Request) -> Response:
         page, policy = self._page
-        return HTMLResponse(
-            page, headers={"content-security-policy": policy, "x-content-type-options": "nosniff"}
-        )
+        # Where a link comes from only the server learns. A browser that does not tell may come from another site.
+        if request.headers.get("sec-fetch-site") not in ("same-origin", "none"):
+            page = page.replace("<body>", "<body data-foreign>", 1)
+        headers = {"content-security-policy": policy, "x-content-type-options": "nosniff"}
+        return HTMLResponse(page, headers=headers | {"cache-control": "no-store"})
 
     @cached_property
     def _page(self) -> tuple[str, str]:
