@@ -199,16 +199,44 @@ def test_errors_are_openai_s_and_name_the_nearest(openai_client):
         openai_client.completions.create(**ask | {"model": "tinny"})
 
 
-def test_fields_without_effect_are_accepted(model):
+def test_fields_without_effect_are_accepted_and_reported(model):
     body = {"messages": [{"role": "user", "content": PROMPT, "name": "ann"}], "max_tokens": 8, "seed": 1}
-    extra = {"tool_choice": "none", "service_tier": "auto", "metadata": {"a": "b"}, "reasoning_effort": "low"}
+    extra = {"metadata": {"a": "b"}, "reasoning_effort": "low", "user": "ann"}
+    neutral = {"tool_choice": "none", "service_tier": "auto", "store": False}
     with client_of(model) as client:
         plain = client.post("/v1/chat/completions", json={**body, "messages": CHAT}).json()
-        answer = client.post("/v1/chat/completions", json={**body, **extra})
+        answer = client.post("/v1/chat/completions", json={**body, **extra, **neutral})
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["message"] == plain["choices"][0]["message"]
-        refused = client.post("/v1/chat/completions", json={**body, "tool_choice": "required"})
-    assert refused.status_code == 400
+        assert answer.json()["twotemp"]["ignored"] == [*extra, "messages.name"]
+        assert "ignored" not in plain["twotemp"]
+        for asked in ({"tool_choice": "required"}, {"store": True}, {"echo": 0}):
+            refused = client.post("/v1/chat/completions", json={**body, **asked})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == next(iter(asked))
+
+
+def test_the_responses_api_is_refused_with_the_endpoint_to_use(openai_client):
+    import openai
+
+    with pytest.raises(openai.NotFoundError, match="/v1/chat/completions"):
+        openai_client.responses.create(model="tiny", input=PROMPT)
+
+
+def test_json_is_asked_for_in_the_prompt_not_by_response_format(openai_client):
+    """As the library instructor asks: Mode.JSON sends response_format, Mode.MD_JSON only messages."""
+    import openai
+
+    for kind in (
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}},
+    ):
+        with pytest.raises(openai.BadRequestError, match="ask for JSON in the prompt") as caught:
+            openai_client.chat.completions.create(model="tiny", messages=CHAT, response_format=kind)
+        assert caught.value.param == "response_format"
+    messages = [{"role": "system", "content": "Return JSON"}, *CHAT]
+    reply = openai_client.chat.completions.create(model="tiny", messages=messages, max_tokens=8)
+    assert isinstance(reply.choices[0].message.content, str)
 
 
 @pytest.mark.parametrize("host", ["[::1].evil.com", "[::1]evil.com:80", "evil.com", ""])
