@@ -89,11 +89,13 @@ CURVES = {
     "alike": beta_rates(0.3, 10),
     "30 % impossible": some_impossible(0.3, 0.3),
 }
-# Of 20 or 50 questions, every tenth study draws none that is impossible. Then nothing in the data tells of them while
-# all values are alike and far from the bounds: no prior covers this and the curves above. Near 100 % one can.
+# About every tenth study draws no impossible question, so that nothing in its data shows that there are any.
 RARE = {
     "5 % impossible": (some_impossible(0.05, 0.3), 50),
+    "5 % impossible, others easy": (some_impossible(0.05, 0.6), 30),
+    "3 % impossible": (some_impossible(0.03, 0.3), 100),
     "10 % impossible": (some_impossible(0.1, 0.7), 20),
+    "10 % impossible, others hard": (some_impossible(0.1, 0.3), 20),
 }
 
 
@@ -115,14 +117,15 @@ def covered_curve(draw, questions: int, studies: int) -> dict[int, float]:
 def test_along_a_curve_it_covers_although_no_impossible_question_was_drawn():
     """The quick version: a small variance does not show that all questions can be solved."""
     coverage = covered_curve(*RARE["10 % impossible"], 300)
-    assert all(0.92 <= coverage[k] <= 0.98 for k in (4, 8, 16, 32, 64))
+    assert all(0.92 <= value <= 0.98 for value in coverage.values()), coverage
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("curve", RARE)
-def test_near_100_percent_it_covers_although_no_impossible_question_was_drawn(curve):
+def test_it_covers_although_no_impossible_question_may_be_drawn(curve):
     coverage = covered_curve(*RARE[curve], 2000)
-    assert all(0.92 <= coverage[k] <= 0.98 for k in (16, 32, 64)), coverage
+    # At small k one case has 91.6 %; a larger weight would cover more than 98 % where all questions are the same.
+    assert all((0.92 if k >= 16 else 0.91) <= value <= 0.98 for k, value in coverage.items()), coverage
 
 
 @pytest.mark.slow
