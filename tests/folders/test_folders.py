@@ -229,7 +229,7 @@ def changed(**settings: float) -> dict[str, object]:
 
 
 def go_on(folder: Path, identity: dict[str, object], step: int = 0) -> None:
-    rules = {"free": ["settings.batch"], "mendable": ["settings.rate"]}
+    rules = {"free": ["settings.batch"], "adjustable": ["settings.rate"]}
     write_run(folder, continued(folder, "grpo", identity, step=step, **rules))
 
 

@@ -78,11 +78,11 @@ def continued(
     *,
     step: int | None = 0,
     free: Collection[str] = (),
-    mendable: Collection[str] = (),
+    adjustable: Collection[str] = (),
 ) -> dict[str, Any]:
     """run.json of this run in this folder, which may hold its beginning; anything else there is refused.
 
-    free: names that may differ, as they do not change what is computed. mendable: names that may differ, and the
+    free: names that may differ, as they do not change what is computed. adjustable: names that may differ, and the
     change is recorded with the step after which it was made. A name covers all below it: `settings` covers
     `settings.seed`. step: None where nothing is done yet that a change could contradict.
     """
@@ -103,10 +103,10 @@ def continued(
     before = found
     changes = before.get("changes", [])
     different = differences(before, now)
-    refuse(folder, KINDS[kind], {n: d for n, d in different.items() if not _covers((*free, *mendable), n)})
-    mended = {name: new for name, (_, new) in different.items() if _covers(mendable, name)}
-    if mended:
-        changes = [*changes, {"after step": step, **mended}]
+    refuse(folder, KINDS[kind], {n: d for n, d in different.items() if not _covers((*free, *adjustable), n)})
+    adjusted = {name: new for name, (_, new) in different.items() if _covers(adjustable, name)}
+    if adjusted:
+        changes = [*changes, {"after step": step, **adjusted}]
     return {**now, "changes": changes} if changes else now
 
 

@@ -126,7 +126,7 @@ class Trainer:
             self._identity(model),
             step=None if saved is None else saved[0].step,
             free=FREE,
-            mendable=ADJUSTABLE,
+            adjustable=ADJUSTABLE,
         )
         accelerator.wait_for_everyone()  # all have read before the main worker writes
         if accelerator.is_main_process:
