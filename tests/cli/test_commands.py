@@ -340,10 +340,10 @@ def test_a_mistake_in_an_experiment_file_is_found_when_it_is_read(tmp_path, text
 
 
 def test_the_demo_is_an_evaluation_and_a_report(tmp_path, monkeypatch):
-    from twotemp.cli import demo
+    from twotemp.cli import evaluate
 
-    monkeypatch.setattr(demo, "QUESTIONS", {"countdown-4": 2, "programs-2": 1})
-    monkeypatch.setattr(demo, "SAMPLES", 4)
+    monkeypatch.setattr(evaluate, "DEMO_QUESTIONS", {"countdown-4": 2, "programs-2": 1})
+    monkeypatch.setattr(evaluate, "DEMO_SAMPLES", 4)
     text = " ".join(call("demo", "--out", tmp_path / "demo").split())
     for name in (
         "Autoregressive",

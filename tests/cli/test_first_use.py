@@ -47,7 +47,7 @@ def test_help_imports_no_command():
         "print(sorted(m for m in sys.modules if m.startswith('twotemp.cli.')), 'numpy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "['twotemp.cli.command', 'twotemp.cli.commands'] False"
+    assert done.stdout.splitlines()[-1] == "['twotemp.cli.commands'] False"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -130,7 +130,7 @@ def test_serve_on_a_taken_port_names_the_option(taken_port):
 
 def test_play_on_a_taken_port_takes_the_next_free_one(taken_port, monkeypatch):
     started = []
-    monkeypatch.setattr(serve, "_serve", lambda loading, model, host, port, *rest: started.append(port))
+    monkeypatch.setattr(serve, "_serve", lambda loading, options, *rest, **more: started.append(options.port))
     result = CliRunner().invoke(app, ["play", "--port", str(taken_port), "--no-browser"])
     assert result.exit_code == 0, result.output
     assert started[0] > taken_port

@@ -9,8 +9,7 @@ import sys
 import typer
 
 from twotemp import __version__
-from twotemp.cli.command import STOPPED
-from twotemp.cli.commands import RICH, LazyGroup
+from twotemp.cli.commands import RICH, STOPPED, LazyGroup
 from twotemp.errors import UserError
 
 app = typer.Typer(

@@ -1,87 +1,88 @@
-"""The table of subcommands, and the group that imports a command's module only when that command is used."""
+"""The table of subcommands, and how a function becomes one that is imported only when it is used."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from copy import copy
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
 from importlib import import_module
-from typing import Any, Literal, NamedTuple
+from inspect import Parameter, Signature, cleandoc, signature
+from typing import Annotated, Any, Literal, NamedTuple, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from twotemp.cli.command import Command, command
 from twotemp.errors import UserError
+from twotemp.plugins import load_plugins
 
+PLUGIN = Annotated[
+    list[str] | None, "A Python file or module that adds tasks, graders or policies; may be repeated."
+]
 RICH: Literal["rich"] = "rich"  # the markup of all help texts
+STOPPED = 130  # the exit code that shells use for a program ended by Ctrl-C
 FORWARDING = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 class CommandEntry(NamedTuple):
     """Where a command is defined, and its line in `twotemp --help`."""
 
-    target: str  # module:function, below twotemp.cli
+    module: str  # below twotemp.cli
     summary: str  # the first line of the function's docstring, as a test checks
+    function: str | None = None  # default: the name of the command
     resumable: bool = False  # the same command continues with what --out holds
     extra: str | None = None  # what `pip install 'twotemp[EXTRA]'` adds for it
-    forwarding: bool = (
-        False  # another program's command line, which parses all options itself, including --help
-    )
+    forwarding: bool = False  # to another program, which parses all options itself, including --help
 
 
 COMMANDS = {
-    "sample": CommandEntry("sample:sample", "Draw samples and show how different they are."),
-    "policies": CommandEntry(
-        "listing:policies", "List every policy with its parameters, formula and source."
-    ),
-    "tasks": CommandEntry(
-        "listing:tasks", "List every task: what it asks, its grader, its prompts and subsets."
-    ),
-    "graders": CommandEntry("listing:graders", "List every grader and what it accepts."),
+    "sample": CommandEntry("sample", "Draw samples and show how different they are."),
+    "policies": CommandEntry("listing", "List every policy with its parameters, formula and source."),
+    "tasks": CommandEntry("listing", "List every task: what it asks, its grader, its prompts and subsets."),
+    "graders": CommandEntry("listing", "List every grader and what it accepts."),
     "eval": CommandEntry(
-        "evaluate:evaluate",
+        "evaluate",
         "Draw n samples per question with each policy, grade them, and store both.",
+        function="evaluate",
         resumable=True,
     ),
-    "run": CommandEntry("evaluate:run", "Run an experiment file: evaluate, then report.", resumable=True),
-    "regrade": CommandEntry("grade:regrade", "Grade the stored samples of a run again, without drawing any."),
-    "grade": CommandEntry("grade:grade", "Grade a file of generated texts and print the accuracy."),
+    "run": CommandEntry("evaluate", "Run an experiment file: evaluate, then report.", resumable=True),
+    "regrade": CommandEntry("grade", "Grade the stored samples of a run again, without drawing any."),
+    "grade": CommandEntry("grade", "Grade a file of generated texts and print the accuracy."),
     "tune": CommandEntry(
-        "tune:tune",
+        "tune",
         "Race policies and their parameters on validation problems, and recommend the best.",
         resumable=True,
     ),
-    "report": CommandEntry("report:report", "Write tables (Markdown, CSV, LaTeX) and the paper's figures."),
-    "export": CommandEntry(
-        "report:export", "Write all samples of a run with their grades to one Parquet file."
-    ),
-    "select": CommandEntry(
-        "select:select", "Choose one answer from k samples and report Best@k and Best@NFE."
-    ),
+    "report": CommandEntry("report", "Write tables (Markdown, CSV, LaTeX) and the paper's figures."),
+    "export": CommandEntry("report", "Write all samples of a run with their grades to one Parquet file."),
+    "select": CommandEntry("report", "Choose one answer from k samples and report Best@k and Best@NFE."),
     "import": CommandEntry(
-        "imports:import_results", "Import samples drawn inside another harness into a run."
+        "harnesses", "Import samples drawn inside another harness into a run.", function="import_results"
     ),
-    "demo": CommandEntry("demo:demo", "Compare five policies on three embedded tasks.", resumable=True),
+    "demo": CommandEntry("evaluate", "Compare five policies on three embedded tasks.", resumable=True),
     "grpo": CommandEntry(
-        "grpo:grpo",
+        "grpo",
         "Train a model with GRPO, evaluate it greedily before and after, and save it.",
         resumable=True,
         extra="train",
     ),
     "forks": CommandEntry(
-        "forks:forks",
-        "Find fork tokens and measure what low-confidence remasking does to them.",
-        resumable=True,
+        "forks", "Find fork tokens and measure what low-confidence remasking does to them.", resumable=True
     ),
-    "trace": CommandEntry("trace:trace", "Write an HTML page that replays samples step by step."),
-    "drift": CommandEntry("drift:drift", "Measure what a cache or quantized weights change."),
+    "trace": CommandEntry("trace", "Write an HTML page that replays samples step by step."),
+    "drift": CommandEntry("drift", "Measure what a cache or quantized weights change."),
     "doctor": CommandEntry(
-        "doctor:doctor", "Check torch, device, sandbox and extras, and name the fix for a problem."
+        "doctor", "Check torch, device, sandbox and extras, and name the fix for a problem."
     ),
-    "serve": CommandEntry("serve:serve", "Serve a model over an OpenAI-compatible HTTP API."),
-    "play": CommandEntry(
-        "serve:play", "Compare two policies in the browser: the canvas, the order, the answers."
-    ),
+    "serve": CommandEntry("serve", "Serve a model over an OpenAI-compatible HTTP API."),
+    "play": CommandEntry("serve", "Compare two policies in the browser: the canvas, the order, the answers."),
     "lm-eval": CommandEntry(
-        "lm_eval:lm_eval", "Run lm-evaluation-harness with `--model twotemp` registered.", forwarding=True
+        "harnesses",
+        "Run lm-evaluation-harness with `--model twotemp` registered.",
+        "lm_eval",
+        forwarding=True,
     ),
 }
 
@@ -99,12 +100,24 @@ class LazyGroup(TyperGroup):
         return name, load_command(str(name)), rest
 
 
+class Command(TyperCommand):
+    """A subcommand that answers a missing argument with an example from its help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            example = re.search(r"^ +(twotemp .*)$", self.help or "", flags=re.MULTILINE)
+            if not error.message and example:  # a message is empty only where a parameter is missing
+                error.message = f"Example: {example[1]}"
+            raise
+
+
 def load_command(name: str) -> Any:
     """Return the command with its options and full help, importing its module."""
     entry = COMMANDS[name]
-    module, _, attribute = entry.target.partition(":")
     try:
-        function = getattr(import_module(f"twotemp.cli.{module}"), attribute)
+        function = getattr(import_module(f"twotemp.cli.{entry.module}"), entry.function or name)
     except ModuleNotFoundError as error:
         if entry.extra is None:
             raise
@@ -115,5 +128,68 @@ def load_command(name: str) -> Any:
     if entry.forwarding:
         app.command(name, context_settings=FORWARDING, add_help_option=False)(function)
     else:
-        app.command(name, cls=Command)(command(function, resumable=entry.resumable))
+        # A paragraph of the docstring becomes one line, which the terminal wraps; examples are indented.
+        text = re.sub(r"(?<=\S)\n(?=\S)", " ", cleandoc(function.__doc__))
+        app.command(name, cls=Command, help=text)(_runnable(function, entry.resumable))
     return typer.main.get_command(app)
+
+
+def _runnable(function: Callable[..., None], resumable: bool) -> Callable[..., None]:
+    """Return a command's function with the signature that typer should see, and an answer to Ctrl-C.
+
+    A parameter whose type is a dataclass is a group of options: its fields become options of the command, and the
+    function receives an instance. Options that several commands share are thus defined once, with their behavior.
+    """
+    groups: dict[str, type] = {}
+    parameters: list[Parameter] = []
+    hints = get_type_hints(function, include_extras=True)
+    for name, parameter in signature(function).parameters.items():
+        kind = hints[name]
+        if is_dataclass(kind) and isinstance(kind, type):
+            groups[name] = kind
+            title = (kind.__doc__ or "").partition("\n")[0].rstrip(".")
+            kinds = get_type_hints(kind, include_extras=True)
+            parameters += [_option(f.name, kinds[f.name], f.default, panel=title) for f in fields(kind)]
+        else:
+            parameters.append(_option(name, kind, parameter.default))
+    parameters.append(_option("plugin", PLUGIN, None))
+
+    @wraps(function)
+    def run(plugin: list[str] | None, **values: Any) -> None:
+        try:
+            load_plugins(plugin or ())
+            options = {
+                name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+                for name, kind in groups.items()
+            }
+            function(**values, **options)
+        except KeyboardInterrupt:
+            out = values.get("out") if resumable else None
+            kept = f"; finished work is kept in {out}, and the same command continues" if out else ""
+            typer.secho(f"stopped{kept}", fg="yellow", err=True)
+            raise typer.Exit(STOPPED) from None
+
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _option(name: str, kind: Any, default: Any, panel: str | None = None) -> Parameter:
+    """Return a parameter of a command as typer reads it.
+
+    Args:
+        name: the parameter's name.
+        kind: its type. An annotation that is a text is the help of an ordinary option; a boolean one is a flag
+            without a `--no-` form.
+        default: what it is unless it is given.
+        panel: the title of its panel in `--help`.
+    """
+    if get_origin(kind) is Annotated:
+        option = copy(kind.__metadata__[0])
+        if isinstance(option, str):
+            flags = [f"--{name.replace('_', '-')}"] if kind.__origin__ is bool else []
+            option = typer.Option(*flags, help=option)
+        option.rich_help_panel = panel
+        kind = Annotated[kind.__origin__, option]
+    default = Parameter.empty if default is MISSING else default
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)

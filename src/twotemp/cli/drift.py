@@ -10,8 +10,7 @@ import typer
 
 from twotemp import tasks
 from twotemp.cli.console import output, progress, say, show_log
-from twotemp.cli.loading import LoadingOptions
-from twotemp.cli.options import DecodingOptions, Json, Model
+from twotemp.cli.options import DecodingOptions, Json, LoadingOptions, Model
 from twotemp.engine import observers as engine
 from twotemp.policies import parse
 from twotemp.sampling.prompts import ProblemRequest, problem_requests
@@ -23,10 +22,8 @@ def drift(
     decoding: DecodingOptions,
     model: Model = "tiny",
     task: Annotated[str, typer.Option("--task", "--tasks", help="The task to sample.")] = "words-3",
-    policy: Annotated[str, typer.Option(help="As in `twotemp sample`.")] = "ct",
-    cache: Annotated[
-        str | None, typer.Option(help="prefix or dual (default: dual, or none with --quantize).")
-    ] = None,
+    policy: Annotated[str, "As in `twotemp sample`."] = "ct",
+    cache: Annotated[str | None, "prefix or dual (default: dual, or none with --quantize)."] = None,
     questions: Annotated[int, typer.Option(min=1, help="The number of problems.")] = 20,
     as_json: Json = False,
 ) -> None:

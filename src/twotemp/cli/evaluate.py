@@ -1,4 +1,4 @@
-"""`twotemp eval` and `twotemp run`."""
+"""`twotemp eval`, `twotemp run` and `twotemp demo`: draw and grade samples."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 from twotemp.analysis import read
-from twotemp.cli.console import next_command, say
-from twotemp.cli.loading import LoadingOptions
+from twotemp.cli.console import next_command, progress, say, show_log
 from twotemp.cli.options import (
     BatchSize,
     Cache,
     DecodingOptions,
     Json,
+    LoadingOptions,
     Model,
     Out,
     Profile,
@@ -25,10 +25,10 @@ from twotemp.cli.options import (
     Traced,
     split_policies,
 )
-from twotemp.cli.results import select_command, show_table, summary, write_report
-from twotemp.cli.running import run_plan
-from twotemp.cli.workers import DrawingOptions
+from twotemp.cli.report import select_command, show_table, summary, write_report
+from twotemp.cli.workers import DrawingOptions, WorkerOptions, Workload
 from twotemp.errors import UserError
+from twotemp.evaluation import Evaluation, Plan, Progress, comparison
 from twotemp.evaluation.plan import read_experiment
 from twotemp.report.style import model_name
 from twotemp.serialization import json_text
@@ -43,17 +43,13 @@ def evaluate(
     model: Model = "tiny",
     policies: Annotated[
         list[str],
-        typer.Option(
-            help="Separated by commas: ar,tct:t_pos=0.1,threshold=0.6,@tuned.yaml (the policies in a file)."
-        ),
+        "Separated by commas: ar,tct:t_pos=0.1,threshold=0.6. @tuned.yaml stands for the policies in that file.",
     ] = ["ar,lc,random,tlc,ct,tct"],  # noqa: B006
     n: Annotated[int, typer.Option("-n", min=1, help="Samples per question.")] = 64,
     questions: Questions = None,
     cache: Cache = None,
     trace: Traced = False,
-    shard: Annotated[
-        str, typer.Option(help="Draw only part I of N, e.g. 2/8; all shards share --out.")
-    ] = "1/1",
+    shard: Annotated[str, "Draw only part I of N, e.g. 2/8; all shards share --out."] = "1/1",
     profile: Profile = False,
     as_json: Json = False,
 ) -> None:
@@ -100,10 +96,8 @@ def run(
     task: TaskOptions,
     loading: LoadingOptions,
     working: DrawingOptions,
-    out: Annotated[Path | None, typer.Option(help="The folder to write (default: runs/NAME).")] = None,
-    model: Annotated[
-        list[str] | None, typer.Option(help="Used instead of the file's models; may be repeated.")
-    ] = None,
+    out: Annotated[Path | None, "The folder to write (default: runs/NAME)."] = None,
+    model: Annotated[list[str] | None, "Used instead of the file's models; may be repeated."] = None,
     n: Annotated[int | None, typer.Option("-n", min=1, help="Used instead of the file's n.")] = None,
     questions: Annotated[
         int | None, typer.Option(min=1, help="Used instead of the file's number of questions.")
@@ -136,3 +130,84 @@ def _shard(text: str) -> tuple[int, int]:
     if not match:
         raise UserError(f"--shard {text}: write part I of N as I/N, e.g. 2/8")
     return int(match[1]), int(match[2])
+
+
+# Questions of the demo: counts instead of a time limit, so that all machines produce the same numbers. They take
+# about four minutes on two cores.
+DEMO_QUESTIONS = {"countdown-4": 50, "words-3": 10, "programs-2": 30}
+DEMO_SAMPLES = 64
+
+
+def demo(
+    working: WorkerOptions,
+    out: Annotated[Path, "The folder for samples, tables and figures."] = Path("demo"),
+) -> None:
+    """Compare five policies on three embedded tasks.
+
+    Does tempering the position restore diversity, and what does it cost? This is the README's table on its first
+    questions. The same command continues a demo that was stopped, and shows the results at once when it is complete.
+
+    [bold]Example[/bold]
+
+      twotemp demo --out demo
+    """
+    plans = [comparison.plan(task, questions=count, n=DEMO_SAMPLES) for task, count in DEMO_QUESTIONS.items()]
+    total = DEMO_SAMPLES * sum(
+        len(plan.policies) * count for plan, count in zip(plans, DEMO_QUESTIONS.values())
+    )
+    say(f"{total:,} samples of the embedded model, stored in {out / 'run'}")
+    graders: dict[str, str] = {}
+    for plan, (task, count) in zip(plans, DEMO_QUESTIONS.items()):
+        say(f"{task}: {count} questions, {DEMO_SAMPLES} samples each with {len(plan.policies)} policies")
+        rows = comparison.ROWS
+        graders |= run_plan(plan, out / "run", "tiny", LoadingOptions(), working, batch_size=rows)
+    write_report([out / "run"], out, grader=graders)
+
+
+def run_plan(
+    plan: Plan,
+    out: Path,
+    model: str,
+    loading: LoadingOptions,
+    working: WorkerOptions,
+    *,
+    shard: tuple[int, int] = (1, 1),
+    batch_size: int | None = None,
+    profile: bool = False,
+) -> dict[str, str]:
+    """Draw and grade what a plan asks for and its run folder lacks, showing progress.
+
+    Args:
+        plan: tasks, policies and counts.
+        out: the run's folder.
+        model: the model's name, folder or hub id.
+        loading: how to load it.
+        working: which processes draw.
+        shard: the part of the questions to draw, and the number of parts.
+        batch_size: rows decoded together; None: as many as fit.
+        profile: print where the time went.
+
+    Returns:
+        The name of the grader of each task.
+    """
+    show_log()
+    with Evaluation(replace(plan, compile=loading.compile), out, shard=shard) as evaluation:
+        workload = Workload(model, loading, evaluation.samples, batch_size, plan.cache, profile=profile)
+        with working.backend(workload) as (backend, ledger), progress(backend.name) as bar:
+
+            def watch(state: Progress) -> None:
+                bar.update(state.samples, state.all_samples, _note(state))
+
+            evaluation.run_with(backend, watch=watch)
+    if ledger is not None:
+        say(ledger.report())
+    return evaluation.grader_names
+
+
+def _note(state: Progress) -> str:
+    """Return the number of finished questions and the running pass@1 of each policy."""
+    rates = [
+        f"{name} {100 * right / graded:.0f} %" for name, (right, graded) in state.passed.items() if graded
+    ]
+    pass1 = f"; pass@1 {', '.join(rates)}" if rates else ""
+    return f"{state.questions}/{state.all_questions} questions{pass1}"

@@ -14,8 +14,7 @@ from twotemp import graders, tasks
 from twotemp.backends import Backend
 from twotemp.backends.local import LocalBackend
 from twotemp.cli.console import output, progress, say, show_log
-from twotemp.cli.loading import LoadingOptions
-from twotemp.cli.options import DecodingOptions, Json, Model, Out, TaskOptions
+from twotemp.cli.options import DecodingOptions, Json, LoadingOptions, Model, Out, TaskOptions
 from twotemp.cli.workers import WorkerOptions, Workload
 from twotemp.evaluation import Evaluation, Plan, TaskChoice
 from twotemp.folders import make_folder, write_text
@@ -39,11 +38,9 @@ def forks(
         int, typer.Option(min=1, help="Prompts completed per task, chosen at random with --seed.")
     ] = 100,
     n: Annotated[int, typer.Option("-n", min=1, help="Completions per prompt.")] = 1,
-    quantile: Annotated[
-        float, typer.Option(help="Positions above this quantile of entropy count as forks.")
-    ] = 0.99,
-    alternatives: Annotated[int, typer.Option(help="The number of likeliest tokens tried at each fork.")] = 5,
-    t_token: Annotated[float, typer.Option(help="Token temperature of completions and restarts.")] = 0.8,
+    quantile: Annotated[float, "Positions above this quantile of entropy count as forks."] = 0.99,
+    alternatives: Annotated[int, "The number of likeliest tokens tried at each fork."] = 5,
+    t_token: Annotated[float, "Token temperature of completions and restarts."] = 0.8,
     as_json: Json = False,
 ) -> None:
     """Find fork tokens and measure what low-confidence remasking does to them.

@@ -21,15 +21,11 @@ def regrade(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
     grader: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A grader other than the task's, e.g. d1; with TASK=NAME only that task is graded."
-        ),
+        "A grader other than the task's, e.g. d1; with TASK=NAME only that task is graded.",
     ] = None,
     data: DataFiles = None,
     altered: Altered = False,
-    again: Annotated[
-        bool, typer.Option("--again", help="Grade again what this grader has already graded.")
-    ] = False,
+    again: Annotated[bool, "Grade again what this grader has already graded."] = False,
 ) -> None:
     """Grade the stored samples of a run again, without drawing any.
 
@@ -63,11 +59,11 @@ def regrade(
 
 def grade(
     generations: Annotated[Path, typer.Argument(help="JSONL: `id` or `index`, and `generation`.")],
-    task: Annotated[str, typer.Option(help="The task that the texts answer.")],
-    out: Annotated[Path, typer.Option(help="JSONL to write, one verdict per row in the same order.")],
-    data: Annotated[Path | None, typer.Option(help="A local data file.")] = None,
+    task: Annotated[str, "The task that the texts answer."],
+    out: Annotated[Path, "JSONL to write, one verdict per row in the same order."],
+    data: Annotated[Path | None, "A local data file."] = None,
     altered: Altered = False,
-    grader: Annotated[str | None, typer.Option(help="A grader other than the task's.")] = None,
+    grader: Annotated[str | None, "A grader other than the task's."] = None,
 ) -> None:
     """Grade a file of generated texts and print the accuracy.
 

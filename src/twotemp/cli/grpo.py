@@ -19,10 +19,9 @@ from rich.table import Table
 import twotemp
 from twotemp import graders, tasks
 from twotemp.backends import Backend
-from twotemp.cli.command import STOPPED
+from twotemp.cli.commands import STOPPED
 from twotemp.cli.console import ProgressBar, output, progress, say
-from twotemp.cli.loading import LoadingOptions
-from twotemp.cli.options import Model, Seed
+from twotemp.cli.options import LoadingOptions, Model, Seed
 from twotemp.cli.workers import WorkerOptions, Workload
 from twotemp.errors import UserError
 from twotemp.folders import replacing
@@ -53,8 +52,8 @@ class CheckingOptions(WorkerOptions):
 
 
 def grpo(
-    out: Annotated[Path, typer.Option(help="The run's folder; an unfinished run is continued.")],
-    budget: Annotated[str, typer.Option(help="When to stop: 10m, 2h, 500steps, 1000000nfe, or 2h,500steps.")],
+    out: Annotated[Path, "The run's folder; an unfinished run is continued."],
+    budget: Annotated[str, "When to stop: 10m, 2h, 500steps, 1000000nfe, or 2h,500steps."],
     rollouts: RolloutSettings,
     learning: LearningSettings,
     checking: CheckingOptions,
@@ -62,25 +61,19 @@ def grpo(
     model: Model = "tiny",
     policy: Annotated[
         str,
-        typer.Option(help="The policy of the rollouts: a name from `twotemp policies`, or tct:t_pos=0.1."),
+        "The policy of the rollouts: a name from `twotemp policies`, or tct:t_pos=0.1.",
     ] = "tct",
     data: Annotated[
-        Path | None, typer.Option(help="Training problems in the task's format (generated tasks need none).")
+        Path | None, "Training problems in the task's format (generated tasks need none)."
     ] = None,
-    eval_data: Annotated[
-        Path | None, typer.Option(help="Held-out problems, if the task has none itself.")
-    ] = None,
+    eval_data: Annotated[Path | None, "Held-out problems, if the task has none itself."] = None,
     held_out: Annotated[
         int, typer.Option(min=0, help="The most problems of the greedy evaluation; 0 for none.")
     ] = 200,
-    length: Annotated[
-        int | None, typer.Option(help="Tokens of an answer (default: the task's length).")
-    ] = None,
+    length: Annotated[int | None, "Tokens of an answer (default: the task's length)."] = None,
     seed: Seed = 0,
-    device: Annotated[str | None, typer.Option(help="cpu (default: what accelerate finds).")] = None,
-    mask_id: Annotated[
-        int | None, typer.Option(help="Mask token id, if the checkpoint does not define it.")
-    ] = None,
+    device: Annotated[str | None, "cpu (default: what accelerate finds)."] = None,
+    mask_id: Annotated[int | None, "Mask token id, if the checkpoint does not define it."] = None,
 ) -> None:
     """Train a model with GRPO, evaluate it greedily before and after, and save it.
 

@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import twotemp
+from twotemp.cli.console import say_cache
 from twotemp.errors import UserError, unknown
 from twotemp.evaluation import Plan, TaskChoice
 from twotemp.evaluation.plan import policies_in
@@ -17,14 +19,17 @@ from twotemp.policies import parse
 from twotemp.records import Policy
 from twotemp.store import Store
 
-Out = Annotated[Path, typer.Option(help="The run's folder; an existing run is continued.")]
-Model = Annotated[str, typer.Option(help="`tiny`, a checkpoint folder, or a hub id.")]
+if TYPE_CHECKING:
+    from twotemp.models.base import LanguageModel
+
+Out = Annotated[Path, "The run's folder; an existing run is continued."]
+Model = Annotated[str, "`tiny`, a checkpoint folder, or a hub id."]
 Questions = Annotated[
     int | None, typer.Option(min=1, help="Use only the first N questions of each task (default: all).")
 ]
-Cache = Annotated[str | None, typer.Option(help="prefix or dual: faster, approximate.")]
-Traced = Annotated[bool, typer.Option("--trace", help="Record when each position was committed.")]
-Profile = Annotated[bool, typer.Option("--profile", help="Print where the time went.")]
+Cache = Annotated[str | None, "prefix or dual: faster, approximate."]
+Traced = Annotated[bool, "Record when each position was committed."]
+Profile = Annotated[bool, "Print where the time went."]
 Altered = Annotated[
     bool,
     typer.Option("--allow-altered-data", help="Accept a --data file that differs from the published one."),
@@ -32,14 +37,14 @@ Altered = Annotated[
 DataFiles = Annotated[list[str] | None, typer.Option("--data", help="Local data files: TASK=FILE.")]
 Graders = Annotated[
     list[str] | None,
-    typer.Option(help="Which grader's verdicts to use; TASK=NAME for one task. May be repeated."),
+    "Which grader's verdicts to use; TASK=NAME for one task. May be repeated.",
 ]
 Json = Annotated[bool, typer.Option("--json", help="For programs: JSON on stdout, one object per line.")]
 Chat = Annotated[
     bool | None, typer.Option("--chat/--no-chat", help="The chat format (default: if the model has one).")
 ]
 Block = Annotated[int | None, typer.Option(min=1, help="Block width (default: 32, or the model's).")]
-Seed = Annotated[int, typer.Option(help="The seed of all randomness.")]
+Seed = Annotated[int, "The seed of all randomness."]
 BatchSize = Annotated[
     int | None, typer.Option(min=1, help="Rows decoded together (default: as many as fit, at most 64).")
 ]
@@ -64,18 +69,12 @@ class TaskOptions:
     tasks: Annotated[
         str | None, typer.Option("--tasks", "--task", help="Names from `twotemp tasks`, separated by commas.")
     ] = None
-    data: Annotated[
-        list[str] | None, typer.Option(help="A local data file; with several tasks TASK=FILE.")
-    ] = None
-    prompt: Annotated[
-        list[str] | None, typer.Option(help="A prompt template; with several tasks TASK=NAME.")
-    ] = None
-    subset: Annotated[
-        list[str] | None, typer.Option(help="A subset of the questions; with several tasks TASK=NAME.")
-    ] = None
+    data: Annotated[list[str] | None, "A local data file; with several tasks TASK=FILE."] = None
+    prompt: Annotated[list[str] | None, "A prompt template; with several tasks TASK=NAME."] = None
+    subset: Annotated[list[str] | None, "A subset of the questions; with several tasks TASK=NAME."] = None
     grader: Annotated[
         list[str] | None,
-        typer.Option(help="Another grader (`twotemp graders`); with several tasks TASK=NAME."),
+        "Another grader (`twotemp graders`); with several tasks TASK=NAME.",
     ] = None
     altered: Altered = False
     chat: Chat = None
@@ -176,3 +175,49 @@ def per_task(
         else:
             raise UserError(f"{option} {value}: with several tasks, name one: {option} TASK={value}")
     return chosen
+
+
+@dataclass(frozen=True)
+class LoadingOptions:
+    """Loading the model."""
+
+    device: Annotated[str | None, "cpu, cuda, cuda:1, … (default: CUDA if available)."] = None
+    dtype: Annotated[
+        str | None,
+        "float32, bfloat16, … (default: float32 on a CPU, else the checkpoint's).",
+    ] = None
+    mask_id: Annotated[int | None, "Mask token id, if the checkpoint does not define it."] = None
+    eos_ids: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--eos-id", help="End-of-text id, if the checkpoint does not define it; may be repeated."
+        ),
+    ] = None
+    block_size: Annotated[int | None, "Block size of a block-causal checkpoint."] = None
+    quantize: Annotated[
+        str | None,
+        "int8, or (on NVIDIA GPUs) int4: smaller weights, different samples.",
+    ] = None
+    device_map: Annotated[str | None, "auto: spread the layers over all GPUs."] = None
+    compile: Annotated[
+        bool,
+        "torch.compile the network: slow to start, faster for long runs.",
+    ] = False
+
+    def load(self, model: str) -> LanguageModel:
+        """Load the model; call it after everything that is quick to check was checked."""
+        return twotemp.load(model, **self.options())
+
+    def load_with(self, model: str, cache: str | None) -> LanguageModel:
+        """Load the model, check that it can use this cache, and say whether that changes results."""
+        # The engine needs torch: `--help` and mistakes in options should not wait for it.
+        from twotemp.engine.runner import check_cache
+
+        loaded = self.load(model)
+        check_cache(loaded, cache)
+        say_cache(loaded, cache)
+        return loaded
+
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments of `twotemp.load`, which the fields are named after."""
+        return dict(vars(self))

@@ -1,25 +1,44 @@
-"""`twotemp report` and `twotemp export`."""
+"""`twotemp report`, `twotemp select` and `twotemp export`: what the samples of runs show."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
 
-from twotemp.cli.console import output, say
-from twotemp.cli.options import Graders, graders_by_task
-from twotemp.cli.results import INCOMPLETE, write_report
+from twotemp import rewards
+from twotemp.analysis import (
+    SELECTORS,
+    GradedCell,
+    add_ballots,
+    check_selectors,
+    common_reward_model,
+    every_choice,
+    k_grid,
+    survey,
+)
+from twotemp.analysis.compare import interval
+from twotemp.cli.console import next_command, output, progress, say, status
+from twotemp.cli.options import Altered, DataFiles, Graders, graders_by_task, task_files
 from twotemp.errors import UserError
 from twotemp.folders import expect
-from twotemp.report import NO_FIGURES, grpo
+from twotemp.report import NO_FIGURES, Page, figures, grpo, selection, tables, write, write_selection
+from twotemp.report.style import label as policy_label
+from twotemp.report.tables import TableBlock
+from twotemp.serialization import json_text
 from twotemp.store import export as write_parquet
+from twotemp.tasks import SOURCES
 
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders named by --out; several are compared.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write (default: RUN/report).")] = None,
+    out: Annotated[Path | None, "Where to write (default: RUN/report)."] = None,
     k: Annotated[str | None, typer.Option("-k", help="Columns, e.g. 1,8,64 (default: 1, 2, 4, …).")] = None,
     grader: Graders = None,
 ) -> None:
@@ -70,3 +89,193 @@ def _numbers(text: str) -> list[int]:
         return sorted({int(part) for part in text.split(",")})
     except ValueError:
         raise UserError(f"-k {text}: write whole numbers separated by commas, e.g. 1,8,64") from None
+
+
+def select(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    by: Annotated[
+        str,
+        "Selectors, separated by commas: majority, orm, weighted, confidence, pll, oracle.",
+    ] = "majority,orm,weighted,oracle",
+    rm: Annotated[
+        str | None,
+        "Reward model: verifier (default), verifier:FOLDER, a folder, a hub id, or likelihood:DENOISER.",
+    ] = None,
+    rm_system: Annotated[
+        str | None,
+        "Text the reward model expects before the question (AceMath's is known).",
+    ] = None,
+    out: Annotated[Path | None, "Where to write (default: RUN/selection)."] = None,
+    grader: Graders = None,
+    data: DataFiles = None,
+    altered: Altered = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Answers scored together.")] = 32,
+    device: Annotated[str | None, "The reward model's device (default: CUDA if available)."] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object for each task, policy and selector.")
+    ] = False,
+) -> None:
+    """Choose one answer from k samples and report Best@k and Best@NFE.
+
+    Nothing is drawn again; rewards are computed once and stored in the run. If the run is incomplete, what is
+    missing is listed and the exit code is 3.
+
+    [bold]Examples[/bold]
+
+      twotemp select runs/first --by majority,orm,weighted,oracle
+
+      twotemp select runs/llada --by majority,orm --rm nvidia/AceMath-7B-RM --device cuda
+    """
+    selectors = check_selectors([name.strip() for name in by.split(",") if name.strip()])
+    needs = {SELECTORS[name].needs for name in selectors}
+    if "rewards" not in needs and (rm or rm_system):
+        raise UserError(
+            f"--by {by} uses no reward model: add orm or weighted, or leave --rm and --rm-system out"
+        )
+    surveyed = survey([run], graders_by_task([run], grader))
+    files = task_files(data, [cell.task for cell in surveyed.cells])
+    model = sampler = None
+    if "rewards" in needs:
+        model = rewards.load(rm or rewards.VERIFIER, system=rm_system, device=device, batch_size=batch_size)
+    if "likelihoods" in needs:  # under the model that drew the samples
+        sampler = rewards.sampling_model(device=device, batch_size=batch_size)
+    with progress("rewards") as bar:
+        cells = add_ballots(
+            surveyed.cells,
+            data=files,
+            allow_altered=altered,
+            reward_model=model,
+            confidence="traces" in needs,
+            itself=sampler,
+            watch=lambda cell, done, total: bar.update(done, total, cell),
+        )
+    choices = every_choice(cells, selectors)
+    page = write_selection(choices, out or run / "selection", surveyed.gaps)
+    show_gaps(surveyed.gaps)
+    if as_json:
+        for choice in choices:
+            typer.echo(json_text(choice.summary()))
+    else:
+        costs, grid = {"NFE": lambda cell: cell.cost()}, k_grid(cells)
+        title = "Best@k in % (95 % interval)"
+        show_blocks(title, costs, lambda ks: selection.blocks(choices, ks), grid)
+    show_page(replace(page, sentences=()) if as_json else page)
+    say(f"next: open {page.path}")
+    if surveyed.gaps:
+        raise typer.Exit(INCOMPLETE)
+
+
+INCOMPLETE = 3  # exit code: the report is written, but its run is incomplete
+
+
+def write_report(
+    runs: Sequence[Path],
+    folder: Path,
+    ks: Sequence[int] | None = None,
+    grader: str | Mapping[str, str] | None = None,
+) -> bool:
+    """Write the report of some runs and print its table, its findings and the names of its files.
+
+    Args:
+        runs: the folders of the runs.
+        folder: where the report goes.
+        ks: the columns of the table; None: 1, 2, 4, ….
+        grader: the grader whose verdicts are used, or one for each task.
+
+    Returns:
+        Whether the runs are complete.
+    """
+    surveyed = survey(runs, grader)
+    page = write(surveyed.cells, folder, ks, surveyed.gaps)
+    show_gaps(surveyed.gaps)
+    show_table(surveyed.cells, ks)
+    show_page(page)
+    several = [cell for cell in surveyed.cells if cell.samples > 1]
+    if several:
+        model = common_reward_model(several)
+        selectors = ("majority", "orm", "weighted", "oracle") if model else ("majority", "oracle")
+        try:
+            counted = add_ballots(several, hub=False, reward_model=model)
+            answers = write_selection(every_choice(counted, selectors), folder, surveyed.gaps)
+        except UserError as error:
+            say(f"the report has no page about choosing one answer: {error}")
+        else:
+            show_page(answers)
+    choose = select_command(runs[0], {cell.task for cell in several})
+    say(f"next: open {page.path}{f'; choose one answer of many: {choose}' if several else ''}")
+    return not surveyed.gaps
+
+
+def select_command(run: Path, names: Collection[str]) -> str:
+    """Return the command that chooses one answer per question of a run with these tasks."""
+    # The default selectors need the embedded verifier, which knows only the embedded tasks.
+    return next_command("select", run) + ("" if {*names} <= {*SOURCES} else " --by majority,oracle")
+
+
+def show_gaps(gaps: Sequence[str]) -> None:
+    """Print what is missing or damaged."""
+    for gap in gaps:
+        status.print(f"[red]incomplete:[/red] {escape(gap)}", highlight=False)
+
+
+def show_page(page: Page) -> None:
+    """Print a page's findings and where its files are."""
+    for sentence in page.sentences:
+        output.print(f"• {sentence}", highlight=False, markup=False)
+    say(f"report: {page.path}")
+    for figure in page.figures:
+        say(f"figure: {figure.path}")
+    if not figures.available():
+        say(NO_FIGURES)
+
+
+def show_table(cells: Sequence[GradedCell], ks: Sequence[int] | None = None) -> None:
+    """Print pass@k with 95 % intervals and both costs, NFE and forward passes."""
+    costs = {"NFE": lambda cell: cell.cost("nfe"), "fwd": lambda cell: cell.cost("forwards")}
+    grid = list(ks) if ks else k_grid(cells)
+    title = "pass@k in % (95 % interval); fwd: forward passes run"
+    show_blocks(title, costs, lambda ks: tables.blocks(cells, ks), grid)
+    ungraded = sum(cell.table.ungraded for cell in cells)
+    if ungraded:
+        output.print(f"{ungraded} samples could not be graded and are left out", highlight=False)
+
+
+def show_blocks(
+    title: str,
+    costs: Mapping[str, Callable[[GradedCell], float]],
+    blocks: Callable[[Sequence[int]], Iterable[TableBlock]],
+    grid: Sequence[int],
+) -> None:
+    """Print a table of policies against k, with as many columns as the terminal has room for.
+
+    Args:
+        title: the line above the table.
+        costs: columns of costs, each with the function that computes it.
+        blocks: returns the rows of the table, by task, for some values of k.
+        grid: the values of k to choose columns from.
+    """
+    names = [", ".join(block.names) for block in blocks(grid[:1])]
+    names += [policy_label(row.cell.policy, plain=True) for block in blocks(grid[:1]) for row in block.rows]
+    room = max(2, (output.width - max(map(len, names)) - 2 - 6 * len(costs)) // len("100.0 (95–100)  "))
+    if len(grid) > room:  # evenly spaced, the first and the last always
+        grid = [grid[round(column * (len(grid) - 1) / (room - 1))] for column in range(room)]
+    table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for head in (*costs, *(f"k = {k}" for k in grid)):
+        table.add_column(head, justify="right", no_wrap=True)
+    for block in blocks(grid):
+        table.add_row(f"[bold]{', '.join(block.names)}[/bold]")
+        for row in block.rows:
+            texts = ["–" if e is None else e.text(0) for e in row.entries]
+            bold = [e is not None and e.best for e in row.entries]
+            entries = [f"[bold]{text}[/bold]" if best else text for text, best in zip(texts, bold)]
+            numbers = [f"{cost(row.cell):.1f}" for cost in costs.values()]
+            label = policy_label(row.cell.policy, plain=True)
+            table.add_row(label, *numbers, *entries, end_section=row is block.rows[-1])
+    output.print(table)
+
+
+def summary(cell: GradedCell) -> dict[str, object]:
+    """Return a cell's configuration, costs and pass@k as `--json` prints them."""
+    costs = {"forwards": cell.cost("forwards"), "seconds": cell.cost("seconds")}
+    return {**cell.summary(), **costs, "pass": {str(k): interval(cell.curve, k - 1) for k in k_grid([cell])}}

@@ -12,8 +12,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from twotemp.cli.console import output, progress, say, show_log
-from twotemp.cli.loading import LoadingOptions
-from twotemp.cli.options import BatchSize, Block, Cache, Chat, Json, Model, Profile, Seed, Traced
+from twotemp.cli.options import (
+    BatchSize,
+    Block,
+    Cache,
+    Chat,
+    Json,
+    LoadingOptions,
+    Model,
+    Profile,
+    Seed,
+    Traced,
+)
 from twotemp.errors import UserError
 from twotemp.policies import parse
 from twotemp.records import Policy, Sample
@@ -24,19 +34,13 @@ def sample(
     prompts: Annotated[list[str], typer.Argument(help="Prompts; `-` reads one per line from stdin.")],
     loading: LoadingOptions,
     model: Model = "tiny",
-    policy: Annotated[
-        str, typer.Option(help="A name from `twotemp policies`, or tct:t_pos=0.1,threshold=0.6.")
-    ] = "tct",
-    t_token: Annotated[
-        float | None, typer.Option(help="Token temperature; short for --policy NAME:t_token=…")
-    ] = None,
+    policy: Annotated[str, "A name from `twotemp policies`, or tct:t_pos=0.1,threshold=0.6."] = "tct",
+    t_token: Annotated[float | None, "Token temperature; short for --policy NAME:t_token=…"] = None,
     t_pos: Annotated[
         float | None,
-        typer.Option(help="Position temperature, `inf` allowed; short for --policy NAME:t_pos=…"),
+        "Position temperature, `inf` allowed; short for --policy NAME:t_pos=…",
     ] = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="Confidence threshold; short for --policy NAME:threshold=…")
-    ] = None,
+    threshold: Annotated[float | None, "Confidence threshold; short for --policy NAME:threshold=…"] = None,
     k: Annotated[
         int | None, typer.Option("--k", "-k", help="Positions per step; short for --policy NAME:k=…")
     ] = None,
@@ -48,16 +52,12 @@ def sample(
     block: Block = None,
     seed: Seed = 0,
     chat: Chat = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="A string before which the text ends; may be repeated.")
-    ] = None,
+    stop: Annotated[list[str] | None, "A string before which the text ends; may be repeated."] = None,
     infill: Annotated[
         bool,
-        typer.Option("--infill", help="Fill the mask tokens inside the prompt instead of continuing it."),
+        "Fill the mask tokens inside the prompt instead of continuing it.",
     ] = False,
-    eos_stop: Annotated[
-        bool, typer.Option("--eos-stop", help="Stop a row at its first finished EOS.")
-    ] = False,
+    eos_stop: Annotated[bool, "Stop a row at its first finished EOS."] = False,
     trace: Traced = False,
     batch_size: BatchSize = None,
     cache: Cache = None,

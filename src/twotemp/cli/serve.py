@@ -6,44 +6,48 @@ import errno
 import importlib.util
 import socket
 import webbrowser
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from twotemp.cli.console import say, say_cache, show_log
-from twotemp.cli.loading import LoadingOptions
-from twotemp.cli.options import Cache, Model
+from twotemp.cli.options import Cache, LoadingOptions, Model
 from twotemp.cli.workers import Workload, devices, threads_per_worker
 from twotemp.errors import UserError
 
 if TYPE_CHECKING:
     from twotemp.backends.supervisor import Supervisor
 
-Port = Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")]
-Slots = Annotated[int | None, typer.Option(min=1, help="Rows decoded together (default: as many as fit).")]
 LOCAL = ("127.0.0.1", "localhost", "::1")
 PORTS_TRIED = 20  # by `play`, from --port on
 
 
+@dataclass(frozen=True)
+class ServerOptions:
+    """Running the server."""
+
+    model: Model = "tiny"
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Rows decoded together (default: as many as fit).")
+    ] = None
+    cache: Cache = None
+
+
 def serve(
     loading: LoadingOptions,
-    model: Model = "tiny",
-    host: Annotated[
-        str, typer.Option(help="The address; one other than loopback needs --api-key.")
-    ] = "127.0.0.1",
-    port: Port = 8000,
+    options: ServerOptions,
+    host: Annotated[str, "The address; one other than loopback needs --api-key."] = LOCAL[0],
     api_key: Annotated[
         str | None,
         typer.Option(envvar="TWOTEMP_API_KEY", help="Clients must send it (better: in the environment)."),
     ] = None,
-    slots: Slots = None,
     waiting: Annotated[
         int, typer.Option(min=1, help="The most samples accepted at once; more are answered with 429.")
     ] = 1024,
     seconds: Annotated[float, typer.Option(min=1, help="The time limit of a request, in seconds.")] = 600.0,
-    cache: Cache = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that decode, e.g. one for each GPU.")] = 1,
 ) -> None:
     """Serve a model over an OpenAI-compatible HTTP API.
@@ -57,16 +61,36 @@ def serve(
       curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
         -d '{"messages": [{"role": "user", "content": "20 10 15 -> 45"}], "n": 4, "max_tokens": 12, "policy": "tlc"}'
     """
-    _serve(loading, model, host, port, api_key, slots, waiting, seconds, cache, workers)
+    local = host in LOCAL
+    if not local and not api_key:
+        raise UserError(
+            f"--host {host} can be reached by other machines; protect it with --api-key, or serve 127.0.0.1"
+        )
+    if api_key is not None and not (
+        api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key != ""
+    ):
+        raise UserError("--api-key must be printable ASCII, not empty, and without spaces around it")
+    if not _is_free(host, options.port):
+        next_port = f"--port {options.port + 1}"
+        raise UserError(f"port {options.port} of {host} is in use; choose another, e.g. {next_port}")
+    _serve(
+        loading,
+        options,
+        host,
+        workers=workers,
+        seconds=seconds,
+        waiting=waiting,
+        api_key=api_key,
+        hosts=LOCAL if local and not api_key else None,
+    )
 
 
 def play(
     loading: LoadingOptions,
-    model: Model = "tiny",
-    port: Port = 8000,
-    slots: Slots = None,
-    cache: Cache = None,
-    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    options: ServerOptions,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
+    ] = True,
 ) -> None:
     """Compare two policies in the browser: the canvas, the order, the answers.
 
@@ -76,18 +100,18 @@ def play(
 
       twotemp play --model GSAI-ML/LLaDA-8B-Instruct --device cuda --port 9000
     """
-    host, ports = LOCAL[0], range(port, min(port + PORTS_TRIED, 65536))
-    free = next((number for number in ports if _is_free(host, number)), None)
-    if free is None:
+    host, first = LOCAL[0], options.port
+    ports = range(first, min(first + PORTS_TRIED, 65536))
+    port = next((number for number in ports if _is_free(host, number)), None)
+    if port is None:
         raise UserError(f"ports {ports[0]} to {ports[-1]} are in use; choose another with --port")
-    if free != port:
-        say(f"port {port} is in use: taking {free} (--port changes it)")
+    if port != first:
+        say(f"port {first} is in use: taking {port} (--port changes it)")
 
     def open_page() -> None:
-        webbrowser.open(f"http://{host}:{free}/")
+        webbrowser.open(f"http://{host}:{port}/")
 
-    on_start = [open_page] if browser else []
-    _serve(loading, model, host, free, None, slots, 1024, 600.0, cache, 1, on_start)
+    _serve(loading, replace(options, port=port), host, hosts=LOCAL, on_start=[open_page] if browser else [])
 
 
 def _is_free(host: str, port: int) -> bool:
@@ -109,28 +133,29 @@ def _is_free(host: str, port: int) -> bool:
 
 def _serve(
     loading: LoadingOptions,
-    model: str,
+    options: ServerOptions,
     host: str,
-    port: int,
-    api_key: str | None,
-    slots: int | None,
-    waiting: int,
-    seconds: float,
-    cache: str | None,
-    workers: int,
-    on_start: list[Callable[[], None]] | None = None,
+    *,
+    workers: int = 1,
+    seconds: float = 600.0,
+    waiting: int = 1024,
+    api_key: str | None = None,
+    hosts: Sequence[str] | None = None,
+    on_start: Sequence[Callable[[], None]] = (),
 ) -> None:
-    local = host in LOCAL
-    if not local and not api_key:
-        raise UserError(
-            f"--host {host} can be reached by other machines; protect it with --api-key, or serve 127.0.0.1"
-        )
-    if api_key is not None and not (
-        api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key != ""
-    ):
-        raise UserError("--api-key must be printable ASCII, not empty, and without spaces around it")
-    if not _is_free(host, port):
-        raise UserError(f"port {port} of {host} is in use; choose another, e.g. --port {port + 1}")
+    """Load the model and answer requests until Ctrl-C.
+
+    Args:
+        loading: how to load the model.
+        options: the model, the port, and how rows are decoded.
+        host: the address to listen on.
+        workers: processes that decode; 1: this one.
+        seconds: the time limit of a request.
+        waiting: the most samples accepted at once.
+        api_key: what clients must send.
+        hosts: the only names by which clients may call this server.
+        on_start: called once the server listens.
+    """
     for package in ("starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"serving needs {package}; install it with: pip install 'twotemp[serve]'")
@@ -142,34 +167,35 @@ def _serve(
     from twotemp.serving.listener import run
 
     show_log()
-    limits = Limits(waiting=waiting, seconds=seconds)
+    cache, slots = options.cache, options.slots
     service: Supervisor | None = None
     if workers > 1:
-        job = Workload(model, loading, 0, slots, cache)
+        job = Workload(options.model, loading, 0, slots, cache)
         loaded = job.text()
         check_cache(loaded, cache)
-        service = _workers(job, workers, limits.seconds)
+        service = _workers(job, workers, seconds)
+        rows = f"{workers} workers"
     else:
-        loaded = loading.load(model)
+        loaded = loading.load(options.model)
         check_cache(loaded, cache)
         slots = slots or longest_rows(loaded, cache)
+        rows = f"{slots} rows at once"
     say_cache(loaded, cache)
     server = Server(
         loaded,
         slots=slots or 1,
         cache=cache,
-        limits=limits,
+        limits=Limits(waiting=waiting, seconds=seconds),
         api_key=api_key,
-        hosts=LOCAL if local and not api_key else None,
+        hosts=hosts,
         service=service,
     )
-    where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    address = f"http://{f'[{host}]' if ':' in host else host}:{options.port}"
 
     def ready() -> None:
-        rows = f"{workers} workers" if workers > 1 else f"{slots} rows at once"
-        say(f"{server.name}: {rows}. API: {where}/v1   playground: {where}/   Ctrl-C ends it")
+        say(f"{server.name}: {rows}. API: {address}/v1   playground: {address}/   Ctrl-C ends it")
 
-    run(server, host, port, [ready, *(on_start or [])])
+    run(server, host, options.port, [ready, *on_start])
 
 
 def _workers(job: Workload, count: int, seconds: float) -> Supervisor:

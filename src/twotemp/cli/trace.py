@@ -24,21 +24,19 @@ def trace(
         list[Path],
         typer.Argument(help="Files from `twotemp sample --trace --json`, run folders, or one cell of a run."),
     ],
-    out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("trace.html"),
-    request: Annotated[str | None, typer.Option(help="The id of the question (default: the first).")] = None,
+    out: Annotated[Path, "The HTML page to write."] = Path("trace.html"),
+    request: Annotated[str | None, "The id of the question (default: the first)."] = None,
     each: Annotated[
         int, typer.Option(min=1, help="The number of samples of each policy that are open at first.")
     ] = 2,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="The model whose tokenizer writes the tokens; may be a hub id (default: the run's, from local files "
-            "only; without one, token ids)."
-        ),
+        "The model whose tokenizer writes the tokens; may be a hub id (default: the run's, from local files "
+        "only; without one, token ids).",
     ] = None,
     fork_entropy: Annotated[
         float | None,
-        typer.Option(help="Tokens of at least this entropy at commit, in nats, are marked (default: log 2)."),
+        "Tokens of at least this entropy at commit, in nats, are marked (default: log 2).",
     ] = None,
 ) -> None:
     """Write an HTML page that replays samples step by step.

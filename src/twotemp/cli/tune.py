@@ -12,11 +12,11 @@ from rich.table import Table
 
 from twotemp import tasks
 from twotemp.cli.console import next_command, output, progress, say, show_log
-from twotemp.cli.loading import LoadingOptions
 from twotemp.cli.options import (
     Cache,
     DecodingOptions,
     Json,
+    LoadingOptions,
     Model,
     Out,
     Questions,
@@ -60,14 +60,12 @@ def tune(
     model: Model = "tiny",
     at: Annotated[
         str,
-        typer.Option(help="The goal: pass@16, or pass@NFE=200 (pass@k for 200 NFE per question)."),
+        "The goal: pass@16, or pass@NFE=200 (pass@k for 200 NFE per question).",
     ] = "pass@16",
     policies: Annotated[
         list[str],
-        typer.Option(
-            help="The candidates. A name is tried over T_token, T_pos, lambda and K; parameters that are given are "
-            "tried only at those values: tct:t_pos=0.1,threshold=0.6|0.8."
-        ),
+        "The candidates. A name is tried over T_token, T_pos, lambda and K; parameters that are given are "
+        "tried only at those values: tct:t_pos=0.1,threshold=0.6|0.8.",
     ] = ["ar,tlc,tct,tpp,fork"],  # noqa: B006
     budget: Annotated[float, typer.Option(min=1, help="NFE to spend in total, approximately.")] = 1_000_000,
     questions: Questions = None,

@@ -11,7 +11,7 @@ import typer
 
 from twotemp import plugins
 from twotemp.cli.console import say, say_cache
-from twotemp.cli.loading import LoadingOptions
+from twotemp.cli.options import LoadingOptions
 from twotemp.errors import UserError
 from twotemp.graders.workers import usable_cpus
 
@@ -97,7 +97,7 @@ class WorkerOptions:
     ] = None
     ray_reachable: Annotated[
         bool,
-        typer.Option("--ray-reachable", help="With --ray local: let other machines reach Ray's ports."),
+        "With --ray local: let other machines reach Ray's ports.",
     ] = False
 
     @property
