@@ -1,10 +1,12 @@
-"""The same requests give the same samples, whichever way they are asked for (Ray: tests/backends/test_ray.py)."""
+"""The same requests give the same samples, however they are asked for and whichever worker fails meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,22 +14,26 @@ pytest.importorskip("starlette", reason="needs the extra `serve`")
 
 import twotemp
 from tests.helpers import toy_task
-from tests.helpers.fake_workers import tiny
+from tests.helpers.fake_workers import Stumbling, tiny
 from tests.helpers.serving_clients import client_of
+from tests.helpers.worker_runs import collect, submit
 from twotemp import tasks
 from twotemp.backends.local import LocalBackend
 from twotemp.backends.pool import WorkerPool
 from twotemp.backends.process import ProcessTransport
+from twotemp.backends.ray import RayTransport
 from twotemp.backends.supervisor import Supervisor
 from twotemp.backends.worker import ModelLoader
 from twotemp.evaluation import Evaluation, Plan, TaskChoice
 from twotemp.models.load import load_text
 from twotemp.policies import parse
 from twotemp.records import Problem
-from twotemp.sampling.prompts import prompt_names
+from twotemp.sampling.prompts import prompt_names, prompt_requests
 from twotemp.tasks import ProblemSet
 
 PROMPT, POLICY, N, LENGTH, SEED = "20 10 15 -> 45", "tct:t_pos=0.3,t_token=1", 12, 24, 3
+DOCUMENT = "task/7/0"  # lm-eval's requests are named after task, document and request
+BODY = {"prompt": PROMPT, "n": N, "max_tokens": LENGTH, "policy": POLICY, "seed": SEED}
 
 
 @pytest.fixture(scope="module")
@@ -35,58 +41,92 @@ def model():
     return twotemp.load("tiny")
 
 
-def name(model) -> str:
-    """The id that the prompt has where the caller gives it none."""
-    return prompt_names([model.encode(PROMPT, chat=False)])[0]
-
-
 def library(model, ids: list[str] | None = None) -> list[str]:
+    """Return the texts that `twotemp.sample` returns."""
     options = {"n": N, "length": LENGTH, "seed": SEED, "chat": False, "ids": ids}
     return [sample.text for sample in twotemp.sample(model, PROMPT, POLICY, **options)]
 
 
-def stream(model, tmp_path) -> list[str]:
-    texts = [""] * N
-    for event in twotemp.stream(model, PROMPT, POLICY, N, LENGTH, seed=SEED, chat=False):
-        texts[event.index] += event.piece
-    return texts
+# --- every way to ask for samples -----------------------------------------------------------------------------
 
 
-def evaluate(model, backend, folder) -> list[str]:
-    """An evaluation of one problem, whose id is the prompt's."""
-    problem = Problem(name(model), "toy", PROMPT)
+@dataclass
+class Setting:
+    """What a way to ask for samples may use."""
+
+    model: Any
+    folder: Path
+    request: pytest.FixtureRequest
+
+    def transport(self, name: str, make, beat: float = 0.0):
+        """Return a transport to workers of this machine, or to actors of a Ray cluster."""
+        if name == "process":
+            self.request.getfixturevalue("forked_processes")
+            return ProcessTransport(make, beat=beat)
+        return RayTransport(make, address=self.request.getfixturevalue("ray_cluster").address, beat=beat)
+
+
+def evaluate(setting: Setting, backend) -> list[str]:
+    """Return the texts of an evaluation of one problem, whose id is what the library calls the prompt."""
+    (name,) = prompt_names([setting.model.encode(PROMPT, chat=False)])
+    problem = Problem(name, "toy", PROMPT)
     with pytest.MonkeyPatch.context() as patch:
         toy_task.install(patch)
         task = replace(tasks.TASKS["toy"], load=lambda **options: ProblemSet((problem,), "one", "generated"))
         patch.setitem(tasks.TASKS, "toy", task)
         plan = Plan((TaskChoice("toy"),), (parse(POLICY),), n=N, length=LENGTH, seed=SEED, chat=False)
-        with Evaluation(plan, folder) as evaluation:
+        with Evaluation(plan, setting.folder / "run") as evaluation:
             (cell,) = evaluation.run_with(backend).cells()
             return [sample.text for sample in sorted(cell.samples(), key=lambda sample: sample.index)]
 
 
-def evaluation(model, tmp_path) -> list[str]:
-    return evaluate(model, LocalBackend(model, batch_size=5), tmp_path / "run")
+def stream(setting: Setting) -> list[str]:
+    texts = [""] * N
+    for event in twotemp.stream(setting.model, PROMPT, POLICY, N, LENGTH, seed=SEED, chat=False):
+        texts[event.index] += event.piece
+    return texts
 
 
-def evaluation_workers(model, tmp_path) -> list[str]:
-    text = load_text("tiny")
-    with WorkerPool(ProcessTransport(ModelLoader("tiny")), 2, text, unit=5) as pool:
-        return evaluate(model, pool, tmp_path / "run")
+def eval_in_process(setting: Setting) -> list[str]:
+    return evaluate(setting, LocalBackend(setting.model, batch_size=5))
 
 
-def http(model, tmp_path, service=None) -> list[str]:
-    body = {"prompt": PROMPT, "n": N, "max_tokens": LENGTH, "policy": POLICY, "seed": SEED}
-    with client_of(model, service=service) as client:
-        answer = client.post("/v1/completions", json=body).json()
-    return [choice["text"] for choice in answer["choices"]]
+def eval_workers(setting: Setting) -> list[str]:
+    with WorkerPool(setting.transport("process", ModelLoader("tiny")), 2, load_text("tiny"), unit=5) as pool:
+        return evaluate(setting, pool)
 
 
-def http_workers(model, tmp_path) -> list[str]:
-    return http(load_text("tiny"), tmp_path, Supervisor(ProcessTransport(tiny, beat=0.0), 2, depth=4))
+def eval_ray(setting: Setting) -> list[str]:
+    with WorkerPool(setting.transport("ray", ModelLoader("tiny")), 1, load_text("tiny"), unit=5) as pool:
+        return evaluate(setting, pool)
 
 
-def inspect(model, tmp_path) -> list[str]:
+def http(setting: Setting) -> list[str]:
+    with client_of(setting.model) as client:
+        reply = client.post("/v1/completions", json=BODY).json()
+    return [choice["text"] for choice in reply["choices"]]
+
+
+def serve_workers(setting: Setting) -> list[str]:
+    service = Supervisor(setting.transport("process", tiny), 2, depth=4)
+    with client_of(load_text("tiny"), service=service) as client:
+        reply = client.post("/v1/completions", json=BODY).json()
+    return [choice["text"] for choice in reply["choices"]]
+
+
+def lm_eval(setting: Setting) -> list[str]:
+    pytest.importorskip("lm_eval", reason="needs the extra: pip install 'twotemp[lm-eval]'")
+    from lm_eval.api.instance import Instance
+
+    from twotemp.integrations.lm_eval import TwoTemp
+
+    harness = TwoTemp(setting.model, policy=POLICY.replace(",", ";"), length=LENGTH, seed=SEED)
+    task, document, _ = DOCUMENT.split("/")
+    instance = Instance("generate_until", {}, (PROMPT, {"until": []}), 0, metadata=(task, int(document), N))
+    return harness.generate_until([instance] * N, disable_tqdm=True)
+
+
+def inspect(setting: Setting) -> list[str]:
     pytest.importorskip("inspect_ai", reason="needs the extra: pip install 'twotemp[inspect]'")
     from inspect_ai.model import ChatMessageUser, GenerateConfig
 
@@ -101,22 +141,69 @@ def inspect(model, tmp_path) -> list[str]:
     return [choice.message.text for choice in output.choices]
 
 
-@pytest.mark.usefixtures("forked_processes")
-@pytest.mark.parametrize("door", [stream, evaluation, evaluation_workers, http, http_workers, inspect])
-def test_the_same_requests_give_the_same_samples(model, tmp_path, door: Callable[..., list[str]]):
-    expected = library(model)
-    assert len(set(expected)) > 3, "not all alike"
-    assert door(model, tmp_path) == expected
+WAYS = [stream, eval_in_process, eval_workers, eval_ray, http, serve_workers, lm_eval, inspect]
 
 
-def test_lm_eval_draws_the_samples_of_its_documents(model):
-    """Its requests are named after the document."""
-    pytest.importorskip("lm_eval", reason="needs the extra: pip install 'twotemp[lm-eval]'")
-    from lm_eval.api.instance import Instance
+@pytest.mark.parametrize("ask", WAYS)
+def test_the_same_requests_give_the_same_samples(model, tmp_path, request, ask):
+    expected = library(model, ids=[DOCUMENT] if ask is lm_eval else None)
+    assert len(set(expected)) > 3, "the samples differ from each other"
+    assert ask(Setting(model, tmp_path, request)) == expected
 
-    from twotemp.integrations.lm_eval import TwoTemp
 
-    plug = TwoTemp(model, policy=POLICY.replace(",", ";"), length=LENGTH, seed=SEED)
-    instance = Instance("generate_until", {}, (PROMPT, {"until": []}), 0, metadata=("task", 7, N))
-    texts = plug.generate_until([instance] * N, disable_tqdm=True)
-    assert texts == library(model, ids=["task/7/0"])
+# --- the same when a worker fails -----------------------------------------------------------------------------
+
+HANG_SECONDS = 5.0
+
+
+def watch_rows(setting: Setting, transport) -> tuple[list[str], Supervisor]:
+    """Submit requests as a server does, and put the texts together from the tokens of every step."""
+    requests = list(prompt_requests(setting.model, PROMPT, POLICY, N, LENGTH, seed=SEED, chat=False))
+    with Supervisor(transport, 1, depth=4, hang_seconds=HANG_SECONDS) as service:
+        _, events = submit(service, requests, watch=True)
+        rows = collect(events, N, seconds=120)
+    texts = []
+    for index in range(N):
+        *steps, sample = rows[index]
+        assert [written.step for written in steps] == list(range(sample.nfe)), (
+            "no step is missing or repeated"
+        )
+        tokens = {position: token for written in steps for position, token, _ in written.commits}
+        assert tuple(tokens[position] for position in sample.positions) == sample.tokens
+        texts.append(sample.text)
+    return texts, service
+
+
+def evaluate_on(setting: Setting, transport) -> tuple[list[str], Supervisor]:
+    with WorkerPool(transport, 1, load_text("tiny"), unit=5, hang_seconds=HANG_SECONDS) as pool:
+        return evaluate(setting, pool), pool.supervisor
+
+
+def stream_http(setting: Setting, transport) -> tuple[list[str], Supervisor]:
+    """Read the pieces of all rows from the server's event stream."""
+    service = Supervisor(transport, 1, depth=4, hang_seconds=HANG_SECONDS)
+    texts = [""] * N
+    with (
+        client_of(load_text("tiny"), service=service) as client,
+        client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as reply,
+    ):
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    texts[choice["index"]] += choice["text"]
+    return texts, service
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "hang"])
+@pytest.mark.parametrize("transport", ["process", "ray"])
+@pytest.mark.parametrize("ask", [watch_rows, evaluate_on, stream_http])
+def test_a_worker_that_fails_is_replaced_and_the_client_gets_the_same_rows(
+    model, tmp_path, request, ask, transport, how
+):
+    (marks := tmp_path / "marks").mkdir()
+    setting = Setting(model, tmp_path, request)
+    texts, service = ask(setting, setting.transport(transport, Stumbling(marks, how, after=6, make=tiny)))
+    assert len(list(marks.iterdir())) == 1, "a worker failed"
+    assert service.resent > 0, "in the middle of a row"
+    assert texts == library(model)

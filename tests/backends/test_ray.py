@@ -1,4 +1,4 @@
-"""Ray actors under the same supervisor. Needs the extra `ray`; every test has a cluster of its own machine."""
+"""Ray actors under the same supervisor. Needs the extra `ray`; the cluster runs on this machine."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ from importlib.util import find_spec
 
 import pytest
 
-import twotemp
-from tests.backends.test_equivalence import evaluate, library
-from tests.helpers.fake_workers import FreeBackend, FreeText, Stumbling, free, free_sample, slow, streaming
+from tests.helpers.fake_workers import FreeBackend, FreeText, Stumbling, free, slow
 from tests.helpers.serving_clients import wait_for
-from tests.helpers.worker_runs import UNIT, collect, requests, run, submit
+from tests.helpers.worker_runs import UNIT, run
 from twotemp.backends.pool import WorkerPool
 from twotemp.backends.ray import RayTransport
-from twotemp.backends.supervisor import Supervisor
-from twotemp.backends.worker import ModelLoader
 from twotemp.errors import UserError
-from twotemp.models.load import load_text
 
 # Not importorskip: how Ray asks for a token is decided before it is imported.
 if find_spec("ray") is None:
@@ -31,28 +26,13 @@ if find_spec("ray") is None:
 pytestmark = pytest.mark.usefixtures("toy_tasks")
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """A head and another node, with room for one actor each; it asks for a token."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
-        from ray.cluster_utils import Cluster
-
-        made = Cluster(head_node_args={"num_cpus": 1, "include_dashboard": False}, initialize_head=True)
-        made.spare = made.add_node(num_cpus=1)
-        yield made
-        made.shutdown()
-
-
 @pytest.mark.parametrize("how", ["never", "kill", "hang", "ray.kill", "node removed"])
-def test_nothing_is_lost_when_an_actor_fails(cluster, tmp_path, how):
+def test_nothing_is_lost_when_an_actor_fails(ray_cluster, tmp_path, how):
     import ray
 
     (marks := tmp_path / "marks").mkdir()
     make = Stumbling(marks, how, make=slow)
-    transport = RayTransport(make, address=cluster.address)
+    transport = RayTransport(make, address=ray_cluster.address)
     pool = WorkerPool(transport, 2, FreeText(), unit=UNIT, hang_seconds=5.0)
 
     class Struck:
@@ -65,7 +45,7 @@ def test_nothing_is_lost_when_an_actor_fails(cluster, tmp_path, how):
                 if number == 20 and how == "ray.kill":
                     ray.kill(pool.supervisor._slots[0].link.actor)
                 if number == 20 and how == "node removed":
-                    cluster.remove_node(cluster.spare, allow_graceful=False)
+                    ray_cluster.remove_node(ray_cluster.spare, allow_graceful=False)
                 yield sample
 
     with pool:
@@ -75,27 +55,6 @@ def test_nothing_is_lost_when_an_actor_fails(cluster, tmp_path, how):
     assert found == run(FreeBackend(), tmp_path / "here")
     assert len(list(marks.iterdir())) == (how in ("kill", "hang"))
     assert (pool.supervisor.resent > 0) == (how != "never")
-
-
-@pytest.mark.parametrize("how", ["kill", "hang"])
-def test_a_streamed_row_goes_on_when_its_actor_fails(cluster, tmp_path, how):
-    (request,) = requests(1)
-    make = Stumbling(tmp_path, how, after=12, make=streaming)
-    transport = RayTransport(make, address=cluster.address, beat=0.0)
-    with Supervisor(transport, 1, depth=8, hang_seconds=3.0) as service:
-        _, events = submit(service, [request], watch=True)
-        *steps, sample = collect(events, 1)[0]
-    assert len(list(tmp_path.iterdir())) == 1, "it happened"
-    assert service.resent == 1
-    assert [written.step for written in steps] == list(range(30))
-    assert sample == free_sample(request)
-
-
-def test_the_same_requests_give_the_same_samples_on_ray(cluster, tmp_path):
-    model = twotemp.load("tiny")
-    transport = RayTransport(ModelLoader("tiny"), address=cluster.address)
-    with WorkerPool(transport, 1, load_text("tiny"), unit=5) as pool:
-        assert evaluate(model, pool, tmp_path / "run") == library(model)
 
 
 def test_a_local_cluster_is_not_started_unless_it_may_be_reached():

@@ -109,31 +109,6 @@ def test_a_streamed_row_goes_on_when_its_worker_fails(tmp_path, how):
     assert tuple(written[position] for position in sample.positions) == sample.tokens
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
-def test_an_http_stream_goes_on_when_its_worker_fails(model, sign):
-    """The text is what one process draws, and every piece of it arrives once."""
-    (expected,) = twotemp.sample(model, PROMPT, "ar", length=100, seed=3, chat=False)
-    service = workers(tiny, hang_seconds=2.0)
-    with client_of(model, service=service) as client:
-        wait_for(lambda: service.ready == 2, seconds=240)
-        body = {"prompt": PROMPT, "max_tokens": 100, "policy": "ar", "seed": 3, "stream": True}
-        text, struck = "", False
-        with client.stream("POST", "/v1/completions", json=body) as response:
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    import json
-
-                    text += json.loads(line[6:])["choices"][0]["text"]
-                if text and not struck:
-                    (slot,) = (slot for slot in service._slots if slot.tasks)
-                    os.kill(slot.link.pid, sign)
-                    struck = True
-        assert struck
-        assert service.resent == 1, "the row was under way"
-    assert text == expected.text
-
-
 # --- what is owed
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.helpers.toy import ToyModel
 from twotemp.backends.local import LocalService
-from twotemp.engine import RowHandle, Written
+from twotemp.engine import RowHandle, Steps, Written
 from twotemp.errors import UserError
 from twotemp.records import Request, Sample, Trace
 
@@ -143,18 +143,16 @@ def broken(place: int, on_turn: Hook) -> LocalService:
     raise RuntimeError("the sky fell")
 
 
-def tiny(place: int, on_turn: Hook) -> LocalService:
+def tiny(place: int, on_turn: Hook, on_step: Hook = nothing) -> LocalService:
     import twotemp
 
-    return LocalService(twotemp.load("tiny"), 4, on_turn=on_turn)
+    return LocalService(twotemp.load("tiny"), 4, on_turn=on_turn, observer=Steps(lambda view: on_step()))
 
 
 def micro(place: int, on_turn: Hook, on_step: Hook = nothing) -> LocalService:
     from tests.helpers import toy_task
-    from twotemp.engine import Steps
 
-    observer = Steps(lambda view: on_step())
-    return LocalService(toy_task.micro_model(), on_turn=on_turn, observer=observer)
+    return LocalService(toy_task.micro_model(), on_turn=on_turn, observer=Steps(lambda view: on_step()))
 
 
 @dataclass(frozen=True)
