@@ -224,7 +224,7 @@ def test_the_responses_api_is_refused_with_the_endpoint_to_use(openai_client):
 
 
 def test_a_response_format_is_refused_with_what_to_do_instead(openai_client):
-    """The library instructor sends such fields in Mode.JSON and Mode.JSON_SCHEMA; Mode.MD_JSON sends messages only."""
+    """The instructor library sends these in Mode.JSON and Mode.JSON_SCHEMA; Mode.MD_JSON sends messages only."""
     import openai
 
     for kind in (
