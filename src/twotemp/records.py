@@ -209,23 +209,32 @@ class Request:
     eos_stop: bool = False  # stop once everything up to the first EOS is committed
     trace: bool = False
     stop: tuple[str, ...] = ()  # strings before which the text ends; the engine does not see them
-    tag: str = ""  # by which a caller recognizes its sample; neither identity nor noise depend on it
+    # Neither identity nor noise depend on these.
+    tag: str = ""  # by which a caller recognizes its sample
+    label: str = field(
+        default="", compare=False
+    )  # the prompt in words, for error messages; "": its id says enough
 
     def __post_init__(self) -> None:
         if not self.prompt:
-            raise UserError(f"request {self.id!r}: the prompt is empty; give at least one token")
+            raise UserError(f"{self.name}: the prompt is empty; give at least one token")
         if self.length < 0 or (self.block is not None and self.block < 1):
-            raise UserError(f"request {self.id!r}: length must be >= 0 and block >= 1")
+            raise UserError(f"{self.name}: length must be >= 0 and block >= 1")
         if max(self.length, self.block or 1) > MOST:
-            raise UserError(f"request {self.id!r}: length and block must be at most {MOST}")
+            raise UserError(f"{self.name}: length and block must be at most {MOST}")
         if self.length and self.policy.k > self.length:
             raise UserError(
-                f"request {self.id!r}: k={self.policy.k} tokens per step exceed length={self.length}; lower k"
+                f"{self.name}: k={self.policy.k} tokens per step exceed length={self.length}; lower k"
             )
 
     @property
     def key(self) -> Key:
         return Key(self.id, self.index, self.seed)
+
+    @property
+    def name(self) -> str:
+        """What error messages call it: a prompt without an id given by the caller is known by a hash otherwise."""
+        return self.label or f"request {self.id!r}"
 
     @property
     def group(self) -> Hashable | None:
@@ -277,7 +286,9 @@ class Sample:
     finish: Finish  # the whole length, an end-of-text token, or before a stop string
     text: str = ""  # decoded; the token ids, separated by spaces, where the model has no tokenizer
     trace: Trace | None = None
-    tag: str = field(default="", compare=False)  # the request's; not stored
+    # `NOT_STORED`:
+    tag: str = field(default="", compare=False)  # the request's
+    block: int | None = field(default=None, compare=False)  # width of its decoding blocks; None: not known
 
     @property
     def key(self) -> Key:
@@ -292,8 +303,7 @@ class Sample:
         # Not asdict: it copies token by token, which takes longer than writing the sample to disk.
         trace = None if self.trace is None else self.trace.to_dict()
         data = {**vars(self), "policy": self.policy.to_dict(), "trace": trace}
-        del data["tag"]
-        return data
+        return {name: value for name, value in data.items() if name not in NOT_STORED}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:
@@ -310,6 +320,9 @@ class Sample:
                 "trace": Trace.from_dict(trace) if trace else None,
             }
         )
+
+
+NOT_STORED = ("tag", "block")  # fields of a `Sample` that mean something only while it is in memory
 
 
 def first_eos(tokens: Sequence[int], eos_ids: Collection[int]) -> int:

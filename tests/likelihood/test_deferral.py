@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+import twotemp
 from tests.helpers import rl_toys
 from theory.anchor_fork import has
 from theory.exact import commit_sets
 from theory.strings import temper
 from theory.table import TableModel
-from twotemp.engine import run
+from twotemp.engine import StepView, run
 from twotemp.errors import UserError
 from twotemp.likelihood.estimators import ESTIMATORS, CommitQueries
 from twotemp.likelihood.queries import Completion, CompletionBatch, MaskedQueries, log_q
@@ -259,3 +260,43 @@ def test_fork_counts_positions_after_eos_when_it_looks_for_single_commits():
     rule = policy("ct", t_token=1.0)
     sample = Sample("a", 0, 0, rule, (2,), (1, 2), (eos, 0), 1, 1, 9, 0.0, "eos", trace=trace)
     assert len(build_queries("fork", [sample], eos=(eos,))) == 0
+
+
+def decided(view: StepView, row: int) -> float:
+    """Return the log-probability of a CT step as the engine took it, from its own logits: T_token = 1."""
+    q = view.logits[view.window.row == row].double().softmax(-1)
+    columns = view.window.column[view.window.row == row].tolist()
+    written = {position: token for position, token, _ in view.committed(row)}
+    passing = [q[n, written[k]].item() for n, k in enumerate(columns) if k in written]
+    cut = min(view.requests[row].policy.threshold, max(passing))
+    total = 0.0
+    for probabilities, column in zip(q, columns):
+        mass = probabilities[probabilities <= cut * (1 + 1e-6)].sum()
+        total += float((probabilities[written[column]] if column in written else mass).log())
+    return total
+
+
+@pytest.mark.parametrize("block", [2, 3, 6])
+def test_score_asks_about_the_blocks_that_the_sample_was_decoded_in(block):
+    model, rule = rl_toys.micro_model(), policy("ct", threshold=0.4, t_token=1.0)
+    expected: dict[str, float] = defaultdict(float)
+
+    def add(view: StepView) -> None:
+        for row, request in enumerate(view.requests):
+            expected[request.id] += decided(view, row)
+
+    samples = twotemp.sample(
+        model, [[5], [5, 6]], rule, length=6, block=block, ids=["a", "b"], trace=True, on_step=add
+    )
+    scores = [likelihood.log_p for likelihood in twotemp.score(model, samples, estimator="deferral")]
+    assert scores == pytest.approx([expected[sample.request] for sample in samples], abs=1e-4)
+
+
+def test_score_refuses_a_sample_that_does_not_know_its_blocks():
+    model, rule = rl_toys.micro_model(), policy("ct", threshold=0.4, t_token=1.0)
+    (sample,) = twotemp.sample(model, [5], rule, length=6, block=3, ids=["a"], trace=True)
+    stored = Sample.from_dict(sample.to_dict())
+    with pytest.raises(UserError, match=r"sample 0 of 'a' .*replace\(sample, block="):
+        twotemp.score(model, stored, estimator="deferral")
+    again = twotemp.score(model, replace(stored, block=3), estimator="deferral")
+    assert again == twotemp.score(model, sample, estimator="deferral")

@@ -309,3 +309,38 @@ def test_keywords_of_other_libraries_name_ours(function, keyword, advice):
 def test_other_unknown_keywords_stay_type_errors():
     with pytest.raises(TypeError, match="unexpected keyword argument 'lenght'"):
         twotemp.sample(twotemp.load("tiny"), "a", "tct", lenght=1)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "ids", "named"),
+    [
+        ("3 7 12 -> 33", None, "the prompt '3 7 12 -> 33': "),
+        ([{"role": "user", "content": "3 7 -> 10"}], None, "the prompt '3 7 -> 10': "),
+        ([["3", "4"], [4] * 40], None, "a token id must be an integer"),
+        ([[3], [4] * 40], None, "prompt 1 of 2, token ids [3]: "),
+        (["3 7 -> 10", "3 7 12 -> 33"], ["a", "b"], "request 'a': "),
+    ],
+)
+def test_an_error_names_the_prompt_rather_than_a_hash(prompts, ids, named):
+    with pytest.raises(UserError) as error:
+        twotemp.sample(twotemp.load("tiny"), prompts, "lc", length=500, ids=ids)
+    assert str(error.value).startswith(named)
+
+
+def test_an_error_while_sampling_names_the_prompt():
+    class Broken(torch.nn.Module):
+        def forward(self, input_ids):
+            return torch.full((*input_ids.shape, 6), torch.nan)
+
+    model = twotemp.wrap(Broken(), mask_id=5)
+    with pytest.raises(UserError, match=r"logits for prompt 2 of 2, token ids \[1, 2, 3\], sample 0"):
+        twotemp.sample(model, [[0], [1, 2, 3]], "lc", length=4, batch_size=1)
+
+
+def test_a_misspelled_keyword_is_refused():
+    model = twotemp.load("tiny")
+    for function in (twotemp.sample, twotemp.stream, twotemp.infill):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'cashe'"):
+            function(model, "3 7 -> 10", "lc", cashe="dual")
+    with pytest.raises(TypeError, match="'chat'"):
+        twotemp.infill(model, "3 7 -> 10", "lc", chat=True)

@@ -77,7 +77,7 @@ class Handle:
         try:
             self.on_event(event)
         except Exception:
-            log.exception("an event of request %r could not be delivered; it is canceled", self.request.id)
+            log.exception("an event of %s could not be delivered; it is canceled", self.request.name)
             return False
         return True
 

@@ -355,6 +355,6 @@ class Supervisor:
 def _too_many_losses(tasks: Sequence[_Task], reason: str) -> UserError:
     first, others = tasks[0].request, f" and {len(tasks) - 1} others" if len(tasks) > 1 else ""
     return UserError(
-        f"{ATTEMPTS} workers in turn were lost while they drew {first.key} with {first.policy.name}{others} (the "
-        f"last: {reason}); try a smaller --batch-size, or fewer --workers"
+        f"{ATTEMPTS} workers in turn were lost while they drew sample {first.index} of {first.name} with "
+        f"{first.policy.name}{others} (the last: {reason}); try a smaller --batch-size, or fewer --workers"
     )

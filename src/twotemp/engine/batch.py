@@ -274,6 +274,7 @@ class Batch:
                 yield info.sample
                 continue
             request = info.request
+            block = block_of(request, self.model)
             # Columns beyond what was requested complete the last block of a block-causal model.
             (positions,) = generated[i, : len(request.prompt) + request.length].nonzero()
             tokens = ids[i, positions].tolist()
@@ -289,7 +290,7 @@ class Batch:
                 nfe=paper_nfe(
                     request,
                     (positions[:written] - origin[i]).tolist(),
-                    block_of(request, self.model),
+                    block,
                     int(steps[i]),
                 ),
                 forwards=forwards[i],
@@ -297,6 +298,7 @@ class Batch:
                 seconds=now - info.entered,
                 finish="eos" if written < len(tokens) else "length",
                 trace=trace,
+                block=block,
             )
 
 
@@ -341,7 +343,7 @@ def _broken_rows(view: StepView, healthy: Tensor) -> dict[int, UserError]:
         errors.setdefault(
             row,
             UserError(
-                f"the model returned NaN or infinite logits for request {request.id!r}, sample {request.index}, "
+                f"the model returned NaN or infinite logits for {request.name}, sample {request.index}, "
                 f"row {row}, step {steps[row]}, position {position}; check the weights and the dtype (try float32)"
             ),
         )

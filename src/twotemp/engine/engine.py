@@ -176,10 +176,10 @@ class Live:
         first = requests[0]
         check_whole(requests, self.slots)
         if self.columns is not None and (needed := columns_of(first, self.model)) > self.columns:
-            raise UserError(f"request {first.id!r} needs {needed} columns, more than columns={self.columns}")
+            raise UserError(f"{first.name} needs {needed} columns, more than columns={self.columns}")
         handles = [RowHandle(request, watch) for request in requests]
         if first.group is not None and self._groups.setdefault(first.group, handles) is not handles:
-            raise UserError(f"request {first.id!r}: its group is being drawn already; wait for it")
+            raise UserError(f"{first.name}: its group is being drawn already; wait for it")
         key = _batch_key(self.model, self.columns, first)
         if key not in self._loops:
             self._loops[key] = _BatchLoop(self.model, self.slots, self.cache, self.columns, self.observer)

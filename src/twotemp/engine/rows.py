@@ -72,7 +72,7 @@ def compact(flags: Tensor, count: int) -> Tensor:
 
 def check(request: Request, model: Denoiser) -> None:
     """Raise a UserError for a request that this model cannot sample, before anything runs."""
-    where = f"request {request.id!r}"
+    where = request.name
     masks = request.prompt.count(model.mask_id)
     bad = [t for t in request.prompt if not 0 <= t < model.vocab_size]
     if bad:

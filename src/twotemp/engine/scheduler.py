@@ -50,12 +50,12 @@ def check_whole(group: Sequence[Request], slots: int) -> None:
     if [request.index for request in group] != list(range(size)):
         indices = ", ".join(str(request.index) for request in group)
         raise UserError(
-            f"request {first.id!r}: with repel={first.policy.repel:g} a sample depends on those before it, so "
+            f"{first.name}: with repel={first.policy.repel:g} a sample depends on those before it, so "
             f"request samples 0, 1, 2, ... together, each once; these are samples {indices}"
         )
     if size > slots:
         raise UserError(
-            f"request {first.id!r}: {size} samples that repel each other are decoded together, and a batch has "
+            f"{first.name}: {size} samples that repel each other are decoded together, and a batch has "
             f"{slots} rows; set batch_size to {size} or more, draw fewer samples, or set repel=0"
         )
 

@@ -24,7 +24,7 @@ from twotemp.errors import UserError, unknown
 from twotemp.integrations.arguments import answer_length, device_of, load_model, origin, policy_of, rows_of
 from twotemp.likelihood.score import Likelihood, score
 from twotemp.models.base import LanguageModel, Message
-from twotemp.records import Policy, Request, Sample
+from twotemp.records import NOT_STORED, Policy, Request, Sample
 from twotemp.sampling.prompts import prompt_requests
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
     def get_model_info(self) -> dict[str, Any]:
         """lm-eval writes it into its results: who wrote the texts, what each cost (for `twotemp import`), and the
         standard errors of likelihoods."""
-        left_out = {"policy", "prompt", "positions", "text", "trace", "tag"}
+        left_out = {"policy", "prompt", "positions", "text", "trace", *NOT_STORED}
         rows = [
             {key: value for key, value in vars(one).items() if key not in left_out} for one in self._samples
         ]

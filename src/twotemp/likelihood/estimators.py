@@ -243,6 +243,7 @@ class Estimator:
         1
     )  # number of strata for this many draws; draw i is in i mod strata
     check: Callable[[Policy], None] = lambda policy: None  # refuses policies whose samples it cannot score
+    by_block: bool = False  # needs to know the blocks that a sample was decoded in
 
     def __call__(self, batch: CompletionBatch, draws: range = range(1)) -> MaskedQueries:
         """Return the queries of a batch for these draws; the weights include the mean over draws."""
@@ -255,7 +256,7 @@ class Estimator:
 ESTIMATORS: dict[str, Estimator] = {
     "d1": Estimator(d1, random=True),
     "trajectory": Estimator(trajectory, check=_refuse_edits),
-    "deferral": Estimator(deferral, check=_refuse_all_but_thresholds),
+    "deferral": Estimator(deferral, check=_refuse_all_but_thresholds, by_block=True),
     "fork": Estimator(fork, check=_refuse_edits),
     "ar": Estimator(autoregressive),
     "elbo": Estimator(elbo, random=True),

@@ -35,6 +35,7 @@ class Completion:
     key: int = 0  # addresses the row's random masks, and the noise it was sampled with (`rng.row_key`)
     policy: Policy | None = None  # that sampled the tokens; None: unknown
     trace: Trace | None = None  # of the policy's steps
+    block: int | None = None  # width of the blocks it was decoded in; None: not known
 
     @classmethod
     def after(cls, prompt: Sequence[int], tokens: Sequence[int], key: int = 0) -> Completion:
@@ -46,7 +47,8 @@ class Completion:
     def from_sample(cls, sample: Sample) -> Completion:
         """Return what a sample wrote, with its trace and the key of its noise."""
         key = rng.row_key(sample.seed, sample.request, sample.index)
-        return cls(sample.prompt, sample.tokens, sample.positions, key, sample.policy, sample.trace)
+        written = (sample.prompt, sample.tokens, sample.positions)
+        return cls(*written, key, sample.policy, sample.trace, sample.block)
 
     @property
     def columns(self) -> int:
@@ -92,8 +94,8 @@ class CompletionBatch:
             eos_ids: tokens that end a completion.
             mask_id: the token that hides a position.
             device: of the tensors.
-            block: width of the blocks the completions were decoded in; None: one block. Only `deferral` needs it, to
-                know which positions a step could have written.
+            block: width of the blocks the completions were decoded in; None: each completion's own, one block where
+                that is not known. Only `deferral` needs it, to know which positions a step could have written.
             origin: column at which the grid of blocks starts; None: at the first generated position.
         """
         columns = max(completion.columns for completion in completions)
@@ -112,7 +114,8 @@ class CompletionBatch:
                 steps[row, positions] = torch.tensor(completion.trace.steps)
                 confidence[row, positions] = torch.tensor(completion.trace.confidence, dtype=torch.float64)
         starts = torch.tensor([c.positions[0] if origin is None else origin for c in completions])
-        blocks = (torch.arange(columns) - starts[:, None]) // (block or columns)
+        widths = torch.tensor([block or c.block or columns for c in completions])
+        blocks = (torch.arange(columns) - starts[:, None]) // widths[:, None]
         keys = torch.tensor([completion.key for completion in completions])
         tensors = (ids, present, generated, scored, steps, confidence, blocks, keys)
         policies = tuple(completion.policy for completion in completions)
@@ -249,6 +252,7 @@ def estimate(
             eos_ids=model.eos_ids,
             mask_id=model.mask_id,
             device=model.device,
+            origin=0 if model.block_size else None,
         )
         for queries in build(batch, draws).split(batch_size):
             sums = queries.weight * queries.totals(log_q(model.logits, queries, forbidden).double())

@@ -46,7 +46,8 @@ def score(
         completions: one text or list of token ids per prompt.
         estimator: "stratified" and "elbo" (a lower bound, the mean over all orders; `draws` passes each), "ar" (left
             to right, one pass per token), "d1" (all at once; biased), "pll" (each token given all others) or, for
-            samples with a trace, "trajectory" (the order they were decoded in).
+            samples with a trace, "trajectory" (the order they were decoded in) or, of ct and tct, "deferral" (with
+            the probability of that order).
         draws: random masks per completion, for "stratified" (an even number), "elbo" and "d1"; at least 2.
         seed: of the random masks.
         chat: None puts text prompts into the model's chat format where it has one, False never.
@@ -72,7 +73,7 @@ def score(
     batch_size = integer("batch_size", batch_size, least=1)
     text = language_model(model)
     if completions is None:
-        scored = _from_samples(prompts)
+        scored = _from_samples(prompts, method.by_block)
     else:
         scored = _from_texts(text, prompts, completions, seed, chat)
     values = estimate(model, scored, method, draws=range(draws), batch_size=batch_size)
@@ -89,10 +90,16 @@ def _standard_error(values: Tensor, strata: int) -> Tensor:
     return (by_stratum.var(0) / by_stratum.shape[0]).sum(0).sqrt() / strata
 
 
-def _from_samples(samples: Any) -> list[Completion]:
+def _from_samples(samples: Any, by_block: bool) -> list[Completion]:
     several = [samples] if isinstance(samples, Sample) else list(samples)
     if not several or not all(isinstance(sample, Sample) for sample in several):
         raise UserError("no completions given; give one per prompt, or samples alone")
+    for sample in several:
+        if by_block and sample.block is None and len(sample.tokens) > 1:
+            raise UserError(
+                f"{sample.key} does not know the blocks it was decoded in, which are not stored; set the width with "
+                "dataclasses.replace(sample, block=...), or use estimator='trajectory'"
+            )
     return [Completion.from_sample(sample) for sample in several]
 
 

@@ -25,6 +25,7 @@ Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # text, chat message
 CHUNK, LARGEST_CHUNK = 1024, 8192
 # Tokens of an answer where no length is given: a quarter of the context, within these bounds.
 LONGEST, SHORTEST = 256, 32
+LABEL = 60  # characters of a prompt in error messages
 
 
 def chunks(requests: Iterable[Request]) -> Iterator[list[Request]]:
@@ -149,8 +150,11 @@ def prompt_requests(
     from twotemp.models.base import language_model
 
     text = language_model(model)
-    rows = [prompt_ids(text, prompt, chat) for prompt in prompt_list(prompts)]
-    names = prompt_names(rows) if ids is None else _given_names(ids, len(rows))
+    listed = prompt_list(prompts)
+    rows = [prompt_ids(text, prompt, chat) for prompt in listed]
+    hashes = prompt_names(rows)
+    names = hashes if ids is None else _given_names(ids, len(rows))
+    labels = [_label(prompt, number, len(rows)) for number, prompt in enumerate(listed, start=1)]
     chosen, strings = _policy(policy), _stop_strings(stop)
     firsts = [
         Request(
@@ -163,8 +167,9 @@ def prompt_requests(
             eos_stop=eos_stop,
             trace=trace,
             stop=strings,
+            label=label if name == digest else "",
         )
-        for name, row in zip(names, rows)
+        for name, row, digest, label in zip(names, rows, hashes, labels)
     ]
     for first in firsts:
         check(first, model)
@@ -202,6 +207,15 @@ def prompt_names(rows: Iterable[Sequence[int]]) -> list[str]:
         seen[digest] += 1
         names.append(digest if seen[digest] == 1 else f"{digest}-{seen[digest]}")
     return names
+
+
+def _label(prompt: Any, number: int, count: int) -> str:
+    """Return what error messages call a prompt."""
+    last = prompt[-1] if len(prompt) else ""
+    text = last.get("content", "") if isinstance(last, Mapping) else prompt
+    excerpt = repr(text) if isinstance(text, str) else f"token ids {list(text)}"
+    short = excerpt if len(excerpt) <= LABEL else excerpt[: LABEL - 3] + "..."
+    return f"the prompt {short}" if count == 1 else f"prompt {number} of {count}, {short}"
 
 
 def _policy(policy: Policy | str) -> Policy:

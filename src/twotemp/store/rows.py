@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from twotemp import __version__
 from twotemp.errors import UserError
-from twotemp.records import Grade, Key, Outcome, Policy, Sample
+from twotemp.records import NOT_STORED, Grade, Key, Outcome, Policy, Sample
 from twotemp.serialization import record, to_json
 
 Option = str | int | float | bool | None
@@ -86,7 +86,7 @@ def digest(data: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-_SAMPLE_FIELDS = {"cell", "written", *(f.name for f in fields(Sample))} - {"policy", "tag"}
+_SAMPLE_FIELDS = {"cell", "written", *(f.name for f in fields(Sample))} - {"policy", *NOT_STORED}
 _COUNTS = ("nfe", "forwards", "processed", "written")
 _LISTS = ("prompt", "positions", "tokens")
 _LARGEST = 2**63  # tables are int64
@@ -101,7 +101,8 @@ def sample_row(sample: Sample) -> dict[str, Any]:
     """Return a sample as it is stored: without its policy, which is the cell's, and with the long fields last."""
     # Not `Sample.to_dict`, which would spend half of the time on the policy.
     row = {**vars(sample), "trace": None if sample.trace is None else sample.trace.to_dict()}
-    del row["policy"], row["tag"]
+    for name in ("policy", *NOT_STORED):
+        del row[name]
     long = {name: row.pop(name) for name in ("prompt", "positions", "tokens", "trace")}
     return {**row, "written": len(sample.tokens), **long}
 
