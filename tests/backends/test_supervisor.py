@@ -251,8 +251,9 @@ def test_what_costs_three_workers_is_an_error_and_the_next_request_is_served():
         _, events = submit(service, requests(1))
         (error,) = collect(events, 1)[0]
         assert isinstance(error, UserError)
-        assert "3 workers in turn were lost while they drew sample 0 of 'q' with ar (the last: it was" in str(
-            error
+        assert (
+            "3 workers in turn were lost while they drew sample 0 of request 'q' with ar (the last: it was"
+            in str(error)
         )
         _, events = submit(service, requests(1))
         assert collect(events, 1)[0] == [free_sample(requests(1)[0])]

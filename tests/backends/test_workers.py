@@ -88,7 +88,9 @@ def requests(count: int, policy: str = "ar", tag: str = "") -> list[Request]:
 def test_requests_that_cost_three_workers_are_given_up_by_name(marks):
     with (
         pool(Stumbling(marks, "kill", times=9, after=1)) as backend,
-        pytest.raises(UserError, match=r"3 workers in turn.*sample 0 of 'q' with ar and 2 others.*SIGKILL"),
+        pytest.raises(
+            UserError, match=r"3 workers in turn.*sample 0 of request 'q' with ar and 2 others.*SIGKILL"
+        ),
     ):
         list(backend.sample(requests(3)))
     assert len(list(marks.iterdir())) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import signal
@@ -30,7 +31,7 @@ def test_ctrl_c_says_what_is_kept_and_how_to_continue(micro_folder, tmp_path, wo
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    while not list(run.glob("*/samples-*")):
+    while not glob.glob(f"{run}/*/samples-*"):
         assert process.poll() is None, process.stderr and process.stderr.read()
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)

@@ -18,6 +18,7 @@ from twotemp.cli import app
 from twotemp.cli import workers as cli
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation
+from twotemp.rl.results import read_checkups
 from twotemp.store import Store
 
 
@@ -57,16 +58,16 @@ OTHERS = {
 def test_other_commands_give_the_same_results_with_workers(micro_folder, tmp_path, forked_processes, command):
     """Compare the forks, the race, and the evaluations before and after training."""
 
-    def results(out: Path, *more: str):
+    def printed(out: Path, *more: str):
         asked = [command, "--model", str(micro_folder), "--task", "countdown-3", "--out", str(out)]
         done = CliRunner().invoke(app, [*asked, *OTHERS[command].split(), *more])
         assert done.exit_code == 0, done.output
         assert done.stderr.count("drawing with 2 workers") == (len(more) > 0) * (1 + (command == "grpo"))
         if command == "grpo":
-            return [(checkup.step, checkup.points) for checkup in results.read_checkups(out)]
+            return [(checkup.step, checkup.points) for checkup in read_checkups(out)]
         return done.stdout
 
-    alone, pooled = results(tmp_path / "here"), results(tmp_path / "there", "--workers", "2")
+    alone, pooled = printed(tmp_path / "here"), printed(tmp_path / "there", "--workers", "2")
     assert alone
     assert alone == pooled
     assert not list((tmp_path / "there").glob(".tmp-*")), "the weights written for workers are removed"
@@ -140,6 +141,7 @@ from tests.helpers import fake_workers, toy_task, worker_runs
 from twotemp.backends.pool import WorkerPool
 from twotemp.backends.process import ProcessTransport
 from twotemp.evaluation import Evaluation
+from twotemp.rl.results import read_checkups
 toy_task.install(pytest.MonkeyPatch())
 with Evaluation(worker_runs.DRIVER_PLAN, sys.argv[1]) as prepared:
     with WorkerPool(ProcessTransport(fake_workers.slow), 2, fake_workers.FreeText(), unit=16) as backend:
