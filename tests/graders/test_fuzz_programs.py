@@ -6,23 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.helpers import fuzz_programs
-from twotemp.graders.sandbox import Program, Sandbox, unavailable_reason
-
-
-@pytest.fixture(scope="module", params=("bwrap", "landlock"))
-def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    if (reason := unavailable_reason(request.param)) is not None:
-        pytest.skip(f"{request.param} does not work on this machine: {reason}")
-    sandbox = Sandbox(request.param)
-    yield sandbox
-    sandbox.close()
+from tests.helpers import fuzz_idioms, fuzz_programs
+from twotemp.graders.sandbox import Program, Sandbox
 
 
 def test_a_program_that_knows_the_secret_passes_every_test(box: Sandbox) -> None:
-    verdicts = [
-        (idiom.tests, box.ask(fuzz_programs.honest(idiom, 86028121))) for idiom in fuzz_programs.IDIOMS
-    ]
+    verdicts = [(idiom.tests, box.ask(fuzz_idioms.honest(idiom, 86028121))) for idiom in fuzz_idioms.IDIOMS]
     assert [(tests, verdict) for tests, verdict in verdicts if verdict.outcome != "passed"] == []
 
 
@@ -55,5 +44,6 @@ def test_no_hostile_program_passes(box: Sandbox) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # six minutes in each confinement on an idle machine
 def test_no_hostile_program_passes_of_thousands(box: Sandbox) -> None:
     assert fuzz_programs.holes(box, 3000, seed=2) == []

@@ -20,7 +20,7 @@ from tests.conftest import DataFile
 from tests.helpers import program_pairs
 from tests.helpers.benchmark_rows import MADE_UP, Row, read
 from twotemp.graders.programs import assemble, entry_points
-from twotemp.graders.sandbox import Program, Sandbox, unavailable_reason
+from twotemp.graders.sandbox import Program, Sandbox
 from twotemp.records import Problem
 
 CONFINEMENTS = ("bwrap", "landlock")
@@ -62,15 +62,6 @@ def in_plain_interpreter(programs: tuple[Program, ...]) -> list[str]:
         timeout=3600,
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-@pytest.fixture(scope="module", params=CONFINEMENTS)
-def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    if (reason := unavailable_reason(request.param)) is not None:
-        pytest.skip(f"{request.param} does not work on this machine: {reason}")
-    sandbox = Sandbox(request.param)
-    yield sandbox
-    sandbox.close()
 
 
 def test_there_are_a_hundred_programs() -> None:

@@ -7,11 +7,9 @@ conversion there is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from twotemp.graders.sandbox import Program, Sandbox, unavailable_reason
+from twotemp.graders.sandbox import Program, Sandbox
 
 SECRET = 86028121
 BASES = "object int float complex str bytes tuple frozenset list dict set bytearray deque Exception".split()
@@ -155,15 +153,6 @@ for value in VALUES:
                     pass
 assert not leaked(), leaked()
 """
-
-
-@pytest.fixture(scope="module", params=("bwrap", "landlock"))
-def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    if (reason := unavailable_reason(request.param)) is not None:
-        pytest.skip(f"{request.param} does not work on this machine: {reason}")
-    sandbox = Sandbox(request.param)
-    yield sandbox
-    sandbox.close()
 
 
 def spy(base: str) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from tests.helpers import hostile_forgeries, hostile_resources, hostile_system
+from twotemp.graders.sandbox import Program
 
 TIMEOUT = hostile_resources.TIMEOUT
 FAILED = (
@@ -12,3 +15,11 @@ FAILED = (
     | hostile_system.SERVER_AND_KERNEL
     | hostile_forgeries.FORGERIES
 )
+
+TESTS = "assert f(1) == 2\nassert f(21) == 42"
+GOOD = "def f(x): return 2 * x"
+
+
+def program(code: str, seconds: float = 10.0, tests: str = TESTS) -> Program:
+    """Return a program with its tests, which use it by the name `f`."""
+    return Program(textwrap.dedent(code), tests, ("f",), seconds=seconds)

@@ -113,3 +113,8 @@ def go(
         extra_rewards=extra,
         stop=stop,
     )
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Return whether two sets of named tensors are equal, bit by bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from accelerate.state import AcceleratorState, PartialState
 from typer.testing import CliRunner
 
 from tests.helpers.rl_toys import micro_model
@@ -29,13 +28,6 @@ from twotemp.rl import results
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
     return save(micro_model(), tmp_path_factory.mktemp("models") / "micro")
-
-
-@pytest.fixture(autouse=True)
-def reset_accelerate():
-    yield
-    AcceleratorState._reset_state()
-    PartialState._reset_state()
 
 
 def arguments(checkpoint: Path, out: Path, policy: str, budget: str = "3steps") -> list[str]:
