@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.engine_steps import batch_of, step
+from tests.helpers.large_models import PeakMemory, large_model
 from tests.helpers.toy import ToyModel
 from tests.helpers.toy_task import micro_model
 from twotemp.engine import run, scheduler
+from twotemp.engine.rows import Rows
 from twotemp.engine.scheduler import MOST_ROWS, fit_batch, row_bytes
 from twotemp.models import weight_loading
 from twotemp.policies import policy
@@ -63,7 +66,48 @@ def test_caches_and_klass_are_counted():
     assert row_bytes(model, requests_of(name="klass"), None) - plain >= 2 * grid
 
 
+SHAPES = [(name, cache) for name in ("LLaDA-8B", "Dream-7B") for cache in (None, "prefix", "dual")]
+SHAPES += [("SDAR-4B", None), ("LLaDA2.0-mini", None)]
+
+
+@pytest.mark.parametrize(("name", "cache"), SHAPES)
+def test_the_estimate_is_a_little_more_than_the_peak_of_published_sizes(monkeypatch, name, cache):
+    """Of three steps in bfloat16; attention counts as a fused kernel, as on a GPU: its result alone."""
+    fused = lambda query, key, value, **options: torch.empty_like(query)  # noqa: E731
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", fused)
+    monkeypatch.setattr(Rows, "sync", lambda self, healthy: True)
+    model = large_model(name)
+    for trace in (False, True):
+        wanted = [
+            Request(str(size), (2,) * size, policy("tct"), 256, model.block_size or 32, trace=trace)
+            for size in (200, 160)
+        ]
+        with torch.inference_mode(), PeakMemory(model) as memory:
+            batch = batch_of(model, wanted, cache)
+            step(batch)  # the whole row
+            step(batch)  # only the block, where there is a cache
+            batch.rows.state.cached[0] = -1
+            step(batch)  # some of both
+        assert 1.0 <= len(wanted) * row_bytes(model, wanted, cache) / memory.peak <= 1.6
+
+
+def test_a_card_of_24_gb_holds_more_than_a_dozen_cached_rows_of_llada(free):
+    """With 7.5 GB left beside the weights; an estimate in float32 without regard to the layers said 3."""
+    model = large_model("LLaDA-8B")
+    model.device = torch.device("cuda")  # only its name is read
+    free(7_500_000_000)
+    wanted = [Request(str(i), (2,) * 200, policy("tct"), 256, 32) for i in range(64)]
+    assert 12 <= fit_batch(model, wanted, "dual")[0] <= 25
+
+
 # --- what is free
+
+
+def test_memory_that_torch_holds_unused_on_a_gpu_is_free(monkeypatch):
+    sizes = {"mem_get_info": (100, 900), "memory_reserved": 70, "memory_allocated": 50}
+    for name, size in sizes.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, size=size: size)
+    assert weight_loading.free_bytes(torch.device("cuda")) == 120
 
 
 def _group(folder: Path, limit: str, current: int, reclaimable: int) -> None:

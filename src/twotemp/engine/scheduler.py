@@ -15,17 +15,19 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 
-from twotemp.engine.rows import widths
+from twotemp.engine.rows import columns_of, widths
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser, LanguageModel
 from twotemp.models.weight_loading import free_bytes
+from twotemp.policies.positions import RULES, SCORES
 from twotemp.records import Policy, Request
 
 T = TypeVar("T")
 MOST_ROWS = 64  # more rows in a batch gain little: the matrix products are large enough
-_SHARE = 0.5  # of the free memory; the rest is for fragmentation and other processes
-_ACTIVATIONS = 24  # floats per hidden unit that are alive at once in a layer, roughly
-_LOGIT_COPIES = 3  # the logits themselves and the temporaries of the draw
+_SHARE = 0.5  # of a CPU's free memory; the rest is for other processes
+_GPU_SHARE = 0.8  # of a GPU's; the rest is for fragmentation
+_LOGIT_COPIES = 3.5  # the logits, also in the model's dtype, and the temporaries of the draw
+_ENTROPY_COPIES = 2  # probabilities, and their entropies
 _STABLE_COPIES = 4  # KL stability: the prediction before, the one now, and their two products
 _REPEL_COPIES = 4  # repulsion: predictions, gradients, their product, and the pushed logits
 _FLOAT = 4
@@ -177,7 +179,8 @@ class Scheduler(Generic[T]):
 
 def fit_batch(model: Denoiser, requests: Sequence[Request], cache: str | None) -> tuple[int, str]:
     """Return how many of these rows to decode together, by the memory that is free now, and the reason in words."""
-    fitting = max(1, int(_SHARE * free_bytes(model.device) / max(1, row_bytes(model, requests, cache))))
+    room = (_GPU_SHARE if model.device.type == "cuda" else _SHARE) * free_bytes(model.device)
+    fitting = max(1, int(room / max(1, row_bytes(model, requests, cache))))
     if len(requests) <= min(fitting, MOST_ROWS):
         return len(requests), "all requests"
     if fitting >= MOST_ROWS:
@@ -186,16 +189,30 @@ def fit_batch(model: Denoiser, requests: Sequence[Request], cache: str | None) -
 
 
 def row_bytes(model: Denoiser, requests: Sequence[Request], cache: str | None) -> int:
-    """Return roughly what a row needs in addition to the weights."""
+    """Return what a row needs at most at once in addition to the weights, a little more than measured.
+
+    The network's activations are free again when tokens are drawn from its logits, so the larger of the two counts.
+    """
     columns, block = widths(requests, model)
+    needs = {need for r in requests for need in (*SCORES[r.policy.score].needs, *RULES[r.policy.rule].needs)}
+    entropy = "entropy" in needs or any(r.trace for r in requests)
     stable = any(r.policy.rule == "stable" for r in requests)
     repel = any(r.policy.repel for r in requests)
-    copies = _LOGIT_COPIES + stable * _STABLE_COPIES + repel * _REPEL_COPIES
-    logits = block * model.vocab_size * copies
+    copies = _LOGIT_COPIES + entropy * _ENTROPY_COPIES + stable * _STABLE_COPIES + repel * _REPEL_COPIES
+    logits = int(_FLOAT * block * model.vocab_size * copies)
     if not isinstance(model, LanguageModel):
-        return _FLOAT * logits
+        return logits
     kept = model.cached_bytes if cache or model.block_size else 0
-    return _FLOAT * (columns * model.layer_units * _ACTIVATIONS + logits) + columns * kept
+    computed = max(_most_computed(request, model) for request in requests)
+    return columns * kept + max(computed * model.activation_bytes, logits)
+
+
+def _most_computed(request: Request, model: Denoiser) -> int:
+    """Return how many columns a forward pass computes at most: the row, or the prompt and a block if block-causal."""
+    columns = columns_of(request, model)
+    if model.block_size is None or not request.length:
+        return columns
+    return min(columns, (len(request.prompt) // model.block_size + 1) * model.block_size)
 
 
 class CatchOutOfMemory(AbstractContextManager["CatchOutOfMemory"]):

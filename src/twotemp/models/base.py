@@ -129,8 +129,8 @@ class LanguageModel(ABC):
         return None
 
     @property
-    def layer_units(self) -> int:
-        """Hidden and intermediate units of a layer, from which the memory of a row is estimated."""
+    def activation_bytes(self) -> int:
+        """Bytes per position that the network holds at most at once in a forward pass, without a cache."""
         return 0
 
     @property
@@ -277,6 +277,15 @@ class LoadedModel(LanguageModel):
         self.mask_id, self.eos_ids = token_ids.mask_id, token_ids.eos_ids
         self.forbidden_ids, self.block_size = token_ids.forbidden_ids, token_ids.block_size
         self.vocab_size, self.device = int(module.config.vocab_size), module.device
+
+
+def layer_numbers(hidden: int, intermediate: int, experts: int = 0) -> int:
+    """Return how many numbers per position a layer holds at most at once, a little more than measured.
+
+    Beside a few hidden states these are gate, up and their product in the feed-forward part. A mixture of experts has
+    the inputs and outputs of each expert that a token is given to, the outputs also in float32.
+    """
+    return 5 * hidden + max(3 * intermediate, 6 * experts * hidden)
 
 
 def _checked(message: Message) -> dict[str, str]:

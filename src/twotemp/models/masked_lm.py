@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from twotemp.errors import UserError
-from twotemp.models.base import LoadedModel
+from twotemp.models.base import LoadedModel, layer_numbers
 from twotemp.models.checkpoint import read_native
 from twotemp.models.token_ids import Facts, LoadOverrides, TokenIds, read_token_ids
 from twotemp.models.transformer import positions_of
@@ -105,9 +105,10 @@ class MaskedLM(LoadedModel):
         return False
 
     @property
-    def layer_units(self) -> int:
+    def activation_bytes(self) -> int:
         sizes = self.module.config.to_dict()
-        return int(sizes.get("hidden_size", 0) + sizes.get("intermediate_size", 0))
+        numbers = layer_numbers(sizes.get("hidden_size", 0), sizes.get("intermediate_size", 0))
+        return numbers * self.module.dtype.itemsize
 
 
 def _first_position(module: PreTrainedModel) -> int:

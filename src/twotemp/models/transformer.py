@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from twotemp.errors import UserError
-from twotemp.models.base import LoadedModel
+from twotemp.models.base import LoadedModel, layer_numbers
 from twotemp.models.cache import KVCache
 from twotemp.models.checkpoint import SINGLE, read_headers, weight_files
 from twotemp.models.token_ids import Facts, LoadOverrides, TokenIds, read_token_ids
@@ -192,8 +192,12 @@ class Transformer(LoadedModel):
         return self.module.base_model, self.module.lm_head
 
     @property
-    def layer_units(self) -> int:
-        return int(self.module.config.hidden_size + self.module.config.intermediate_size)
+    def activation_bytes(self) -> int:
+        config = self.module.config
+        experts = getattr(config, "num_experts_per_tok", 0)
+        return (
+            layer_numbers(config.hidden_size, config.intermediate_size, experts) * self.module.dtype.itemsize
+        )
 
     @property
     def cached_bytes(self) -> int:

@@ -301,9 +301,10 @@ def gigabytes(size: int) -> str:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the memory that is free on a device now."""
+    """Return the memory that is free on a device now, with what torch keeps reserved on a GPU and does not use."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
     return min([_available_bytes(), *_cgroup_rooms()])
 
 
