@@ -23,8 +23,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 
 
 @contextmanager
-def understood(what: object, hint: str) -> Iterator[None]:
-    """Turn any exception of the block into a UserError that names `what` could not be read; OSErrors pass."""
+def reading(what: object, hint: str) -> Iterator[None]:
+    """Turn exceptions of the block, except OSError, into a UserError saying that `what` cannot be read."""
     try:
         yield
     except (UserError, OSError):

@@ -67,7 +67,7 @@ def test_import_grades_only_the_imported_cells(run, monkeypatch):
 
     policy = parse("ar")
     origin = {"model": "m", "fingerprint": "0", "policy": policy.to_dict(), "block": None}
-    found = imports.Found("lm-eval", "toy", {**origin, "cache": None, "compile": False})
+    found = imports.HarnessCell("lm-eval", "toy", {**origin, "cache": None, "compile": False})
     found.problems["toy/0/0"] = Problem("toy/0/0", "toy", "1 + 2 =")
     found.samples.append(Sample("toy/0/0", 0, 0, policy, (1,), (1,), (5,), 1, 1, 1, 0.0, "length", "3"))
     monkeypatch.setitem(imports.READERS, "lm-eval", lambda *given: iter([found]))

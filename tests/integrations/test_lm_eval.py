@@ -286,7 +286,7 @@ def test_a_text_longer_than_the_context_is_scored_in_windows(table):
     (log_p,) = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0, ("t", 0, 1))])
     (kept,) = lm._likelihoods
     assert (kept["tokens"], kept["log_p"], kept["request"]) == (len(text), log_p, "t/0/0")
-    with pytest.raises(UserError, match="does not fit"):
+    with pytest.raises(UserError, match="do not fit"):
         lm._loglikelihood_tokens([((), [0, 1, 2], [0, 1, 2, 0])])
 
 

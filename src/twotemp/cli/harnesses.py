@@ -1,4 +1,4 @@
-"""`twotemp lm-eval` and `twotemp import`: our model in other harnesses, and their results as a run of ours."""
+"""`twotemp lm-eval` and `twotemp import`: run lm-evaluation-harness, and import results of harnesses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import typer
 from twotemp.cli.console import next_command, say
 from twotemp.errors import UserError, unknown
 from twotemp.evaluation import regrade
-from twotemp.integrations.imports import READERS, bring
+from twotemp.integrations.imports import READERS, import_cells
 
 
 def lm_eval(context: typer.Context) -> None:
     """Run lm-evaluation-harness with `--model twotemp` registered.
 
-    All options are the harness's; see docs/lm-eval.md.
+    All options are those of lm-eval; see docs/lm-eval.md.
 
     [bold]Example[/bold]
 
@@ -61,7 +61,7 @@ def import_results(
     """
     if harness not in READERS:
         raise unknown("harness", harness, READERS)
-    imported = bring(READERS[harness](results, metric, grader is None), out)
+    imported = import_cells(READERS[harness](results, metric, grader is None), out)
     for cell, count in imported.items():
         say(f"{cell}: {count} samples")
     if grader is not None:

@@ -1,5 +1,5 @@
-"""Other people's harnesses: our samplers as a model of theirs, and their results as a run of ours.
+"""Adapters to evaluation harnesses: twotemp as one of their models, and their results as a twotemp run.
 
-Thin edges. Prompts are encoded, requests made and samples drawn where everything else of the package does it; what is
-here translates names. Neither harness is imported before it is asked for.
+The adapters only translate names; encoding, requests and sampling are those of the rest of the package. A harness is
+imported only when it is used.
 """

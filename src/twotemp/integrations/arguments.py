@@ -1,4 +1,4 @@
-"""What a harness passes on from its command line, as the rest of the package spells it."""
+"""Translate the arguments that a harness passes on from its command line."""
 
 from __future__ import annotations
 
@@ -15,51 +15,59 @@ log = logging.getLogger("twotemp")
 
 
 def load_model(name: str, *, eos_id: int | None = None, **options: Any) -> LanguageModel:
-    """`twotemp.load` with a harness's arguments: they are no lists, so that an end-of-text id is a single one."""
+    """Return `twotemp.load`'s model. Harness arguments cannot be lists, so there is a single end-of-text id."""
     return load(name, eos_ids=None if eos_id is None else [eos_id], **options)
 
 
 def policy_of(spec: str) -> Policy:
-    """`tct:t_pos=0.2;threshold=0.6`: both harnesses split their arguments at commas, so parameters may be separated
-    by semicolons as well."""
+    """Return the policy of a spelling such as `tct:t_pos=0.2;threshold=0.6`.
+
+    Both harnesses split their arguments at commas, so semicolons may separate the parameters.
+    """
     return parse(str(spec).replace(";", ","))
 
 
 def device_of(device: str | None) -> str | None:
-    """lm-eval asks for `cuda:0` unless told otherwise, so without a GPU that means: whatever there is."""
+    """Return the device to load on; None, the default, for a GPU that does not exist (lm-eval's default is `cuda:0`)."""
     from torch import cuda
 
     if device is not None and device.startswith("cuda") and not cuda.is_available():
-        log.warning("there is no GPU for device=%s; going on with the CPU", device)
+        log.warning("no GPU for device=%s; using the CPU", device)
         return None
     return device
 
 
-def rows_of(batch_size: Any, most: int | None) -> int | None:
-    """Rows decoded together; None: what fits into memory.
+def batch_size_of(batch_size: Any, maximum: int | None) -> int | None:
+    """Return the number of rows to decode together; None for as many as fit into memory.
 
-    lm-eval says 1 unless told otherwise, and samples do not depend on the batch: so 1, like `auto`, leaves the choice
-    to the engine. The limit for `auto` is a limit here, too; one row at a time is a limit of 1.
+    lm-eval's default is 1. Samples do not depend on the batch, so 1 and `auto` leave the choice to the engine, up to
+    `maximum`; a `maximum` of 1 decodes one row at a time.
     """
     if batch_size is None or str(batch_size) == "1" or str(batch_size).startswith("auto"):
-        return most
+        return maximum
     return int(batch_size)
 
 
-def answer_length(model: LanguageModel, row: Sequence[int], wanted: int | None, name: str) -> int | None:
-    """The tokens that a task allows for an answer, as far as the context has room for them; tasks are written for
-    models with long ones. None: `twotemp.sample`'s default."""
-    left = None if model.max_length is None else model.max_length - len(row)
-    if wanted is None or left is None or wanted <= left or left < 1:
-        return wanted
-    log.warning("%s: the context has room for %d tokens of answer, not %d", name, left, wanted)
+def answer_length(model: LanguageModel, prompt: Sequence[int], limit: int | None, name: str) -> int | None:
+    """Return the number of tokens to generate: the task's limit, cut to what the model's context leaves.
+
+    Args:
+        model: The model, which may have a shorter context than the task was written for.
+        prompt: The token ids of the prompt.
+        limit: The task's limit; None for `twotemp.sample`'s default.
+        name: Names the request in the warning.
+    """
+    left = None if model.max_length is None else model.max_length - len(prompt)
+    if limit is None or left is None or limit <= left or left < 1:
+        return limit
+    log.warning("%s: the context leaves %d tokens for the answer, not %d", name, left, limit)
     return left
 
 
 def origin(
     model: LanguageModel, policy: Policy, block: int | None, seed: int, cache: str | None, compile: bool
 ) -> dict[str, Any]:
-    """What a harness notes beside our texts, so that `twotemp import` knows how they were drawn."""
+    """Return the settings that `twotemp import` needs, for the harness to store with the samples."""
     return {
         "model": model.name,
         "fingerprint": model.fingerprint,

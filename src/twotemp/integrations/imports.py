@@ -1,4 +1,4 @@
-"""Results of other harnesses as cells of a run: the samples, the questions they answer, the verdicts there are."""
+"""Import results of other harnesses as cells of a run: the samples, their problems, and any grades."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from twotemp.errors import UserError, understood, unknown
+from twotemp.errors import UserError, reading, unknown
 from twotemp.folders import write_json
 from twotemp.policies import spell
 from twotemp.records import Grade, Key, Policy, Problem, Sample
@@ -25,13 +25,13 @@ DAMAGED = "it is damaged, or another version of the harness wrote it"
 
 
 @dataclass
-class Found:
-    """What one policy wrote for one task, as a harness kept it."""
+class HarnessCell:
+    """The samples of one policy for one task, as a harness stored them."""
 
     harness: str
     task: str
     origin: Mapping[str, Any]  # see `arguments.origin`
-    metric: str | None = None  # whose verdicts the grades are; None: there are none
+    metric: str | None = None  # the harness's metric behind the grades; None if there are no grades
     problems: dict[str, Problem] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     grades: list[tuple[Key, Grade]] = field(default_factory=list)
@@ -59,33 +59,39 @@ class Found:
         return ProblemSet(problems, hashlib.sha256(text.encode()).hexdigest(), self.harness)
 
 
-def bring(results: Iterable[Found], out: Path) -> dict[str, int]:
-    """Write them into a run, a cell for each; cell -> how many samples are new. What is there already stays."""
+def import_cells(results: Iterable[HarnessCell], out: Path) -> dict[str, int]:
+    """Add each result to a run as a cell, keeping stored samples; return the number of new samples per cell."""
     new: dict[str, int] = {}
     store = Store.create(out)
-    for found in results:
-        with understood(f"{found.harness}'s results of {found.task}", DAMAGED):
-            config = found.config
-        name = re.sub(r"[^\w.,:=@+-]", "-", f"{found.task}@{spell(config.policy)}")
+    for result in results:
+        with reading(f"{result.harness}'s results of {result.task}", DAMAGED):
+            config = result.config
+        name = re.sub(r"[^\w.,:=@+-]", "-", f"{result.task}@{spell(config.policy)}")
         cell = store.cell(name, config)
-        write_json(cell.path / IMPORTED, to_dict(found.problem_set))
-        have = {(row["request"], row["index"]) for row in cell.light_rows()}
-        fresh = [sample for sample in found.samples if (sample.request, sample.index) not in have]
+        write_json(cell.path / IMPORTED, to_dict(result.problem_set))
+        stored = {(row["request"], row["index"]) for row in cell.light_rows()}
+        samples = [sample for sample in result.samples if (sample.request, sample.index) not in stored]
         with cell.writer() as writer:
-            writer.samples(fresh)
-            if found.metric is not None:
-                writer.grades(f"{RECORDED} {found.metric}", found.grades)
-        new[name] = len(fresh)
+            writer.samples(samples)
+            if result.metric is not None:
+                writer.grades(f"{RECORDED} {result.metric}", result.grades)
+        new[name] = len(samples)
     if not new:
-        raise UserError("nothing to import: no task with samples of twotemp in these results")
+        raise UserError("nothing to import: these results contain no samples drawn by twotemp")
     return new
 
 
 # lm-evaluation-harness.
 
 
-def lm_eval(paths: Sequence[Path], metric: str | None, verdicts: bool) -> Iterator[Found]:
-    """results_*.json, with the samples that `--log_samples` writes beside it."""
+def lm_eval(paths: Sequence[Path], metric: str | None, verdicts: bool) -> Iterator[HarnessCell]:
+    """Yield the tasks of results_*.json files and the samples that `--log_samples` writes beside them.
+
+    Args:
+        paths: Files, or folders to search.
+        metric: The metric to import as grades, if there are several.
+        verdicts: Whether to import grades.
+    """
     for path in _files(paths, "results_*.json"):
         try:
             origin = json.loads(path.read_text("utf-8"))["config"].get("twotemp")
@@ -97,112 +103,127 @@ def lm_eval(paths: Sequence[Path], metric: str | None, verdicts: bool) -> Iterat
         logs = sorted(path.parent.glob(f"samples_*_{date}.jsonl"))
         if not logs:
             raise UserError(f"there are no samples beside {path}; run lm-eval with --log_samples")
-        with understood(path, DAMAGED):
-            drawn = defaultdict(list)
-            for row in origin["samples"]:
-                drawn[row["request"]].append(row)
+        with reading(path, DAMAGED):
+            records = defaultdict(list)
+            for record in origin["samples"]:
+                records[record["request"]].append(record)
             for log in logs:
                 task = log.name.removeprefix("samples_").removesuffix(f"_{date}.jsonl")
                 rows = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
-                if any(name.startswith(f"{task}/") for name in drawn):  # others were scored, not sampled
-                    yield _lm_eval_task(task, origin, drawn, rows, metric, verdicts)
+                if any(name.startswith(f"{task}/") for name in records):  # others were scored, not sampled
+                    yield _lm_eval_task(task, origin, records, rows, metric, verdicts)
 
 
 def _lm_eval_task(
     task: str,
     origin: Mapping[str, Any],
-    drawn: Mapping[str, list[dict[str, Any]]],
+    records: Mapping[str, list[dict[str, Any]]],
     rows: Sequence[dict[str, Any]],
     metric: str | None,
     verdicts: bool,
-) -> Found:
+) -> HarnessCell:
+    """Return one task's samples, matched to lm-eval's documents.
+
+    Args:
+        task: The task's name.
+        origin: What our model stored in the results file, see `arguments.origin`.
+        records: Request -> our record of each of its repeats, in order.
+        rows: The lines of lm-eval's sample log: documents, answers and metrics.
+        metric: See `lm_eval`.
+        verdicts: See `lm_eval`.
+    """
     repeated = any(len(row["resps"][0]) > 1 for row in rows)
     if verdicts and repeated:
         raise UserError(
-            f"{task}: lm-eval judges a document, not each of its repeats; say who does: --grader NAME "
+            f"{task}: lm-eval scores a document, not each of its repeats; choose a --grader for the samples "
             "(`twotemp graders` lists them)"
         )
     known = list(dict.fromkeys(f"{name},{row['filter']}" for row in rows for name in row["metrics"]))
-    chosen = _chosen("metric", metric, known) if verdicts else known[0]
-    name, _, kept = chosen.partition(",")
-    found = Found("lm-eval", task, origin, metric=f"lm-eval {chosen}" if verdicts else None)
-    waiting = defaultdict(list)  # the requests of each prompt: documents may share one
+    chosen = _choose("metric", metric, known) if verdicts else known[0]
+    name, _, answer_filter = chosen.partition(",")
+    result = HarnessCell("lm-eval", task, origin, metric=f"lm-eval {chosen}" if verdicts else None)
+    waiting = defaultdict(list)  # the requests of each prompt: documents may share a prompt
     for request, prompt in origin["prompts"].items():
         if request.startswith(f"{task}/") and request.endswith("/0"):
             waiting[prompt["hash"]].append(request)
     for row in rows:
-        if row["filter"] != kept:
+        if row["filter"] != answer_filter:
             continue
         if len(row["resps"]) > 1:
-            raise UserError(f"{task}: several requests for one document cannot be imported")
+            raise UserError(f"{task}: documents with several requests cannot be imported")
         if not waiting[row["prompt_hash"]]:
             raise UserError(f"{task}: document {row['doc_id']} is not among the samples of the results file")
         request = waiting[row["prompt_hash"]].pop(0)
         target = str(row["target"]).rpartition("####")[2].strip()  # GSM8K's mark of the answer
         arguments = row["arguments"]["gen_args_0"]
-        found.problems[request] = Problem(request, task, arguments["arg_0"], {**row["doc"], "answer": target})
+        result.problems[request] = Problem(
+            request, task, arguments["arg_0"], {**row["doc"], "answer": target}
+        )
         prompt = tuple(origin["prompts"][request]["tokens"])
-        for text, numbers in zip(row["resps"][0], drawn[request], strict=True):
-            sample = _sample(origin, numbers, prompt, text)
-            found.samples.append(sample)
+        for text, record in zip(row["resps"][0], records[request], strict=True):
+            sample = _sample(origin, record, prompt, text)
+            result.samples.append(sample)
             if verdicts:
-                said = row["filtered_resps"][0]
-                answer = said[0] if isinstance(said, list) else said
-                found.grades.append((sample.key, _verdict(row[name], answer, chosen)))
-    return found
+                filtered = row["filtered_resps"][0]
+                answer = filtered[0] if isinstance(filtered, list) else filtered
+                result.grades.append((sample.key, _grade(row[name], answer, chosen)))
+    return result
 
 
 def _sample(
-    origin: Mapping[str, Any], numbers: Mapping[str, Any], prompt: tuple[int, ...], text: str
+    origin: Mapping[str, Any], record: Mapping[str, Any], prompt: tuple[int, ...], text: str
 ) -> Sample:
-    positions = range(len(prompt), len(prompt) + len(numbers["tokens"]))
-    more = {"policy": origin["policy"], "prompt": prompt, "positions": positions, "text": text}
-    return Sample.from_dict({**numbers, **more})
+    positions = range(len(prompt), len(prompt) + len(record["tokens"]))
+    shared = {"policy": origin["policy"], "prompt": prompt, "positions": positions, "text": text}
+    return Sample.from_dict({**record, **shared})
 
 
 # inspect_ai.
 
 
-def inspect_ai(paths: Sequence[Path], metric: str | None, verdicts: bool) -> Iterator[Found]:
-    """Logs (.eval, .json). Of a conversation, the last answer is the sample; of several choices, the first, which is
-    the one that inspect scores."""
+def inspect_ai(paths: Sequence[Path], metric: str | None, verdicts: bool) -> Iterator[HarnessCell]:
+    """Yield the cells of logs (.eval, .json), with `lm_eval`'s arguments; `metric` is a scorer.
+
+    The sample is the last answer of a conversation and the first of several choices, which is what inspect scores.
+    """
     if find_spec("inspect_ai") is None:
         raise UserError("inspect_ai is needed to read its logs; pip install 'twotemp[inspect]'")
     from inspect_ai.log import read_eval_log
 
     for path in _files(paths, "*.eval"):
-        with understood(path, DAMAGED):
+        with reading(path, DAMAGED):
             log = read_eval_log(str(path))
-            cells: dict[str, Found] = {}
-            for one in log.samples or ():
-                kept = ((one.output.metadata if one.output else None) or {}).get("twotemp")
-                if kept is None:
+            cells: dict[str, HarnessCell] = {}
+            for entry in log.samples or ():
+                origin = ((entry.output.metadata if entry.output else None) or {}).get("twotemp")
+                if origin is None:
                     raise UserError(
-                        f"{path}: sample {one.id} was not answered by a model twotemp/…; only our own samples can be "
+                        f"{path}: sample {entry.id} was not made with a model twotemp/…; only our own samples can be "
                         "imported"
                     )
                 task = log.eval.task
-                name = spell(Policy.from_dict(kept["policy"]))
-                chosen = _chosen("scorer", metric, list(one.scores or ())) if verdicts else None
-                found = cells.setdefault(
-                    name, Found("inspect", task, kept, metric=f"inspect {chosen}" if verdicts else None)
+                policy = spell(Policy.from_dict(origin["policy"]))
+                chosen = _choose("scorer", metric, list(entry.scores or ())) if verdicts else None
+                cell = cells.setdefault(
+                    policy,
+                    HarnessCell("inspect", task, origin, metric=f"inspect {chosen}" if verdicts else None),
                 )
-                problem = f"{task}/{one.id}"
-                text = one.input if isinstance(one.input, str) else "\n\n".join(m.text for m in one.input)
-                target = one.target if isinstance(one.target, str) else one.target[0]
-                found.problems[problem] = Problem(problem, task, text, {**one.metadata, "answer": target})
-                # A sample that takes several calls names them apart; here it is one answer to one question.
-                sample = replace(Sample.from_dict(kept["samples"][0]), request=problem)
-                found.samples.append(sample)
+                name = f"{task}/{entry.id}"
+                text = (
+                    entry.input if isinstance(entry.input, str) else "\n\n".join(m.text for m in entry.input)
+                )
+                target = entry.target if isinstance(entry.target, str) else entry.target[0]
+                cell.problems[name] = Problem(name, task, text, {**entry.metadata, "answer": target})
+                # Later calls of an entry have request ids with a suffix; in the run all are answers to one problem.
+                sample = replace(Sample.from_dict(origin["samples"][0]), request=name)
+                cell.samples.append(sample)
                 if chosen is not None:
-                    score = one.scores[chosen]
-                    found.grades.append((sample.key, _verdict(score.value, score.answer, chosen)))
+                    score = entry.scores[chosen]
+                    cell.grades.append((sample.key, _grade(score.value, score.answer, chosen)))
             yield from cells.values()
 
 
-# Both.
-
-READERS: dict[str, Callable[[Sequence[Path], str | None, bool], Iterator[Found]]] = {
+READERS: dict[str, Callable[[Sequence[Path], str | None, bool], Iterator[HarnessCell]]] = {
     "lm-eval": lm_eval,
     "inspect": inspect_ai,
 }
@@ -216,26 +237,26 @@ def _files(paths: Sequence[Path], pattern: str) -> list[Path]:
     return files
 
 
-def _chosen(kind: str, wanted: str | None, known: Sequence[str]) -> str:
-    """The one that is wanted, by its name or the part before a comma, or the only one there is."""
-    fitting = known if wanted is None else [n for n in known if wanted in (n, n.partition(",")[0])]
-    if wanted is not None and not fitting:
-        raise unknown(kind, wanted, known)
-    if len(fitting) != 1:
+def _choose(kind: str, name: str | None, known: Sequence[str]) -> str:
+    """Return the known name that equals `name`, up to a comma if need be; without `name`, the only known one."""
+    matches = known if name is None else [n for n in known if name in (n, n.partition(",")[0])]
+    if name is not None and not matches:
+        raise unknown(kind, name, known)
+    if len(matches) != 1:
         raise UserError(
             f"there are several {kind}s ({', '.join(known)}); choose one with --metric, or a --grader"
         )
-    return fitting[0]
+    return matches[0]
 
 
-def _verdict(value: Any, answer: str | None, metric: str) -> Grade:
-    """A harness's value as a verdict: right is 1 or "C", wrong 0 or one of inspect's other letters."""
+def _grade(value: Any, answer: str | None, metric: str) -> Grade:
+    """Return the grade for a harness's value: 1 or "C" is right; 0 and inspect's other letters are wrong."""
     if value in (0, 1):
         passed = bool(value)
     elif value in ("C", "I", "P", "N"):
         passed = value == "C"
     else:
         raise UserError(
-            f"{metric} says {value!r}, which is neither right nor wrong; choose another --metric, or a --grader"
+            f"{metric} is {value!r}, which is neither right nor wrong; choose another --metric, or a --grader"
         )
     return Grade("passed" if passed else "failed", answer or None, rule="recorded")

@@ -1,4 +1,4 @@
-"""twotemp as a model provider of inspect_ai: `--model twotemp/tiny`."""
+"""A model provider for inspect_ai: `--model twotemp/tiny`."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ REFUSED = (
 
 
 class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be installed where types are checked
-    """Arguments (`-M`): policy, length, block, seed, cache, chat as in `twotemp.sample`, those of `twotemp.load`, and
-    slots: how many rows are decoded together, which is also the default of --max-connections.
+    """A twotemp model for inspect.
 
-    inspect's own --seed, --temperature, --top-p, --top-k, --max-tokens, --stop-seqs and --num-choices mean what they
-    say; `length` wins over --max-tokens.
+    Arguments (`-M`) are policy, length, block, seed, cache and chat of `twotemp.sample`, those of `twotemp.load`, and
+    slots, the number of rows decoded together, which is also the default of --max-connections.
+
+    inspect's own --seed, --temperature, --top-p, --top-k, --max-tokens, --stop-seqs and --num-choices apply; `length`
+    overrides --max-tokens.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be inst
         self.model = load_model(model_name, **loading)
         self._origin = origin(self.model, self.policy, block, seed, cache, bool(loading.get("compile")))
         self._service = LocalService(self.model, slots, cache).__enter__()
-        self._asked: Counter[str] = Counter()
+        self._draws: Counter[str] = Counter()
         self._calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     def max_connections(self) -> int:
@@ -89,12 +91,12 @@ class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be inst
         )
         requests = [replace(template, index=first + choice) for choice in range(choices)]
         samples = await asyncio.gather(*map(self._draw, requests))
-        written = sum(len(one.tokens) for one in samples)
+        written = sum(len(sample.tokens) for sample in samples)
         return ModelOutput(
             model=self.model_name,
-            choices=[self._choice(one) for one in samples],
+            choices=[self._choice(sample) for sample in samples],
             usage=ModelUsage(input_tokens=len(row), output_tokens=written, total_tokens=len(row) + written),
-            metadata={"twotemp": self._kept(samples)},
+            metadata={"twotemp": self._metadata(samples)},
         )
 
     async def _draw(self, request: Request) -> Sample:
@@ -121,21 +123,21 @@ class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be inst
             self._service.cancel(handle)
 
     def _policy(self, config: GenerateConfig) -> Policy:
-        said = {ours: getattr(config, name) for name, ours in POLICY.items()}
-        return replace(self.policy, **{ours: value for ours, value in said.items() if value is not None})
+        options = {ours: getattr(config, name) for name, ours in POLICY.items()}
+        return replace(self.policy, **{name: value for name, value in options.items() if value is not None})
 
     def _address(self, row: Sequence[int], choices: int) -> tuple[str, int]:
-        """The id of a request and its first index: which noise it gets.
+        """Return the id of a request and its first index, which decide the noise of its samples.
 
-        inspect does not tell a provider for which sample and epoch it asks; what it knows itself is looked up, so
-        that nothing depends on who comes first. Calls of one sample are counted. Where there is no sample (or a
-        later release keeps it elsewhere) a prompt's own name is used, and its index counts how often it was asked.
+        inspect does not pass its sample and epoch to a provider, so they are looked up in its state: samples then do
+        not depend on the order of the calls. Later calls for a sample get a suffix. Without that state (outside an
+        evaluation, or in a release that moves it) the id comes from the prompt and the index counts its samples.
         """
         active = _active_sample()
         if active is None:
             (name,) = prompt_names([row])
-            first = self._asked[name]
-            self._asked[name] += choices
+            first = self._draws[name]
+            self._draws[name] += choices
             return name, first
         call = self._calls[active] = self._calls.get(active, 0) + 1
         name = f"{active.task}/{active.sample.id}"
@@ -147,11 +149,11 @@ class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be inst
             stop_reason="max_tokens" if sample.finish == "length" else "stop",
         )
 
-    def _kept(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """For `twotemp import inspect`: the samples whole, and how they were drawn."""
+    def _metadata(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """Return what `twotemp import inspect` needs: the complete samples and the settings they were drawn with."""
         first = samples[0]
-        now = {"policy": first.policy.to_dict(), "seed": first.seed}
-        return {**self._origin, **now, "samples": [one.to_dict() for one in samples]}
+        settings = {"policy": first.policy.to_dict(), "seed": first.seed}
+        return {**self._origin, **settings, "samples": [sample.to_dict() for sample in samples]}
 
 
 def _active_sample() -> Any:
@@ -164,20 +166,20 @@ def _active_sample() -> Any:
 
 def _check(tools: Sequence[ToolInfo], config: GenerateConfig) -> None:
     if tools:
-        raise UserError("twotemp models call no tools; give the task a solver without them")
+        raise UserError("twotemp models do not call tools; use a solver without tools")
     for name in REFUSED:
         if getattr(config, name) not in (None, False):
-            raise UserError(f"a twotemp model has no {name}; leave it out")
+            raise UserError(f"twotemp models do not support {name}; leave it out")
 
 
 def _prompt(messages: Sequence[ChatMessage]) -> Prompt:
-    """A single user's turn as text, which needs no chat format; else the conversation."""
+    """Return a single user message as text, which needs no chat format; otherwise the conversation."""
     turns: list[Mapping[str, str]] = []
     for message in messages:
         parts = [] if isinstance(message.content, str) else message.content
         for part in parts:
             if part.type not in ("text", "reasoning"):
-                raise UserError(f"a twotemp model reads text alone, no {part.type}")
+                raise UserError(f"twotemp models read text only, not {part.type}")
         turns.append({"role": message.role, "content": message.text})
     if len(turns) == 1 and turns[0]["role"] == "user":
         return turns[0]["content"]

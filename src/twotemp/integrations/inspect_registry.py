@@ -1,4 +1,4 @@
-"""What inspect_ai finds by its entry point: the name of the provider, and where it is once somebody wants it."""
+"""The entry point of inspect_ai: registers the provider's name and imports the provider when it is used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""twotemp as a model of lm-evaluation-harness: `--model twotemp`.
+"""A model for lm-evaluation-harness: `--model twotemp`.
 
-Releases that look for models in the entry points `lm_eval.models` find it there; for those that do not (0.4.13),
-`twotemp lm-eval ...` is their command line with this module imported first.
+Releases that read the entry points `lm_eval.models` find it by themselves. For releases that do not (0.4.13),
+`twotemp lm-eval ...` runs lm-eval's command line with this module imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from tqdm import tqdm
 from twotemp.backends.local import LocalBackend
 from twotemp.engine.rows import check
 from twotemp.errors import UserError, unknown
-from twotemp.integrations.arguments import answer_length, device_of, load_model, origin, policy_of, rows_of
+from twotemp.integrations.arguments import (
+    answer_length,
+    batch_size_of,
+    device_of,
+    load_model,
+    origin,
+    policy_of,
+)
 from twotemp.likelihood.score import Likelihood, score
 from twotemp.models.base import LanguageModel, Message
 from twotemp.records import NOT_STORED, Policy, Request, Sample
@@ -32,27 +39,35 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("twotemp")
 
-# lm-eval's names for it; the first that is given counts.
+# Names of the length limit in lm-eval; the first that is set applies.
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-# What tasks say to autoregressive models. Here the policy decides: tasks ask for greedy decoding almost always.
+# Left to the policy: almost all tasks ask for greedy decoding.
 IGNORED = ("do_sample", "temperature", "top_p", "top_k")
-SCORED_TOGETHER = 32  # rows, unless a batch size is given
+SCORING_BATCH = 32  # rows, unless a batch size is given
 
 Row = tuple[int, ...]
 
 
 @register_model("twotemp")
 class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installed where types are checked
-    """pretrained: a name or folder as `twotemp.load` takes it, or a model that is loaded already; with a name or
-    folder, the other arguments of `twotemp.load` as well (`eos_id` for `eos_ids`).
+    """A twotemp model for lm-eval.
 
-    policy, length, block, seed, cache: as in `twotemp.sample`; a policy's parameters are separated by semicolons.
-    length: tokens of an answer; unset, the task's `max_gen_toks`, else `twotemp.sample`'s default.
-    draws: masked copies of each text in an estimate of its likelihood, an even number.
-    greedy: also find out whether a continuation is what greedy decoding would write (one more decoding of each).
+    The noise of a sample is a function of (seed, task/document/request, number of the repeat), so repeats differ
+    from each other and are the same in every run.
 
-    The noise of a sample is addressed by (seed, task/document/request, which of the repeats), so that repeats are
-    different samples, and the same ones in every run.
+    Args:
+        pretrained: A name or folder for `twotemp.load`, or a loaded model.
+        policy: See `twotemp.sample`; semicolons separate the parameters.
+        length: Tokens to generate; None for the task's `max_gen_toks` or else `twotemp.sample`'s default.
+        block: See `twotemp.sample`.
+        seed: See `twotemp.sample`.
+        cache: See `twotemp.sample`.
+        draws: Masked copies of each text in an estimate of its likelihood, an even number.
+        greedy: Whether to decode each continuation greedily, to tell lm-eval if it is the greedy one.
+        batch_size: See `batch_size_of`.
+        max_batch_size: See `batch_size_of`.
+        device: See `twotemp.load`.
+        loading: Other arguments of `twotemp.load`, with `eos_id` instead of `eos_ids`.
     """
 
     def __init__(
@@ -74,7 +89,7 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
         self.policy = policy_of(policy)
         self.length, self.block, self.seed, self.cache = length, block, seed, cache
         self.draws, self.greedy = draws, greedy
-        self.rows = rows_of(batch_size, max_batch_size)
+        self.rows = batch_size_of(batch_size, max_batch_size)
         if isinstance(pretrained, str):
             self.model = load_model(pretrained, device=device_of(device), **loading)
         elif loading:
@@ -86,7 +101,7 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
         self._device = self.model.device
         self._openings = _openings(self.model)
         self._cached = False
-        self._prompts: dict[str, dict[str, Any]] = {}  # by request, with the hash that lm-eval notes
+        self._prompts: dict[str, dict[str, Any]] = {}  # by request, with the hash in lm-eval's sample log
         self._samples: list[Sample] = []
         self._likelihoods: list[dict[str, Any]] = []
 
@@ -95,12 +110,12 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
     @property
     def eot_token_id(self) -> int:
         if not self.model.eos_ids:
-            raise UserError(f"{self.model.name!r} has no end-of-text token; name it with eos_id=…")
+            raise UserError(f"{self.model.name!r} has no end-of-text token; set it with eos_id=…")
         return self.model.eos_ids[0]
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text without context."""
+        """The token before a text without context."""
         first = getattr(self.tokenizer, "bos_token_id", None)
         return self.eot_token_id if first is None else int(first)
 
@@ -110,22 +125,24 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
 
     @property
     def tokenizer_name(self) -> str:
-        """Part of the file name under which lm-eval keeps finished prompts."""
+        """Part of the file name of lm-eval's prompt cache."""
         return self.model.name.replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **unused: Any) -> list[int]:
-        """A text that is in the chat format holds its special tokens already."""
+        """Return token ids; a text in the chat format contains its special tokens, so none are added."""
         if add_special_tokens is False or string.startswith(self._openings):
             return self.model.tokens(string)
         return self.model.encode(string, chat=False)
 
     def apply_chat_template(self, chat_history: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """The model's own format. A last turn of the assistant is what the answer begins with, so that
-        `add_generation_prompt` says nothing new."""
+        """Return the conversation in the model's chat format.
+
+        A final assistant message is the beginning of the answer, so `add_generation_prompt` is not needed.
+        """
         return self.model.conversation(chat_history)
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """What lm-eval notes beside its results; it has one name for it, so we have one format."""
+        """Return the chat template, which lm-eval stores with its results; there is only one per model."""
         if not self.model.has_chat:
             raise UserError(f"{self.model.name!r} has no chat format; leave --apply_chat_template out")
         return str(getattr(self.tokenizer, "chat_template", None) or "")
@@ -137,10 +154,10 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
         self._cached = cache_hook.dbdict is not None
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """One text for each. lm-eval gives the same instance again for every repeat."""
+        """Return a text for each instance; lm-eval passes the same instance again for every repeat."""
         templates: dict[str, Request] = {}
-        times: Counter[str] = Counter()
-        asked = []
+        repeats: Counter[str] = Counter()
+        rows = []
         for instance in requests:
             name = _name(instance)
             if name not in templates:
@@ -148,12 +165,12 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
                 self._check(options)
                 templates[name] = self._template(name, context, options)
                 self._prompts[name] = {"hash": hash_string(context), "tokens": templates[name].prompt}
-            asked.append(replace(templates[name], index=times[name]))
-            times[name] += 1
-        samples = self._backend().sample(asked)
-        bar = tqdm(samples, total=len(asked), disable=disable_tqdm, desc="twotemp samples")
-        drawn = {sample.key: sample for sample in bar}
-        ordered = [drawn[request.key] for request in asked]
+            rows.append(replace(templates[name], index=repeats[name]))
+            repeats[name] += 1
+        samples = self._backend().sample(rows)
+        bar = tqdm(samples, total=len(rows), disable=disable_tqdm, desc="twotemp samples")
+        by_key = {sample.key: sample for sample in bar}
+        ordered = [by_key[row.key] for row in rows]
         self._samples += ordered
         return [sample.text for sample in ordered]
 
@@ -167,15 +184,15 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
                 raise unknown("generation argument", key, known)
         if self._cached and self.policy != _greedy(self.policy) and not options.get("do_sample"):
             raise UserError(
-                "--use_cache keeps one text for each prompt and would hand it out for every repeat; add "
-                "--gen_kwargs do_sample=True, with which lm-eval draws anew, or leave --use_cache out"
+                "--use_cache stores one text per prompt and would return it for every repeat; add "
+                "--gen_kwargs do_sample=True, with which lm-eval does not use the stored text, or leave --use_cache out"
             )
 
     def _template(self, name: str, context: str, options: Mapping[str, Any]) -> Request:
-        """The first of a document's requests."""
+        """Return the request of a document's first repeat."""
         row = self.tok_encode(context)
-        allowed = next((int(options[key]) for key in LENGTHS if options.get(key) is not None), None)
-        length = self.length or answer_length(self.model, row, allowed, name)
+        limit = next((int(options[key]) for key in LENGTHS if options.get(key) is not None), None)
+        length = self.length or answer_length(self.model, row, limit, name)
         (template,) = prompt_requests(
             self.model,
             [row],
@@ -193,62 +210,64 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         before = len(self._likelihoods)
-        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
-        for instance, one in zip(requests, self._likelihoods[before:], strict=True):
-            one["request"] = _name(instance)
-        return found
+        results: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        for instance, record in zip(requests, self._likelihoods[before:], strict=True):
+            record["request"] = _name(instance)
+        return results
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        pairs = [(tuple(context), tuple(said)) for _, context, said in requests]
-        found = self._score(pairs)
-        self._likelihoods += [one._asdict() for one in found]
+        pairs = [(tuple(context), tuple(target)) for _, context, target in requests]
+        scores = self._score(pairs)
+        self._likelihoods += [score._asdict() for score in scores]
         greedy = self._greedy(pairs)
-        return [(one.log_p, said == greedy.get((row, len(said)))) for one, (row, said) in zip(found, pairs)]
+        return [
+            (score.log_p, target == greedy.get((context, len(target))))
+            for score, (context, target) in zip(scores, pairs)
+        ]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Of whole texts; one that is longer than the context in several windows, each given one token before it."""
+        """Return log p of whole texts; a long one is cut into windows, each conditioned on the token before it."""
         windows: list[tuple[Row, Row]] = []
         owner: list[int] = []
         for number, instance in enumerate(requests):
             tokens = self.tok_encode(instance.args[0], add_special_tokens=False)
-            # A row holds what is given as well as what is scored.
+            # A row holds the token before the window as well.
             width = len(tokens) if self.model.max_length is None else self.model.max_length - 1
             for pair in get_rolling_token_windows(tokens, self.prefix_token_id, max(1, width), 1):
-                context, said = make_disjoint_window(pair)
-                windows.append((tuple(context), tuple(said)))
+                context, target = make_disjoint_window(pair)
+                windows.append((tuple(context), tuple(target)))
                 owner.append(number)
-        total = [Likelihood(0.0, 0.0, 0)] * len(requests)
-        for number, one in zip(owner, self._score(windows)):
-            old = total[number]
-            total[number] = Likelihood(
-                old.log_p + one.log_p, math.hypot(old.error, one.error), old.tokens + one.tokens
+        totals = [Likelihood(0.0, 0.0, 0)] * len(requests)
+        for number, part in zip(owner, self._score(windows)):
+            total = totals[number]
+            totals[number] = Likelihood(
+                total.log_p + part.log_p, math.hypot(total.error, part.error), total.tokens + part.tokens
             )
         names = map(_name, requests)
-        self._likelihoods += [{**one._asdict(), "request": name} for name, one in zip(names, total)]
-        return [one.log_p for one in total]
+        self._likelihoods += [{**total._asdict(), "request": name} for name, total in zip(names, totals)]
+        return [total.log_p for total in totals]
 
     def _score(self, pairs: Sequence[tuple[Row, Row]]) -> list[Likelihood]:
-        most = self.model.max_length
-        for row, said in pairs:
-            if most is not None and len(row) + len(said) > most:
+        longest = self.model.max_length
+        for context, target in pairs:
+            if longest is not None and len(context) + len(target) > longest:
                 raise UserError(
-                    f"a context of {len(row)} tokens with {len(said)} to score does not fit into "
-                    f"{self.model.name!r}'s {most}; take fewer examples (--num_fewshot)"
+                    f"{len(context)} tokens of context and {len(target)} to score do not fit into the {longest} of "
+                    f"{self.model.name!r}; use fewer examples (--num_fewshot)"
                 )
         if not pairs:
             return []
-        rows, texts = zip(*pairs)
-        return score(
-            self.model, rows, texts, draws=self.draws, seed=self.seed, batch_size=self.rows or SCORED_TOGETHER
-        )
+        contexts, targets = zip(*pairs)
+        size = self.rows or SCORING_BATCH
+        return score(self.model, contexts, targets, draws=self.draws, seed=self.seed, batch_size=size)
 
     def _greedy(self, pairs: Sequence[tuple[Row, Row]]) -> dict[tuple[Row, int], Row]:
-        """(context, length) -> what the policy writes there without any noise."""
+        """Return (context, length) -> the tokens that the policy writes without noise."""
         if not self.greedy:
             return {}
-        wanted = list(dict.fromkeys((row, len(said)) for row, said in pairs))
+        contexts = list(dict.fromkeys((context, len(target)) for context, target in pairs))
         requests = [
             Request(
                 id=str(number),
@@ -257,21 +276,19 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
                 length=length,
                 block=self.block,
             )
-            for number, (row, length) in enumerate(wanted)
+            for number, (row, length) in enumerate(contexts)
         ]
         for request in requests:
             check(request, self.model)
         samples = self._backend().sample(requests)
-        return {wanted[int(sample.request)]: sample.tokens for sample in samples}
-
-    # What is kept.
+        return {contexts[int(sample.request)]: sample.tokens for sample in samples}
 
     def get_model_info(self) -> dict[str, Any]:
-        """lm-eval writes it into its results: who wrote the texts, what each cost (for `twotemp import`), and the
-        standard errors of likelihoods."""
-        left_out = {"policy", "prompt", "positions", "text", "trace", *NOT_STORED}
+        """Return what lm-eval stores with its results: what `twotemp import` needs, and errors of likelihoods."""
+        omitted = {"policy", "prompt", "positions", "text", "trace", *NOT_STORED}
         rows = [
-            {key: value for key, value in vars(one).items() if key not in left_out} for one in self._samples
+            {key: value for key, value in vars(sample).items() if key not in omitted}
+            for sample in self._samples
         ]
         return {
             "twotemp": {
@@ -289,7 +306,7 @@ def _name(instance: Instance) -> str:
 
 
 def _greedy(policy: Policy) -> Policy:
-    """The policy without any noise, whatever the scores of its first step are."""
+    """Return the policy with all its temperatures at 0."""
     return replace(policy, t_token=0.0, first_t_token=0.0, t_pos=0.0)
 
 
@@ -299,17 +316,17 @@ def _stops(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _openings(model: LanguageModel) -> tuple[str, ...]:
-    """How a text in the model's chat format begins, with a system message and without.
+    """Return how texts in the model's chat format begin, with and without a system message.
 
-    Prompts come as text, and lm-eval may have kept them from an earlier run: nothing else says what they are.
+    Prompts arrive as text, perhaps from lm-eval's cache, so the beginning is the only sign of their format.
     """
     if not model.has_chat:
         return ()
     mark = "twotemp"
     user = {"role": "user", "content": mark}
-    found = [model.conversation([user]).partition(mark)[0]]
+    openings = [model.conversation([user]).partition(mark)[0]]
     try:
-        found.append(model.conversation([{"role": "system", "content": mark}, user]).partition(mark)[0])
-    except Exception as error:  # a template may refuse system messages, in an error of its own
+        openings.append(model.conversation([{"role": "system", "content": mark}, user]).partition(mark)[0])
+    except Exception as error:  # a template may raise any error to refuse system messages
         log.debug("%s has no system messages: %s", model.name, error)
-    return tuple(filter(None, found))
+    return tuple(filter(None, openings))

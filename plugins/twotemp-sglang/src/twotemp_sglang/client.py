@@ -25,7 +25,7 @@ from twotemp.backends.supervisor import ATTEMPTS
 from twotemp.engine.batch import paper_nfe
 from twotemp.engine.rows import block_of
 from twotemp.engine.scheduler import refuse_groups
-from twotemp.errors import UserError, understood
+from twotemp.errors import UserError, reading
 from twotemp.models.base import LanguageModel
 from twotemp.policies import policy
 from twotemp.records import Request, Sample, Trace, first_eos
@@ -120,7 +120,7 @@ class Server:
 
     def check(self) -> None:
         """Raise a UserError unless the server runs twotemp's policies."""
-        with self._understood():
+        with self._reading():
             decides = self._ask("/server_info", None, ASKING_SECONDS).get("dllm_algorithm")
         if decides != NAME:
             raise UserError(
@@ -153,12 +153,12 @@ class Server:
                 for request in requests
             ],
         }
-        with self._understood():
+        with self._reading():
             answers = self._ask("/generate", body, PATIENCE)
             return [self._sample(request, answer) for request, answer in zip(requests, answers, strict=True)]
 
-    def _understood(self) -> AbstractContextManager[None]:
-        return understood(f"the answer of {self.url}", f"is it SGLang's? Start a server with: {START}")
+    def _reading(self) -> AbstractContextManager[None]:
+        return reading(f"the answer of {self.url}", f"is it SGLang's? Start a server with: {START}")
 
     def _sample(self, request: Request, answer: dict[str, Any]) -> Sample:
         info, tokens = answer["meta_info"], tuple(answer["output_ids"])
