@@ -159,7 +159,7 @@ def test_closing_ends_threads_and_processes():
         processes = pids(service)
     wait_for(lambda: set(threading.enumerate()) <= before)
     assert not any(Path(f"/proc/{pid}").exists() for pid in processes)
-    with pytest.raises(UserError, match="takes no new work"):
+    with pytest.raises(UserError, match="accepts no new requests"):
         service.submit(requests(1)[0], print)
 
 
@@ -172,7 +172,10 @@ def test_closing_without_drop_finishes_what_was_accepted():
 
 def test_samples_that_repel_each_other_are_refused(model):
     (request,) = prompt_requests(model, PROMPT, "odd", 1, 4)
-    with workers(free, 1) as service, pytest.raises(UserError, match="takes rows as they come cannot do"):
+    with (
+        workers(free, 1) as service,
+        pytest.raises(UserError, match="starts each row when it arrives cannot do"),
+    ):
         service.submit(request, print)
 
 
@@ -185,10 +188,10 @@ class Scripted:
     def __init__(self, *scripts) -> None:
         self.scripts, self.reports, self.started, self.killed = list(scripts), queue.SimpleQueue(), 0, 0
 
-    def start(self, place):
+    def start(self, index):
         self.started += 1
-        self.reports.put((place, Ready("m", "f")))
-        return Link(self, place, self.scripts.pop(0) if self.scripts else answer)
+        self.reports.put((index, Ready("m", "f")))
+        return Link(self, index, self.scripts.pop(0) if self.scripts else answer)
 
     def receive(self, links, seconds):
         try:
@@ -201,12 +204,12 @@ class Scripted:
 
 
 class Link:
-    def __init__(self, transport, place, script) -> None:
-        self.transport, self.place, self.script = transport, place, script
+    def __init__(self, transport, index, script) -> None:
+        self.transport, self.index, self.script = transport, index, script
 
     def send(self, order) -> None:
         for report in self.script(order):
-            self.transport.reports.put((self.place, report))
+            self.transport.reports.put((self.index, report))
 
     def kill(self) -> None:
         self.transport.killed += 1
@@ -290,7 +293,7 @@ def test_a_listener_that_raises_costs_only_its_own_request(caplog):
         service.submit(requests(1)[0], [].remove)
         _, events = submit(service, requests(1))
         assert isinstance(collect(events, 1)[0][0], Sample)
-    assert "could not be delivered" in caplog.text
+    assert "the request is canceled" in caplog.text
 
 
 def test_workers_with_different_models_are_refused():

@@ -399,7 +399,7 @@ def test_what_cannot_be_drawn_as_a_group_is_refused():
     assert live.idle
     with (
         LocalService(model, 4) as service,
-        pytest.raises(UserError, match="a service that takes rows as they come"),
+        pytest.raises(UserError, match="a service that starts each row when it arrives"),
     ):
         service.submit(wanted[0], print)
 

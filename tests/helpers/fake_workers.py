@@ -114,7 +114,7 @@ class FreeEngine:
 
 
 def free(
-    place: int, on_turn: Hook, on_step: Hook = nothing, steps: int = 3, seconds: float = 0.0
+    index: int, on_turn: Hook, on_step: Hook = nothing, steps: int = 3, seconds: float = 0.0
 ) -> LocalService:
     service = LocalService(ToyModel(), 64, on_turn=on_turn)
     service.text = FreeText()  # type: ignore[assignment]
@@ -122,34 +122,34 @@ def free(
     return service
 
 
-def slow(place: int, on_turn: Hook, on_step: Hook = nothing) -> LocalService:
-    return free(place, on_turn, on_step, seconds=0.02)
+def slow(index: int, on_turn: Hook, on_step: Hook = nothing) -> LocalService:
+    return free(index, on_turn, on_step, seconds=0.02)
 
 
-def streaming(place: int, on_turn: Hook, on_step: Hook = nothing) -> LocalService:
+def streaming(index: int, on_turn: Hook, on_step: Hook = nothing) -> LocalService:
     """Rows that take many steps."""
-    return free(place, on_turn, on_step, steps=30, seconds=0.01)
+    return free(index, on_turn, on_step, steps=30, seconds=0.01)
 
 
-def named(place: int, on_turn: Hook) -> LocalService:
+def named(index: int, on_turn: Hook) -> LocalService:
     """Its name is what it sees of a secret."""
-    service = free(place, on_turn)
+    service = free(index, on_turn)
     service.text.name = str(os.environ.get("HF_TOKEN"))
     return service
 
 
-def broken(place: int, on_turn: Hook) -> LocalService:
+def broken(index: int, on_turn: Hook) -> LocalService:
     """A worker that fails while it starts."""
     raise RuntimeError("the sky fell")
 
 
-def tiny(place: int, on_turn: Hook, on_step: Hook = nothing) -> LocalService:
+def tiny(index: int, on_turn: Hook, on_step: Hook = nothing) -> LocalService:
     import twotemp
 
     return LocalService(twotemp.load("tiny"), 4, on_turn=on_turn, observer=Steps(lambda view: on_step()))
 
 
-def micro(place: int, on_turn: Hook, on_step: Hook = nothing) -> LocalService:
+def micro(index: int, on_turn: Hook, on_step: Hook = nothing) -> LocalService:
     from tests.helpers import toy_task
 
     return LocalService(toy_task.micro_model(), on_turn=on_turn, observer=Steps(lambda view: on_step()))
@@ -168,7 +168,7 @@ class Stumbling:
     after: int = 20  # steps; 0: while it starts
     make: Callable[..., LocalService] = free
 
-    def __call__(self, place: int, on_turn: Hook) -> LocalService:
+    def __call__(self, index: int, on_turn: Hook) -> LocalService:
         if self.after == 0:
             self._stumble()
         taken = [0]
@@ -178,7 +178,7 @@ class Stumbling:
             if taken[0] == self.after and self.how in ("kill", "stop", "hang", "mistake", "crash"):
                 self._stumble()
 
-        return self.make(place, on_turn, on_step)
+        return self.make(index, on_turn, on_step)
 
     def _stumble(self) -> None:
         marks = len(list(self.folder.iterdir()))

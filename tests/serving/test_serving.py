@@ -127,7 +127,7 @@ def test_diffusing_streams_replace_the_text(openai_client, model):
     texts, commits = [], {}
     for chunk in stream:
         texts.append(chunk.choices[0].text)
-        commits |= {place: text for place, text, _ in chunk.choices[0].twotemp.get("commits", [])}
+        commits |= {index: text for index, text, _ in chunk.choices[0].twotemp.get("commits", [])}
     (expected,) = twotemp.sample(model, PROMPT, "tlc", length=12, seed=2, chat=False)
     assert texts[-1] == expected.text
     masks = [text.count(MASK) for text in texts[:-1]]

@@ -1,6 +1,6 @@
-"""The two ways to ask for samples, `Backend` for batch work and `Service` for live work, and both in this process.
+"""The two protocols for drawing samples, `Backend` for batch work and `Service` for live work, and both in process.
 
-Everything that wants samples uses one of these protocols. Here token ids become text.
+All sampling in the package goes through one of them. They turn the engine's token ids into text.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from twotemp.sampling.prompts import chunks
 from twotemp.sampling.text import Prefix, finish
 
 log = logging.getLogger("twotemp")
-# What happened to a request: a step of a watched row, then either its sample or what went wrong with it.
+# Steps of a watched row, then the request's sample or its error.
 Event = Written | Sample | UserError
 OnEvent = Callable[[Event], None]
 
 
 class StepFailed(UserError):
-    """A step of the engine failed; its cause may be about another request and is for the log alone."""
+    """A step of the engine failed; the cause is only logged, because it may concern another request."""
 
 
 class Backend(Protocol):
@@ -77,7 +77,7 @@ class Handle:
         try:
             self.on_event(event)
         except Exception:
-            log.exception("an event of %s could not be delivered; it is canceled", self.request.name)
+            log.exception("the listener of %s failed; the request is canceled", self.request.name)
             return False
         return True
 
@@ -106,7 +106,7 @@ class Service(Protocol):
         ...
 
     def close(self, *, drop: bool = False) -> None:
-        """Accept nothing new and return when all is finished; drop: cancel everything instead."""
+        """Accept no new requests and return when all have finished; with `drop`, cancel them instead."""
         ...
 
 
@@ -141,7 +141,7 @@ class LocalBackend:
     def events(
         self, requests: Iterable[Request], *, watch: bool = False
     ) -> Iterator[tuple[Request, Written | Sample]]:
-        """Yield each request's sample with the request; watch: before it, what every step wrote into its row."""
+        """Yield (request, sample) pairs; with `watch`, also the tokens written by each step before."""
         for chunk in chunks(requests):
             for request, event in engine.events(
                 self.model,
@@ -165,17 +165,17 @@ def longest_rows(model: Denoiser, cache: str | None) -> int:
 class _Row:
     """A handle's row in the engine."""
 
-    ticket: RowHandle
+    row_handle: RowHandle
     began: float
-    prefix: Prefix | None  # where the row may be freed as soon as its text contains a stop string
+    prefix: Prefix | None  # of a row that is freed as soon as its text contains a stop string
 
 
 class LocalService:
     """A `Service` that runs the engine in a thread for as long as the context lasts.
 
-    Leaving the context finishes what was accepted; leaving it by an exception drops everything. A row whose logits
-    are NaN is the error of its own request. An error of a whole batch is a `StepFailed` for the requests in it; other
-    batches, and the service, go on.
+    Leaving the context finishes all accepted requests; leaving it by an exception drops them. A row with NaN logits
+    ends with an error for its request only. An error of a whole batch is a `StepFailed` for the requests in it; the
+    service and other batches continue.
 
     >>> import twotemp, queue
     >>> from twotemp.records import Request
@@ -200,8 +200,8 @@ class LocalService:
 
         Args:
             model: What to decode with.
-            slots: The rows of each batch, at most; policies of different structure have separate batches. None for
-                what fits, by the requests that start a batch.
+            slots: The maximum number of rows per batch; policies of different structure have separate batches. None
+                for as many as fit into memory, estimated from the requests that start a batch.
             cache: See `twotemp.sample`.
             observer: Sees every step.
             on_turn: Called in the service's thread after every step, when its events have been delivered.
@@ -236,15 +236,15 @@ class LocalService:
 
     @property
     def load(self) -> int:
-        """Return how many requests are accepted and not finished: rows that run and rows that wait."""
+        """Return the number of unfinished requests, running or waiting."""
         return len(self._open)
 
     def submit(self, request: Request, on_event: OnEvent, *, watch: bool = False) -> Handle:
         """See `Service.submit`.
 
-        Where a request has stop strings, its row is freed as soon as its text contains one, unless it is traced.
+        The row of an untraced request is freed as soon as its text contains a stop string.
         """
-        refuse_groups(request.policy, "a service that takes rows as they come")
+        refuse_groups(request.policy, "a service that starts each row when it arrives")
         handle = Handle(request, on_event, watch)
         self.submit_all([handle])
         return handle
@@ -253,7 +253,7 @@ class LocalService:
         """Accept several requests at once; samples that repel each other must come together."""
         with self._changed:
             if self._closing or not self._thread.is_alive():
-                raise UserError("the service is closing; it takes no new work")
+                raise UserError("the service is closing and accepts no new requests")
             self._open.update(handles)
             self._arrived.append(handles)
             self._changed.notify_all()
@@ -271,14 +271,14 @@ class LocalService:
             events = self._live.turn()
             for error in {event for _, event in events if isinstance(event, Exception)}:
                 if not isinstance(error, UserError):
-                    log.error("a step failed; the requests in it are given up", exc_info=error)
-            for ticket, event in events:
-                if ticket in self._handles:  # else an earlier event of this turn ended it
-                    self._handle_event(self._handles[ticket], event)
+                    log.error("a step failed; its requests are dropped", exc_info=error)
+            for row_handle, event in events:
+                if row_handle in self._handles:  # else an earlier event of this turn ended it
+                    self._handle_event(self._handles[row_handle], event)
             self._on_turn()
 
     def _update(self) -> bool:
-        """Take in what arrived and what was canceled, waiting while there is nothing to do; False at the end."""
+        """Start new requests and free canceled ones, waiting if there are none; return False at the end."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._arrived or self._canceled or not self._live.idle or self._closing
@@ -304,14 +304,14 @@ class LocalService:
             prefixes = [_prefix(self.text, handle.request) for handle in group]
             watch = any(handle.watch for handle in group) or any(prefixes)
             try:
-                tickets = self._live.submit_group([handle.request for handle in group], watch)
+                row_handles = self._live.submit_group([handle.request for handle in group], watch)
             except UserError as error:
                 for handle in group:
                     self._end(handle, error)
                 continue
-            for handle, ticket, prefix in zip(group, tickets, prefixes):
-                self._handles[ticket] = handle
-                self._rows[handle] = _Row(ticket, perf_counter(), prefix)
+            for handle, row_handle, prefix in zip(group, row_handles, prefixes):
+                self._handles[row_handle] = handle
+                self._rows[handle] = _Row(row_handle, perf_counter(), prefix)
 
     def _handle_event(self, handle: Handle, event: engine.RowEvent) -> None:
         if isinstance(event, Sample):
@@ -332,8 +332,8 @@ class LocalService:
 
     def _free(self, handle: Handle) -> None:
         if (row := self._rows.pop(handle, None)) is not None:
-            del self._handles[row.ticket]
-            self._live.cancel(row.ticket)  # nothing to do where the row has finished
+            del self._handles[row.row_handle]
+            self._live.cancel(row.row_handle)  # nothing to do where the row has finished
         with self._changed:
             self._open.discard(handle)
 
@@ -343,13 +343,13 @@ def _columns(request: Request) -> int:
 
 
 def _prefix(text: LanguageModel, request: Request) -> Prefix | None:
-    """Return the text of a row that may end early; a trace is recorded to the end, and so is an infilled row."""
+    """Return the prefix of a row that may end at a stop string; None for a traced or infilled row, which may not."""
     early = request.stop and request.length and not request.trace and text.tokenizer is not None
     return Prefix(text, request) if early else None
 
 
 def _stopped(request: Request, prefix: Prefix, began: float) -> Sample:
-    """Return the sample of a row that was freed at a stop string: what was certain by then."""
+    """Return the sample of a row that was freed at a stop string: its committed prefix."""
     return Sample(
         *(*request.key, request.policy, request.prompt, prefix.positions, prefix.tokens),
         nfe=prefix.steps,
@@ -363,6 +363,6 @@ def _stopped(request: Request, prefix: Prefix, began: float) -> Sample:
 
 
 def _step_failed(error: Exception) -> StepFailed:
-    failed = StepFailed("a step failed; the log says why")
+    failed = StepFailed("a step failed; see the log for the cause")
     failed.__cause__ = error
     return failed

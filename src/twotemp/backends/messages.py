@@ -1,4 +1,4 @@
-"""What the supervisor and its workers send each other, and how a transport carries it."""
+"""The messages between the supervisor and its workers, and the protocol of a transport."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Events:
-    """What happened, by number; None acknowledges a `Cancel`. Without any it says that a step was taken."""
+    """Events by request number; None acknowledges a `Cancel`. An empty report means that a step was taken."""
 
     events: tuple[tuple[int, Event | None], ...] = ()
 
@@ -66,7 +66,7 @@ class Link(Protocol):
     """The connection to one worker."""
 
     def send(self, order: Order) -> None:
-        """Send an order without waiting. To a worker that is lost this does nothing: `receive` reports the loss."""
+        """Send an order without waiting; does nothing if the worker is lost, which `receive` reports."""
         ...
 
     def kill(self) -> None:
@@ -78,10 +78,10 @@ L = TypeVar("L", bound=Link)
 
 
 class Transport(Protocol[L]):
-    """Starts workers and carries messages. It knows nothing of what they work at."""
+    """Starts workers and carries messages, without knowing their content."""
 
-    def start(self, place: int) -> L:
-        """Start worker number `place` of the pool."""
+    def start(self, index: int) -> L:
+        """Start worker number `index` of the pool."""
         ...
 
     def receive(self, links: Sequence[L], seconds: float) -> list[tuple[int, Report]]:

@@ -1,4 +1,4 @@
-"""Workers as a backend: requests are cut into units, each of which one worker draws."""
+"""A backend with workers: cuts requests into units, each of which one worker draws."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ class WorkerPool:
             transport: Starts them and carries messages.
             workers: How many.
             text: The model without its weights: see `models.load.load_text`.
-            batch_size: The workers' batch size, where one was given.
+            batch_size: The workers' batch size, if set.
             unit: Requests of a unit; None for enough to fill several batches.
-            hang_seconds: See `Supervisor`; so is `load_seconds`.
+            hang_seconds: See `Supervisor`.
+            load_seconds: See `Supervisor`.
         """
         self.text, self.workers = text, workers
         self._unit = unit or max(UNIT, UNIT_BATCHES * (batch_size or 0))
-        # A worker is given its next unit when a quarter of the last one is left.
+        # A worker is sent its next unit when a quarter of the last one is left.
         self.supervisor = Supervisor(
             transport,
             workers,

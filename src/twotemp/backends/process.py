@@ -35,7 +35,7 @@ def worker_environment(threads: int) -> dict[str, str]:
 def main(descriptor: int) -> None:
     """Run a worker at its end of the socket pair."""
     connection = Connection(descriptor)
-    make, place, beat = connection.recv()
+    make, index, beat = connection.recv()
     orders: SimpleQueue[Order] = SimpleQueue()
 
     def read() -> None:
@@ -53,7 +53,7 @@ def main(descriptor: int) -> None:
             os._exit(0)
 
     Thread(target=read, daemon=True).start()
-    worker = Worker(make, place, send, beat)
+    worker = Worker(make, index, send, beat)
     while True:
         worker.execute(orders.get())
 
@@ -61,7 +61,7 @@ def main(descriptor: int) -> None:
 class ProcessLink:
     """The connection to a worker process. What the worker prints goes to a file; its last line explains a loss."""
 
-    def __init__(self, make: Make, place: int, *, threads: int, beat: float) -> None:
+    def __init__(self, make: Make, index: int, *, threads: int, beat: float) -> None:
         ours, theirs = socket.socketpair()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         with theirs:
@@ -75,7 +75,7 @@ class ProcessLink:
             )
         self.connection = Connection(ours.detach())
         self._outbox: SimpleQueue[object] = SimpleQueue()
-        self.send((make, place, beat))
+        self.send((make, index, beat))
         Thread(target=self._write, name="twotemp-link", daemon=True).start()
 
     @property
@@ -135,8 +135,8 @@ class ProcessTransport:
         """
         self._make, self._threads, self._beat = make, threads, beat
 
-    def start(self, place: int) -> ProcessLink:
-        return ProcessLink(self._make, place, threads=self._threads, beat=self._beat)
+    def start(self, index: int) -> ProcessLink:
+        return ProcessLink(self._make, index, threads=self._threads, beat=self._beat)
 
     def receive(self, links: Sequence[ProcessLink], seconds: float) -> list[tuple[int, Report]]:
         ready = set(wait([link.connection for link in links], seconds))

@@ -1,7 +1,7 @@
 """Workers as actors of a Ray cluster.
 
 Messages travel by Ray's pickles, between our own processes: a program that may connect to a Ray cluster may run code
-on it anyway. So a cluster must be out of strangers' reach, or ask for a token (docs/scale.md).
+on it anyway. So a cluster must not be reachable by others, or must require a token (docs/scale.md).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from twotemp.backends.process import BEAT_SECONDS, worker_environment
 from twotemp.backends.worker import Make, Worker
 from twotemp.errors import UserError
 
-LOCAL = "local"  # Ray's word, instead of an address: a new cluster of this machine, for this run
-POLL_SECONDS = 1.0  # for which an actor waits for something to report before it is asked again
+LOCAL = "local"  # Ray's address for a new cluster on this machine
+POLL_SECONDS = 1.0  # how long a call of `reports` waits
 # Actors run at our own niceness; a slow machine may take its time to start them.
 _SETTINGS = {"RAY_worker_niceness": "0", "RAY_worker_register_timeout_seconds": "600"}
 
@@ -29,26 +29,26 @@ _SETTINGS = {"RAY_worker_niceness": "0", "RAY_worker_register_timeout_seconds": 
 class RayWorker:
     """The actor. One thread takes orders and another one answers `reports`, while a third one decodes."""
 
-    def __init__(self, make: Make, place: int, beat: float) -> None:
+    def __init__(self, make: Make, index: int, beat: float) -> None:
         self._reports: SimpleQueue[Report] = SimpleQueue()
-        self._worker = Worker(make, place, self._reports.put, beat)
+        self._worker = Worker(make, index, self._reports.put, beat)
 
     def execute(self, order: Order) -> None:
         self._worker.execute(order)
 
     def reports(self) -> list[Report]:
-        """Return what there is to report, waiting a moment for it."""
+        """Return the queued reports, waiting up to `POLL_SECONDS` for the first."""
         try:
-            found = [self._reports.get(timeout=POLL_SECONDS)]
+            reports = [self._reports.get(timeout=POLL_SECONDS)]
         except Empty:
             return []
         while not self._reports.empty():
-            found.append(self._reports.get())
-        return found
+            reports.append(self._reports.get())
+        return reports
 
 
 class RayLink:
-    """The connection to an actor: one question for its reports is always under way."""
+    """The connection to an actor; a call of its `reports` is always pending."""
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
@@ -63,7 +63,7 @@ class RayLink:
         ray.kill(self.actor)
 
     def receive(self) -> list[Report]:
-        """Return the reports that `pending` brought; `Lost` if the actor, its process or its machine is gone."""
+        """Return the result of `pending`; `Lost` if the actor, its process or its machine is gone."""
         import ray
 
         try:
@@ -90,8 +90,8 @@ class RayTransport:
 
         Args:
             make: Makes each worker's service; it is pickled.
-            address: Of a cluster that runs (`ray start --head`), or `LOCAL`.
-            device: None for a GPU each where the cluster has any, else a core.
+            address: The address of a running cluster (`ray start --head`), or `LOCAL`.
+            device: None for a GPU per worker if the cluster has GPUs, otherwise a core.
             reachable: Start a local cluster although other machines can reach its ports.
             beat: See `Worker`.
         """
@@ -105,8 +105,8 @@ class RayTransport:
             except (ConnectionError, ValueError, RuntimeError) as error:
                 reason = str(error).strip().splitlines()[0]
                 raise UserError(
-                    f"no Ray cluster answers at {address} ({reason}); start one with `ray start --head`, and give "
-                    "its address, and its token if it asks for one (RAY_AUTH_MODE=token)"
+                    f"no Ray cluster answers at {address} ({reason}); start one with `ray start --head` and pass "
+                    "its address, and its token if it requires one (RAY_AUTH_MODE=token)"
                 ) from None
         actor: Any = ray.remote(concurrency_groups={"orders": 1, "reports": 1})(_with_threads(ray))
         resources = ray.cluster_resources()
@@ -114,8 +114,8 @@ class RayTransport:
         self.room = int(resources.get("GPU" if self.gpus else "CPU", 0))  # actors that can start now
         self._actor = actor.options(num_cpus=1, num_gpus=int(self.gpus), max_restarts=0)
 
-    def start(self, place: int) -> RayLink:
-        return RayLink(self._actor.remote(self._make, place, self._beat))
+    def start(self, index: int) -> RayLink:
+        return RayLink(self._actor.remote(self._make, index, self._beat))
 
     def receive(self, links: Sequence[RayLink], seconds: float) -> list[tuple[int, Report]]:
         import ray
@@ -137,8 +137,8 @@ class RayTransport:
 def start_local(reachable: bool) -> Any:
     """Start a cluster of this machine and return the module `ray`.
 
-    Ray's servers listen on all interfaces, whatever address they are given. So the cluster is started only where the
-    user allows it, and asks for a token that only this process has.
+    Ray's servers listen on all interfaces, whatever their address. So a cluster is started only if the user allows
+    it, and it requires a token that only this process has.
     """
     if not reachable:
         raise UserError(
@@ -148,7 +148,7 @@ def start_local(reachable: bool) -> Any:
         )
     if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
         raise UserError(
-            "Ray was imported before twotemp could ask for a token; set RAY_AUTH_MODE=token first"
+            "Ray was imported before twotemp could require a token; set RAY_AUTH_MODE=token first"
         )
     # Ray reads the mode when it is imported, and the token when it is needed.
     os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token(), **_SETTINGS})
@@ -168,7 +168,7 @@ def _token() -> str:
 
 @contextmanager
 def _environment(only: dict[str, str]) -> Iterator[None]:
-    """Replace the environment, for the processes that are started meanwhile."""
+    """Replace the environment for processes started in the block."""
     before = dict(os.environ)
     os.environ.clear()
     os.environ.update(only)
@@ -180,7 +180,7 @@ def _environment(only: dict[str, str]) -> Iterator[None]:
 
 
 def _with_threads(ray: Any) -> type[RayWorker]:
-    """Return `RayWorker` with a thread for each of its methods, which Ray's decorators say."""
+    """Return `RayWorker` with Ray's decorators, which give each method its own thread."""
 
     class Threaded(RayWorker):
         execute = ray.method(concurrency_group="orders")(RayWorker.execute)

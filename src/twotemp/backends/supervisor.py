@@ -1,4 +1,4 @@
-"""A service whose requests are drawn by workers: which worker owes what, and what is sent again after a loss."""
+"""A service with workers: tracks which worker owes which requests, and sends them again after a loss."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from twotemp.records import Request
 log = logging.getLogger("twotemp")
 
 ATTEMPTS = 3  # workers that may be lost with one request, or one after another while they load the model
-HANG_SECONDS = 600.0  # without a step, after which a worker that has work is taken to hang
-LOAD_SECONDS = 3600.0  # the same while it loads the model, when there are no steps to count
-TICK_SECONDS = 0.2  # between two looks at the clock
+HANG_SECONDS = 600.0  # without a step, after which a worker with work is considered hung
+LOAD_SECONDS = 3600.0  # to load the model, after which a worker is considered hung
+TICK_SECONDS = 0.2  # between two checks for timeouts
 
 
 @dataclass(eq=False)
@@ -48,20 +48,20 @@ class _Task(Handle):
 
 @dataclass(eq=False)
 class _WorkerSlot:
-    """A place in the pool: a worker, replaced when it is lost, and the tasks it was given.
+    """A slot of the pool: a worker, replaced when it is lost, and the tasks it was sent.
 
     A task leaves `tasks` when the worker reports its end, or acknowledges that it was canceled. So a worker that
     hangs keeps its load, and its clock runs, even if all callers have canceled what it owed.
     """
 
-    place: int
+    index: int
     link: Any
     heard: float = field(default_factory=monotonic)
     ready: bool = False
     failures: int = 0  # workers lost here in turn while they loaded the model
     tasks: dict[int, _Task] = field(default_factory=dict)
 
-    def give(self, tasks: Sequence[_Task]) -> None:
+    def send(self, tasks: Sequence[_Task]) -> None:
         if not self.tasks:
             self.heard = monotonic()
         for task in tasks:
@@ -76,12 +76,12 @@ Delivery = tuple[_Task, Event]
 class Supervisor:
     """A `Service` with workers. Use it as a context manager: the workers end with it.
 
-    A worker that is lost or hangs is replaced, and what it owed is drawn by another one. As a sample is a function of
-    its request, the caller cannot tell: the steps of a watched row that it has seen are not delivered again.
+    A worker that is lost or hangs is replaced, and another one draws the requests it owed. A sample is a function of
+    its request, and steps of a watched row are delivered only once, so the caller notices nothing.
 
-    One thread receives reports, watches the clock and replaces workers; its lock is held only to update the state.
-    Work is handed out by the thread that makes it possible: the caller's when something is submitted, this one when a
-    worker is ready or has little left. No caller ever waits for a worker, as links send without waiting.
+    One thread receives reports, checks timeouts and replaces workers; its lock is held only to update the state.
+    Requests are handed out by the caller's thread when they are submitted, and by this thread when a worker is ready
+    or has little work left. Links send without waiting, so no caller ever waits for a worker.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Supervisor:
         Args:
             transport: Starts them and carries messages.
             workers: How many.
-            depth: A worker is given more while it owes at most this many requests; the rest waits here.
+            depth: A worker is sent more while it owes at most this many requests; the rest waits in the driver.
             hang_seconds: Replace a worker that has work and has not taken a step for this long.
             load_seconds: Replace a worker that has not loaded its model after this long.
         """
@@ -114,8 +114,8 @@ class Supervisor:
         self._closing = False
         self._slots: list[_WorkerSlot] = []
         try:
-            for place in range(workers):
-                self._slots.append(_WorkerSlot(place, transport.start(place)))
+            for index in range(workers):
+                self._slots.append(_WorkerSlot(index, transport.start(index)))
         except BaseException:
             self._kill()
             raise
@@ -129,7 +129,7 @@ class Supervisor:
         self.close(drop=True)
 
     def close(self, *, drop: bool = False) -> None:
-        """End the workers; without drop, when all that was accepted is finished."""
+        """End the workers; without `drop`, after all accepted requests have finished."""
         with self._changed:
             self._changed.wait_for(lambda: drop or self._error or not self._load())
             self._closing = True
@@ -172,12 +172,12 @@ class Supervisor:
             return self._load()
 
     def _load(self) -> int:
-        given = sum(not task.done for slot in self._slots for task in slot.tasks.values())
-        return given + sum(not task.done for tasks in self._waiting for task in tasks)
+        running = sum(not task.done for slot in self._slots for task in slot.tasks.values())
+        return running + sum(not task.done for tasks in self._waiting for task in tasks)
 
     def submit(self, request: Request, on_event: OnEvent, *, watch: bool = False) -> Handle:
         """See `Service.submit`."""
-        refuse_groups(request.policy, "a service that takes rows as they come")
+        refuse_groups(request.policy, "a service that starts each row when it arrives")
         return self.submit_all([request], on_event, watch=watch)[0]
 
     def submit_all(
@@ -189,7 +189,7 @@ class Supervisor:
             if self._error is not None:
                 raise self._error
             if self._closing:
-                raise UserError("the service is closing; it takes no new work")
+                raise UserError("the service is closing and accepts no new requests")
             self._waiting.append(tasks)
             self._hand_out()
         return tasks
@@ -213,17 +213,17 @@ class Supervisor:
             self._changed.notify_all()
 
     def _hand_out(self) -> None:
-        """Give waiting tasks to the workers that owe least.
+        """Send waiting tasks to the workers with the fewest unfinished ones.
 
-        They are given a little early, so that no worker waits for the driver; not earlier, as that would leave one
-        worker with too much at the end and another with nothing.
+        A worker gets more shortly before it runs out, so that it never waits for the driver. Sending earlier would
+        leave one worker with too much at the end and another with nothing.
         """
         while self._waiting:
             free = [slot for slot in self._slots if slot.ready and len(slot.tasks) <= self._depth]
             if not free:
                 return
             if tasks := [task for task in self._waiting.popleft() if not task.done]:
-                min(free, key=lambda slot: len(slot.tasks)).give(tasks)
+                min(free, key=lambda slot: len(slot.tasks)).send(tasks)
 
     # In the thread.
 
@@ -233,8 +233,8 @@ class Supervisor:
             try:
                 reports = self._transport.receive(links, TICK_SECONDS)
             except Exception as error:  # of the transport itself, not of a worker
-                log.exception("the workers cannot be reached any more")
-                reports = [(0, Failed(f"the workers cannot be reached any more: {error!r}"))]
+                log.exception("the workers can no longer be reached")
+                reports = [(0, Failed(f"the workers can no longer be reached: {error!r}"))]
             with self._changed:
                 deliveries = self._update(links, reports)
                 self._hand_out()
@@ -245,10 +245,10 @@ class Supervisor:
                     self.cancel(task)
 
     def _update(self, links: Sequence[Any], reports: Sequence[tuple[int, Report]]) -> list[Delivery]:
-        """Take in reports and look at the clock; return what is to be delivered.
+        """Process reports and check for timeouts; return the events to deliver.
 
-        A worker may report its own loss several times, once for each row. After the first report its slot has another
-        link, and what the old one still says must not count against the new worker.
+        A worker may report its own loss several times, once for each row. After the first report its slot has a new
+        link, and later reports of the old one must not count against the new worker.
         """
         now, slots = monotonic(), list(self._slots)
         deliveries: list[Delivery] = []
@@ -263,13 +263,13 @@ class Supervisor:
             if not isinstance(error, UserError):  # an OSError means that no process can be started
                 log.exception("the supervisor of the workers failed")
             self._error = (
-                error if isinstance(error, UserError) else UserError(f"no more workers start: {error!r}")
+                error if isinstance(error, UserError) else UserError(f"no worker can be started: {error!r}")
             )
             deliveries += [(task, self._error) for task in self._abandon()]
         return deliveries
 
     def _take(self, slot: _WorkerSlot, report: Report) -> list[Delivery]:
-        """Update the state by a worker's report; return what is to be delivered."""
+        """Update the state from a worker's report; return the events to deliver."""
         match report:
             case Events(events):
                 return [
@@ -283,7 +283,7 @@ class Supervisor:
                 if report != self._card:
                     raise UserError(
                         f"two workers loaded different models ({self._card.name} {self._card.fingerprint[:12]}… and "
-                        f"{report.name} {report.fingerprint[:12]}…); give all machines the same checkpoint"
+                        f"{report.name} {report.fingerprint[:12]}…); use the same checkpoint on all machines"
                     )
                 return []
             case Failed(message):
@@ -292,7 +292,7 @@ class Supervisor:
                 return self._replace(slot, reason)
 
     def _settle(self, slot: _WorkerSlot, number: int, event: Event | None) -> _Task | None:
-        """Return the task to which an event is to be delivered, if it is."""
+        """Return the task that an event is for; None if the event is not to be delivered."""
         task = slot.tasks.get(number)
         if task is None:
             return None
@@ -312,7 +312,7 @@ class Supervisor:
         return self._replace(slot, f"{'no step' if slot.ready else 'no model loaded'} in {limit:g} s")
 
     def _replace(self, slot: _WorkerSlot, reason: str) -> list[Delivery]:
-        """Start another worker in the place of one that is lost; what it owed is the next to be handed out."""
+        """Replace a lost worker; the requests it owed are handed out next."""
         slot.link.kill()
         owed = [task for task in slot.tasks.values() if not task.done]
         log.warning("a worker was lost (%s); %d samples are drawn again", reason, len(owed))
@@ -327,7 +327,7 @@ class Supervisor:
         slot.failures += not slot.ready
         slot.ready = False
         if slot.failures < ATTEMPTS:
-            slot.link, slot.heard = self._transport.start(slot.place), monotonic()
+            slot.link, slot.heard = self._transport.start(slot.index), monotonic()
         else:
             self._leave_out(slot, reason)
         return [(task, _too_many_losses(lost, reason)) for task in lost]
@@ -340,12 +340,12 @@ class Supervisor:
         )
         if not self._slots:
             raise UserError(message)
-        log.warning("%s; going on with %d", message, len(self._slots))
+        log.warning("%s; continuing with %d", message, len(self._slots))
 
     def _abandon(self) -> list[_Task]:
-        """Return all tasks that are owed, and owe them no longer."""
-        given = [task for slot in self._slots for task in slot.tasks.values()]
-        owed = [task for tasks in (given, *self._waiting) for task in tasks if not task.done]
+        """Mark all unfinished tasks as done and return them."""
+        running = [task for slot in self._slots for task in slot.tasks.values()]
+        owed = [task for tasks in (running, *self._waiting) for task in tasks if not task.done]
         self._waiting.clear()
         for task in owed:
             task.done = True

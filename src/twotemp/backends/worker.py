@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from twotemp.backends.local import LocalService
     from twotemp.models.base import LanguageModel
 
-# Makes a worker's service, given its place among the workers and what the service must call after every step.
+# Makes a worker's service, given its index among the workers and what the service must call after every step.
 Make = Callable[[int, Callable[[], None]], "LocalService"]
 
 HEARTBEAT_SECONDS = 1.0
@@ -37,37 +37,37 @@ class ModelLoader:
     plugins: tuple[str, ...] = ()
     live: bool = False  # requests of any length may arrive at any time
 
-    def load(self, place: int) -> LanguageModel:
-        """Return the model of worker number `place`."""
+    def load(self, index: int) -> LanguageModel:
+        """Return the model of worker number `index`."""
         from twotemp.models.load import load
         from twotemp.plugins import load_plugins
 
         load_plugins(self.plugins)
-        device = {"device": f"cuda:{place % self.gpus}"} if self.gpus else {}
+        device = {"device": f"cuda:{index % self.gpus}"} if self.gpus else {}
         return load(self.model, **{**self.options, **device})
 
-    def __call__(self, place: int, on_turn: Callable[[], None]) -> LocalService:
+    def __call__(self, index: int, on_turn: Callable[[], None]) -> LocalService:
         from twotemp.backends.local import LocalService, longest_rows
 
-        model = self.load(place)
+        model = self.load(index)
         slots = longest_rows(model, self.cache) if self.live and self.slots is None else self.slots
         return LocalService(model, slots, self.cache, on_turn=on_turn)
 
 
 class Worker:
-    """Carries out orders, whatever carries the messages.
+    """Carries out orders, independently of the transport.
 
     Events are held back for `beat` seconds while the engine is busy, so that a batch of short rows does not wake the
-    driver for each of them. Where steps are taken and nothing else is to report, an empty report is sent about every
-    second: a worker that has work and sends nothing for long has hung.
+    driver for each of them. While steps are taken without events, an empty report is sent about every second: the
+    supervisor considers a worker hung if it has work and sends nothing.
     """
 
-    def __init__(self, make: Make, place: int, send: Callable[[Report], None], beat: float) -> None:
+    def __init__(self, make: Make, index: int, send: Callable[[Report], None], beat: float) -> None:
         """Load the model and report that it is ready, or why it cannot be loaded.
 
         Args:
             make: Makes the service.
-            place: Which of the workers this is.
+            index: The worker's index in the pool.
             send: Sends a report; it is called from several threads, one at a time.
             beat: Seconds for which events may be held back; 0 for live work.
         """
@@ -77,14 +77,14 @@ class Worker:
         self._fresh: list[tuple[int, Event | None]] = []
         self._handles: dict[int, Handle] = {}
         try:
-            self._service = make(place, self._turned).__enter__()
+            self._service = make(index, self._turned).__enter__()
         except UserError as error:
             self._send(Failed(str(error)))
             return
         self._send(Ready(self._service.text.name, self._service.text.fingerprint))
 
     def execute(self, order: Order) -> None:
-        """Carry out an order; it returns at once."""
+        """Carry out an order without waiting for its samples."""
         if isinstance(order, Cancel):
             for number in order.numbers:
                 if (handle := self._handles.pop(number, None)) is not None:

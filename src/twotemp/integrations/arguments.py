@@ -28,7 +28,7 @@ def policy_of(spec: str) -> Policy:
 
 
 def device_of(device: str | None) -> str | None:
-    """Return the device to load on; None, the default, for a GPU that does not exist (lm-eval's default is `cuda:0`)."""
+    """Return the device to load on; None if it is a GPU (lm-eval's default is `cuda:0`) and there is none."""
     from torch import cuda
 
     if device is not None and device.startswith("cuda") and not cuda.is_available():

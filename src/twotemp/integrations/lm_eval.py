@@ -185,7 +185,7 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
         if self._cached and self.policy != _greedy(self.policy) and not options.get("do_sample"):
             raise UserError(
                 "--use_cache stores one text per prompt and would return it for every repeat; add "
-                "--gen_kwargs do_sample=True, with which lm-eval does not use the stored text, or leave --use_cache out"
+                "--gen_kwargs do_sample=True, which makes lm-eval ignore the stored text, or leave --use_cache out"
             )
 
     def _template(self, name: str, context: str, options: Mapping[str, Any]) -> Request:

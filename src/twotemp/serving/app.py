@@ -92,8 +92,8 @@ class Metrics:
 class Guard:
     """Middleware that checks the key and where a request comes from, limits its time, and counts it.
 
-    A server without a key answers to loopback names only: a web page of another site can let its own name point to
-    this machine, and its browser would then take the two for one site.
+    A server without a key answers to loopback names only. Otherwise another site could point its own name to this
+    machine (DNS rebinding), and a browser would treat the server as part of that site.
     """
 
     PATHS = ("/", "/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions")
@@ -153,8 +153,8 @@ class Guard:
             return error(403, message, code="cross_site_request")
         if self._key is None or scope["path"] in WITHOUT_KEY:
             return None
-        given = headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode("latin-1"), f"Bearer {self._key}".encode()):
+        header = headers.get("authorization", "")
+        if not hmac.compare_digest(header.encode("latin-1"), f"Bearer {self._key}".encode()):
             return error(401, "a key is needed: Authorization: Bearer ...", code="invalid_api_key")
         return None
 
@@ -163,7 +163,7 @@ def is_same_site(headers: Mapping[str, str]) -> bool:
     """Return whether a request comes from the server's own page, or from no page at all.
 
     Browsers send Sec-Fetch-Site to loopback and TLS addresses, and scripts cannot change it. Otherwise the origin
-    must be the host that was asked.
+    must be the host of the request.
     """
     if site := headers.get("sec-fetch-site"):
         return site in ("same-origin", "none")
@@ -298,9 +298,9 @@ class Server:
     async def _chunks(
         self, request: CompletionRequest, rows: RequestRows, replies: Replies
     ) -> AsyncIterator[str]:
-        """Yield server-sent events, in one piece those that are known at once.
+        """Yield server-sent events; those that are available together are sent together.
 
-        Waiting after every piece lets the loop notice that the client has gone, before more is written to it.
+        Waiting after every piece lets the loop notice that the client has gone before more is written.
         """
         streams = [RowStream(self.model, request.diffusing, row) for row in request.rows]
         answers: dict[int, Answer] = {}
@@ -335,7 +335,7 @@ class Server:
         return JSONResponse(await self._page.grades(data))
 
     async def _parsed(self, request: HttpRequest, parse: Callable[[dict[str, Any]], T]) -> T:
-        """Return what a body means; a large one is parsed in a thread."""
+        """Return the parsed body; a large one is parsed in a thread."""
         text = await self._body(request)
         if len(text) <= LARGE_BODY:
             return parse(read_json(text))
@@ -370,12 +370,12 @@ def _event(data: dict[str, Any]) -> str:
 
 
 def served_name(model: LanguageModel) -> str:
-    """Return the model's name for clients; of a path only the last part, which does not reveal where it is."""
+    """Return the model's name for clients: the last part of a path, which does not reveal the folder."""
     return Path(model.name).resolve().name if Path(model.name).exists() else model.name
 
 
 async def _no_responses(_request: HttpRequest) -> Response:
-    # 404 and not 501, which OpenAI's client would try again.
+    # OpenAI's client would retry a 501.
     raise HTTPException(404, "the Responses API is not supported; use /v1/chat/completions")
 
 

@@ -62,7 +62,7 @@ _CHAT = ("messages", "max_completion_tokens", "top_logprobs")
 
 @dataclass(frozen=True)
 class Limits:
-    """What one client may ask for, and all clients together."""
+    """Limits for each request, and for all clients together."""
 
     body_bytes: int = 1 << 20
     samples: int = 256  # n times the prompts of a request
@@ -70,7 +70,7 @@ class Limits:
     stops: int = 16
     edits: int = 64  # rewrites of a position: each may cost a step of the whole row
     text: int = 1000  # characters of a stop string, and of a policy's spelling
-    waiting: int = 1024  # rows accepted and not finished; beyond that the answer is 429
+    waiting: int = 1024  # unfinished rows of all clients; beyond that the answer is 429
     seconds: float = 600.0  # to draw the samples of a request
     headers_seconds: float = 10.0  # for a request's headers to arrive
     body_seconds: float = 30.0  # for its body
@@ -101,7 +101,7 @@ class CompletionRequest:
     usage: bool  # at the end of a stream
     logprobs: bool
     trace: bool
-    ignored: tuple[str, ...]  # fields that were given and have no effect
+    ignored: tuple[str, ...]  # fields of the body that have no effect
 
 
 def read_json(text: bytes) -> dict[str, Any]:
@@ -135,31 +135,31 @@ def parse_completion(
         name: The name of the model for clients.
         limits: What a client may ask for.
     """
-    given = {key: value for key, value in data.items() if value is not None}
-    fields = (*_SHARED, *(_CHAT if chat else _COMPLETION), *_OURS, *_NUMBERS)
-    for key, value in given.items():
+    fields = {key: value for key, value in data.items() if value is not None}
+    known = (*_SHARED, *(_CHAT if chat else _COMPLETION), *_OURS, *_NUMBERS)
+    for key, value in fields.items():
         if key in _NEUTRAL:
             _check_neutral(key, value)
-        elif key not in fields and key not in _IGNORED:
-            raise FieldError(key, str(unknown("parameter", key, fields)))
-    if given.get("model", name) != name:
-        raise ModelNotFound(str(unknown("model", str(given["model"]), [name])))
-    n = _integer(given, "n", 1, least=1)
-    seed = _integer(given, "seed", secrets.randbits(31))
-    length = _length(given, chat, limits)
-    chosen = _policy(given, limits)
-    diffusing = _flag(given, "diffusing")
-    stream = _flag(given, "stream")
+        elif key not in known and key not in _IGNORED:
+            raise FieldError(key, str(unknown("parameter", key, known)))
+    if fields.get("model", name) != name:
+        raise ModelNotFound(str(unknown("model", str(fields["model"]), [name])))
+    n = _integer(fields, "n", 1, least=1)
+    seed = _integer(fields, "seed", secrets.randbits(31))
+    length = _length(fields, chat, limits)
+    chosen = _policy(fields, limits)
+    diffusing = _flag(fields, "diffusing")
+    stream = _flag(fields, "stream")
     if diffusing and not stream:
         raise FieldError("diffusing", "diffusing is for streams; add stream: true")
-    trace, logprobs = _flag(given, "trace"), _logprobs(given, chat)
-    prompt, fill = _prompt(given, chat, model, length)
+    trace, logprobs = _flag(fields, "trace"), _logprobs(fields, chat)
+    prompt, fill = _prompt(fields, chat, model, length)
     count = n * (
         len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else 1
     )
     if count > limits.samples:
         raise FieldError("n", f"{count} samples are more than this server's limit of {limits.samples}")
-    block = _integer(given, "block", None, least=1)
+    block = _integer(fields, "block", None, least=1)
     try:
         rows = prompt_requests(
             model,
@@ -170,8 +170,8 @@ def parse_completion(
             block,
             seed,
             chat=chat,
-            stop=_stop(given, limits),
-            eos_stop=_flag(given, "eos_stop"),
+            stop=_stop(fields, limits),
+            eos_stop=_flag(fields, "eos_stop"),
             trace=trace or logprobs,
         )
     except TemplateError as error:  # for instance where roles must alternate
@@ -183,17 +183,17 @@ def parse_completion(
         seed=seed,
         stream=stream,
         diffusing=diffusing,
-        usage=_usage(given),
+        usage=_usage(fields),
         logprobs=logprobs,
         trace=trace,
-        ignored=_ignored(given, chat),
+        ignored=_ignored(fields, chat),
     )
 
 
-def _ignored(given: Mapping[str, Any], chat: bool) -> tuple[str, ...]:
+def _ignored(fields: Mapping[str, Any], chat: bool) -> tuple[str, ...]:
     """Return the names of the fields that have no effect."""
-    named = chat and any("name" in message for message in given["messages"])
-    return (*(key for key in given if key in _IGNORED), *(("messages.name",) if named else ()))
+    named = chat and any("name" in message for message in fields["messages"])
+    return (*(key for key in fields if key in _IGNORED), *(("messages.name",) if named else ()))
 
 
 def _check_neutral(name: str, value: Any) -> None:
@@ -203,8 +203,8 @@ def _check_neutral(name: str, value: Any) -> None:
         raise FieldError(name, f"{name} is not supported: {_INSTEAD.get(name, 'leave it out')}")
 
 
-def _integer(given: Mapping[str, Any], name: str, default: D, least: int | None = None) -> int | D:
-    value = given.get(name, default)
+def _integer(fields: Mapping[str, Any], name: str, default: D, least: int | None = None) -> int | D:
+    value = fields.get(name, default)
     if value is None:
         return default
     whole = isinstance(value, int) and not isinstance(value, bool) and value in _INTEGERS
@@ -213,29 +213,29 @@ def _integer(given: Mapping[str, Any], name: str, default: D, least: int | None 
     return int(value)
 
 
-def _flag(given: Mapping[str, Any], name: str) -> bool:
-    value = given.get(name, False)
+def _flag(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name, False)
     if not isinstance(value, bool):
         raise FieldError(name, f"{name} must be true or false")
     return value
 
 
-def _length(given: Mapping[str, Any], chat: bool, limits: Limits) -> int | None:
-    name = "max_completion_tokens" if chat and "max_completion_tokens" in given else "max_tokens"
-    length = _integer(given, name, None, least=1)
+def _length(fields: Mapping[str, Any], chat: bool, limits: Limits) -> int | None:
+    name = "max_completion_tokens" if chat and "max_completion_tokens" in fields else "max_tokens"
+    length = _integer(fields, name, None, least=1)
     if length is not None and length > limits.length:
         raise FieldError(name, f"{name} must be at most {limits.length}")
     return length
 
 
-def _policy(given: Mapping[str, Any], limits: Limits) -> Policy:
-    """Return the named policy with the parameters given beside it; `temperature` is T_token."""
-    spec = given.get("policy", DEFAULT_POLICY)
+def _policy(fields: Mapping[str, Any], limits: Limits) -> Policy:
+    """Return the named policy, with parameters from other fields; `temperature` is T_token."""
+    spec = fields.get("policy", DEFAULT_POLICY)
     if not isinstance(spec, str) or len(spec) > limits.text:
         raise FieldError("policy", 'policy must be a spelling such as "tct:t_pos=0.2"')
-    numbers = {name: _number(name, given[name]) for name in (*_NUMBERS, "top_p") if name in given}
-    if "temperature" in given:
-        numbers["t_token"] = _number("temperature", given["temperature"])
+    numbers = {name: _number(name, fields[name]) for name in (*_NUMBERS, "top_p") if name in fields}
+    if "temperature" in fields:
+        numbers["t_token"] = _number("temperature", fields["temperature"])
     try:
         chosen = _chosen(spec, tuple(numbers), *numbers.values())
     except UserError as error:
@@ -270,8 +270,8 @@ def _number(name: str, value: Any) -> Any:
     return value
 
 
-def _stop(given: Mapping[str, Any], limits: Limits) -> tuple[str, ...]:
-    value = given.get("stop", [])
+def _stop(fields: Mapping[str, Any], limits: Limits) -> tuple[str, ...]:
+    value = fields.get("stop", [])
     strings = [value] if isinstance(value, str) else value
     if not isinstance(strings, list) or not all(isinstance(string, str) and string for string in strings):
         raise FieldError("stop", "stop must be a string or a list of strings, none of them empty")
@@ -280,59 +280,64 @@ def _stop(given: Mapping[str, Any], limits: Limits) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def _usage(given: Mapping[str, Any]) -> bool:
-    options = given.get("stream_options", {})
+def _usage(fields: Mapping[str, Any]) -> bool:
+    options = fields.get("stream_options", {})
     if not isinstance(options, dict) or not set(options) <= {"include_usage"}:
         raise FieldError("stream_options", 'stream_options is {"include_usage": true}')
     return _flag(options, "include_usage")
 
 
-def _logprobs(given: Mapping[str, Any], chat: bool) -> bool:
+def _logprobs(fields: Mapping[str, Any], chat: bool) -> bool:
     """Return whether logprobs are asked for. Only those of the committed tokens are known."""
-    if _integer(given, "top_logprobs", 0, least=0):
+    if _integer(fields, "top_logprobs", 0, least=0):
         raise FieldError(
             "top_logprobs", "only the committed token's logprob is known; leave top_logprobs out"
         )
-    if chat or isinstance(given.get("logprobs", False), bool):
-        return _flag(given, "logprobs")
-    if _integer(given, "logprobs", 0, least=0) > 1:
+    if chat or isinstance(fields.get("logprobs", False), bool):
+        return _flag(fields, "logprobs")
+    if _integer(fields, "logprobs", 0, least=0) > 1:
         raise FieldError("logprobs", "only the committed token's logprob is known; logprobs is 0 or 1")
     return True
 
 
 def _prompt(
-    given: Mapping[str, Any], chat: bool, model: LanguageModel, length: int | None
+    fields: Mapping[str, Any], chat: bool, model: LanguageModel, length: int | None
 ) -> tuple[Any, bool]:
     """Return the prompt to sample from, and whether it holds the masks to fill."""
     if chat:
-        return _messages(given.get("messages")), False
-    prompt = given.get("prompt")
+        return _messages(fields.get("messages")), False
+    prompt = fields.get("prompt")
     if not isinstance(prompt, str | list) or not prompt:
         raise FieldError("prompt", "prompt must be a text, a list of texts, or token ids, and not empty")
     if isinstance(prompt, list) and not all(isinstance(part, str | list | int) for part in prompt):
         raise FieldError("prompt", "prompt must be a text, a list of texts, or token ids")
-    suffix = given.get("suffix", "")
+    suffix = fields.get("suffix", "")
     if not isinstance(suffix, str):
         raise FieldError("suffix", "suffix must be a text")
     if not suffix:
         return prompt, False
     if not isinstance(prompt, str) or length is None:
         raise FieldError(
-            "suffix", "a suffix needs a prompt that is one text, and max_tokens: how much is to be filled in"
+            "suffix",
+            "a suffix needs a prompt that is a single text, and max_tokens for the length of the infill",
         )
     return [*model.encode(prompt, chat=False), *[model.mask_id] * length, *model.tokens(suffix)], True
 
 
-def _messages(given: Any) -> list[Message]:
-    if not isinstance(given, list) or not given or not all(isinstance(turn, dict) for turn in given):
+def _messages(messages: Any) -> list[Message]:
+    if (
+        not isinstance(messages, list)
+        or not messages
+        or not all(isinstance(message, dict) for message in messages)
+    ):
         raise FieldError(
             "messages", 'messages must be a list of {"role": ..., "content": ...}, and not empty'
         )
-    return [_message(turn) for turn in given]
+    return [_message(message) for message in messages]
 
 
-def _message(given: dict[str, Any]) -> Message:
-    content, role = given.get("content"), given.get("role")
+def _message(message: dict[str, Any]) -> Message:
+    content, role = message.get("content"), message.get("role")
     if isinstance(content, list):  # OpenAI's parts
         texts = [part.get("text") if isinstance(part, dict) else None for part in content]
         content = "".join(text if isinstance(text, str) else "" for text in texts)
@@ -340,5 +345,5 @@ def _message(given: dict[str, Any]) -> Message:
             raise FieldError("messages", "a message's content is text; other parts are not supported")
     if not isinstance(content, str) or not isinstance(role, str):
         raise FieldError("messages", 'a message is {"role": ..., "content": text}')
-    rest = {key: value for key, value in given.items() if key != "name"}  # no chat template shows it
+    rest = {key: value for key, value in message.items() if key != "name"}  # no chat template shows it
     return {**rest, "role": "system" if role == "developer" else role, "content": content}

@@ -17,7 +17,7 @@ from twotemp.serving.app import Server
 
 MOST_CONNECTIONS = 1024
 QUIET_SECONDS = 10.0  # in which a message is logged once
-PROBE_SECONDS = 0.5  # between the two that tell a half-closed connection from a lost one
+PROBE_SECONDS = 0.5  # between the two probes that tell a half-closed connection from a lost one
 
 
 class ListenConfig(uvicorn.Config):
@@ -47,7 +47,7 @@ class ListenConfig(uvicorn.Config):
 
 
 class ClientConnection(H11Protocol):
-    """A connection of uvicorn that gives up clients that do not send, and answers those that only stop sending."""
+    """A uvicorn connection that drops clients that do not send, and answers half-closed connections."""
 
     def __init__(self, config: ListenConfig, *args: Any, **options: Any) -> None:
         super().__init__(config, *args, **options)
@@ -65,7 +65,7 @@ class ClientConnection(H11Protocol):
         self._watch_headers()
         if len(self.connections) > self._limits.most_connections:
             self.logger.warning("Too many connections: the oldest idle ones are closed.")
-            # Never empty: this connection is idle, too.
+            # Never empty: this connection is also idle.
             idle = [c for c in self.connections if isinstance(c, ClientConnection) and not c.is_answering]
             min(idle, key=lambda connection: connection._opened).abort()
 
@@ -134,7 +134,7 @@ class RepeatFilter(logging.Filter):
 
 
 class Listener(uvicorn.Server):
-    """A uvicorn server that calls `on_start` once it listens, and whose log clients cannot fill."""
+    """A uvicorn server that calls `on_start` once it listens, and drops repeated log messages."""
 
     def __init__(self, config: ListenConfig, on_start: Sequence[Callable[[], None]] = ()) -> None:
         super().__init__(config)

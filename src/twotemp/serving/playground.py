@@ -1,4 +1,4 @@
-"""The page at `/`, and the little that it needs beyond the API: what can be chosen, and who was right."""
+"""The page at `/` and its routes beyond the API: the available policies and tasks, and grades of answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from twotemp.tasks import SOURCES
 
 SHOWN = 24  # problems of each task
 MOST_TEXTS = 1024
-# Embedded tasks whose answers are read, not run: whoever can reach the page could send programs, too.
+# Tasks with answers that are programs are excluded: anyone who can reach the page could run code.
 TASKS = {name: source for name, source in SOURCES.items() if source.grader != "programs"}
 
 
@@ -35,14 +35,13 @@ class Playground:
 
     def __init__(self, model: LanguageModel, name: str) -> None:
         self._model, self._name = model, name
-        # One thread: a grader's worker processes serve one at a time, and whoever waits for them takes no thread
-        # from those who have something else to ask of the server.
+        # A separate thread: a grader serves one caller at a time, and waiting for it must not block other requests.
         self._thread = ThreadPoolExecutor(1, "twotemp-grader")
         self._graders: dict[str, Grader] = {}
 
     async def html(self, request: Request) -> Response:
         page, policy = self._page
-        # Where a link comes from only the server learns. A browser that does not tell may come from another site.
+        # Only the server sees where a link comes from. Without the header it may come from another site.
         if request.headers.get("sec-fetch-site") not in ("same-origin", "none"):
             page = page.replace("<body>", "<body data-foreign>", 1)
         headers = {"content-security-policy": policy, "x-content-type-options": "nosniff"}
@@ -50,7 +49,7 @@ class Playground:
 
     @cached_property
     def _page(self) -> tuple[str, str]:
-        """The page and its policy: its own style and script, this server, and nothing else."""
+        """Return the page and its content security policy: its own style and script, and this server."""
         page = template("twotemp.serving", "playground.html")
         allowed = {kind: _hash(page, kind) for kind in ("style", "script")}
         rules = [f"{kind}-src {source}" for kind, source in allowed.items()]
@@ -85,7 +84,7 @@ class Playground:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._graded, data)
 
     def _graded(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Verdicts on texts, as answers to one problem of an embedded task."""
+        """Return grades of texts as answers to a problem of an embedded task."""
         task, texts = data.get("task"), data.get("texts")
         if not isinstance(task, str) or task not in TASKS:
             raise unknown("task", str(task), TASKS)
@@ -101,8 +100,8 @@ class Playground:
         kind = TASKS[task].grader
         if kind not in self._graders:
             self._graders[kind] = graders.get(kind, workers=1)
-        found = list(self._graders[kind].grade([(problem, answer(problem, text)) for text in texts]))
-        return {"grades": [{"outcome": g.outcome, "answer": g.answer, "detail": g.detail} for g in found]}
+        grades = self._graders[kind].grade([(problem, answer(problem, text)) for text in texts])
+        return {"grades": [{"outcome": g.outcome, "answer": g.answer, "detail": g.detail} for g in grades]}
 
     def close(self) -> None:
         """End the graders' worker processes."""

@@ -25,7 +25,7 @@ from twotemp.sampling.text import Prefix, stop_index
 from twotemp.serving.bodies import CompletionRequest, Limits
 
 MASK = "░"  # a position of a canvas where nothing is written yet
-_spelled = lru_cache(maxsize=256)(spell)  # clients ask for few policies, many times
+_spelled = lru_cache(maxsize=256)(spell)  # clients repeat a small number of policies
 
 
 class QueueFull(Exception):
@@ -272,7 +272,7 @@ class RowStream:
         return text if self._diffusing else self._prefix.rest(text)
 
     def _canvas(self) -> str:
-        """Return the text with `MASK` for each mask; a tokenizer's spaces between words surround it, too."""
+        """Return the text with `MASK` for each mask, surrounded by the tokenizer's spaces between words."""
         tokenizer, ended = self._model.tokenizer, set(self._model.eos_ids)
         assert tokenizer is not None
         ids = [self._model.mask_id if t is None else t for t in self._prefix.canvas if t not in ended]
