@@ -76,7 +76,7 @@ def test_ctrl_c_ends_after_the_step_and_the_same_command_continues(checkpoint, t
         ("--device gpu9", "give cpu"),
         ("--length 0", "length must be"),
         ("--held-out -395", "--held-out"),
-        ("--task gsm8k --held-out 0", "give a file of them"),
+        ("--task math500 --held-out 0", "give a file of them"),
         ("--policy tlc --likelihood deferral", "use --likelihood trajectory"),
         ("--policy t2m --likelihood trajectory", "rewrites tokens"),
         ("--task gsm8k --held-out 0 --data nowhere.jsonl", "nowhere.jsonl"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,9 +23,10 @@ from twotemp.cli.commands import STOPPED
 from twotemp.cli.console import ProgressBar, output, progress, say
 from twotemp.cli.options import LoadingOptions, Model, Seed
 from twotemp.cli.workers import WorkerOptions, Workload
-from twotemp.errors import UserError
+from twotemp.errors import UserError, unknown
 from twotemp.folders import replacing
 from twotemp.folders.files import TEMPORARY
+from twotemp.models.load import stored_dtype, stored_parameters
 from twotemp.policies import parse
 from twotemp.records import Problem
 from twotemp.report.grpo import COMPARED, compare
@@ -34,7 +35,7 @@ from twotemp.rl.checkpoint import export
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.results import Checkup, StepRecord
 from twotemp.rl.rollouts import Dataset
-from twotemp.rl.settings import Budget, GrpoSettings, LearningSettings, RolloutSettings
+from twotemp.rl.settings import LARGE, RECIPES, Budget, GrpoSettings, LearningSettings, RolloutSettings
 from twotemp.rl.trainer import train
 
 MODEL = "model"  # the folder of the trained model, in the run's folder
@@ -52,6 +53,7 @@ class CheckingOptions(WorkerOptions):
 
 
 def grpo(
+    context: typer.Context,
     out: Annotated[Path, "The run's folder; an unfinished run is continued."],
     budget: Annotated[str, "When to stop: 10m, 2h, 500steps, 1000000nfe, or 2h,500steps."],
     rollouts: RolloutSettings,
@@ -71,6 +73,10 @@ def grpo(
         int, typer.Option(min=0, help="The most problems of the greedy evaluation; 0 for none.")
     ] = 200,
     length: Annotated[int | None, "Tokens of an answer (default: the task's length)."] = None,
+    recipe: Annotated[
+        str | None,
+        "tiny or d1: settings that are not given (default: d1 for models of 1 billion parameters or more).",
+    ] = None,
     seed: Seed = 0,
     device: Annotated[str | None, "cpu (default: what accelerate finds)."] = None,
     mask_id: Annotated[int | None, "Mask token id, if the checkpoint does not define it."] = None,
@@ -91,17 +97,17 @@ def grpo(
             f"--device {device}: give cpu, or leave it out and accelerate takes a GPU where there is one"
         )
     chosen = tasks.get(task)
+    options = {**vars(rollouts), **vars(learning)}
     settings = GrpoSettings(
         parse(policy),
         length=chosen.length if length is None else length,
         seed=seed,
-        **vars(rollouts),
-        **vars(learning),
+        **{**options, **_recipe(recipe, model), **_given(options, context)},
     )
     held_out_problems = _held_out(chosen, eval_data, held_out)
     run = TrainingRun(out, model, mask_id, device)
     with _stop_requests() as stop_requested:
-        processes = accelerator(bf16=learning.bf16, cpu=device == "cpu")
+        processes = accelerator(bf16=settings.bf16, cpu=device == "cpu")
         if processes.num_processes > 1 and checking.chosen:
             raise UserError("torchrun's processes share the evaluations: leave --workers and --ray out")
         with closing(graders.get(chosen.grader)) as grader, progress(f"grpo {task}, % of the budget") as bar:
@@ -114,7 +120,7 @@ def grpo(
                 accelerator=processes,
                 on_step=partial(_show_step, bar) if processes.is_main_process else _ignore_step,
                 stop=stop_requested,
-                evaluating=partial(run.workers, checking, rollouts.batch_size) if checking.chosen else None,
+                evaluating=partial(run.workers, checking, settings.batch_size) if checking.chosen else None,
             )
         if processes.is_main_process:
             if limit.used(state.seconds, state.nfe, state.step) < 1:
@@ -140,11 +146,17 @@ class TrainingRun:
         """Load the model as it was before the training."""
         return twotemp.load(self.model, mask_id=self.mask_id, device=device)
 
+    def export(self, folder: Path) -> Path:
+        """Write the model of the last checkpoint, in the number format of the one that was trained."""
+        dtype = stored_dtype(self.model)
+        untrained: Any = twotemp.load(self.model, mask_id=self.mask_id, device="cpu", dtype=dtype)
+        return export(untrained, self.out, folder)
+
     @contextmanager
     def workers(self, checking: CheckingOptions, batch_size: int | None) -> Iterator[Backend]:
         """Yield a backend of workers with the weights of the last checkpoint."""
         with TemporaryDirectory(prefix=TEMPORARY, dir=self.out) as folder:
-            saved = export(self.load("cpu"), self.out, Path(folder) / MODEL)
+            saved = self.export(Path(folder) / MODEL)
             job = Workload(str(saved), LoadingOptions(device=self.device), 0, batch_size, unit=UNIT)
             with checking.backend(job) as (backend, _):
                 yield backend
@@ -152,9 +164,31 @@ class TrainingRun:
     def save_model(self) -> None:
         """Write the trained model into the run's folder."""
         with replacing(self.out / MODEL) as fresh:
-            export(self.load("cpu"), self.out, fresh)
+            self.export(fresh)
             # An older one is removed only once the new one is complete.
             shutil.rmtree(self.out / MODEL, ignore_errors=True)
+
+
+def _given(options: Mapping[str, Any], context: typer.Context) -> dict[str, Any]:
+    """Return those of the options that the user gave."""
+    sources = {name: context.get_parameter_source(name) for name in options}
+    defaults = {name for name, source in sources.items() if source is None or source.name == "DEFAULT"}
+    return {name: value for name, value in options.items() if name not in defaults}
+
+
+def _recipe(name: str | None, model: str) -> Mapping[str, Any]:
+    """Return the settings of a recipe, by default that of the model's size, and say which it is."""
+    if name is not None and name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    count = stored_parameters(model)
+    chosen = name or ("d1" if count >= LARGE else "tiny")
+    if count >= LARGE:
+        say(f"{count / 1e9:.1f} billion parameters: settings of --recipe {chosen}")
+        if chosen == "tiny":
+            say(
+                "warning: these were chosen for a model of 0.8 million parameters; --recipe d1 is for large ones"
+            )
+    return RECIPES[chosen]
 
 
 def _held_out(task: tasks.Task, data: Path | None, count: int) -> tuple[Problem, ...]:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from twotemp.errors import UserError
@@ -20,6 +22,7 @@ from twotemp.models.card import model_card, remote_code
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+SHARD_BYTES = 5_000_000_000  # of a file, at most: what can be read and sent at once
 ID_FIELDS = ("mask_token_id", "eos_token_id", "block_size")  # resolved when loading, written when saving
 REMOTE_CODE = "auto_map"  # of config.json and tokenizer_config.json: classes in Python files beside them
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -107,6 +110,20 @@ def read_headers(files: Sequence[Path]) -> dict[str, tuple[tuple[int, ...], torc
                     )
                 headers[key] = (tuple(part.get_shape()), DTYPES[kind])
     return headers
+
+
+def main_dtype(headers: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> torch.dtype:
+    """Return the number format of a checkpoint: that of its largest tensor."""
+    return max(headers.values(), key=lambda header: torch.Size(header[0]).numel())[1]
+
+
+def write_shards(weights: Mapping[str, Tensor], folder: Path, limit: int = SHARD_BYTES) -> None:
+    """Write weights as one file, or as several of at most `limit` bytes with an index."""
+    split = split_torch_state_dict_into_shards(dict(weights), max_shard_size=limit)
+    for name, keys in split.filename_to_tensors.items():
+        save_file({key: weights[key] for key in keys}, folder / name, metadata={"format": "pt"})
+    if split.is_sharded:
+        write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
 
 
 def stream(files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:

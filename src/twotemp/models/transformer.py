@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from twotemp.errors import UserError
 from twotemp.models.base import LoadedModel, layer_numbers
 from twotemp.models.cache import KVCache
-from twotemp.models.checkpoint import SINGLE, read_headers, weight_files
+from twotemp.models.checkpoint import read_headers, weight_files, write_shards
 from twotemp.models.token_ids import Facts, LoadOverrides, TokenIds, read_token_ids
 from twotemp.models.weight_loading import (
     Layout,
@@ -137,7 +136,7 @@ class Transformer(LoadedModel):
         return plain_tensors(self.module)
 
     def write_weights(self, folder: Path) -> None:
-        """Write the weights in the family's layout, as one safetensors file."""
+        """Write the weights in the family's layout, in one safetensors file or several."""
         config = self.module.config
         if is_quantized(self.module):
             raise UserError(f"{self.name!r} is quantized and cannot be saved; load it without quantize")
@@ -147,7 +146,7 @@ class Transformer(LoadedModel):
         if stored.keys() != plain.keys():
             extra = sorted(stored.keys() ^ plain.keys())[0]
             raise UserError(f"cannot save adapters such as {extra}: merge them into the model first")
-        save_file(self.original(stored), folder / SINGLE, metadata={"format": "pt"})
+        write_shards(self.original(stored), folder)
 
     def published_modules(self) -> dict[str, str]:
         """Return by the names of the checkpoint's own code those of the native modules that are the same."""

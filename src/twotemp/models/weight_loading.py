@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from twotemp.errors import UserError, unknown
-from twotemp.models.checkpoint import check_shapes, read_headers, stream
+from twotemp.models.checkpoint import check_shapes, main_dtype, read_headers, stream
 
 T = TypeVar("T")
 Weights = dict[str, Tensor]
@@ -69,7 +69,7 @@ def load_weights(
         {key: (sum(p.shape[0] for p in parts), *parts[0].shape[1:]) for key, parts in layout().items()},
         str(files[0].parent),
     )
-    dtype = storage.dtype or max(headers.values(), key=lambda header: torch.Size(header[0]).numel())[1]
+    dtype = storage.dtype or main_dtype(headers)
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         tensor.data = tensor.data.to(torch.float32 if name.endswith(float32) else dtype)
     if not storage.device_map:

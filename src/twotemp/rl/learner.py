@@ -7,6 +7,7 @@ accelerate gives the device, DDP and mixed precision, `parallel` FSDP2. The loss
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from twotemp.engine.rows import DEFAULT_BLOCK
+from twotemp.engine.scheduler import CatchOutOfMemory
 from twotemp.errors import UserError
 from twotemp.likelihood import estimators
 from twotemp.likelihood.queries import Completion, CompletionBatch, MaskedQueries, empty_query, log_q
@@ -28,6 +30,7 @@ from twotemp.rl.parallel import accumulating, assign, distribute, gathered, most
 from twotemp.rl.rollouts import Rollouts
 from twotemp.rl.settings import GrpoSettings
 
+log = logging.getLogger("twotemp")
 ADAM_BETAS = (0.9, 0.99)  # d1's
 
 
@@ -73,6 +76,11 @@ class Learner:
         self.model = model
         self.settings = settings
         self.accelerator = accelerator
+        if not settings.lora_rank and model.module.dtype.itemsize < 4:
+            raise UserError(
+                f"the weights of {model.name!r} are in half precision, where most updates are rounded away; train "
+                "adapters (--lora-rank 128), or a checkpoint that is stored in float32"
+            )
         self.network = trainable(model, settings)
         self.peft = self.network if settings.lora_rank else None
         self.reference = _frozen_copy(model) if settings.beta and not self.peft else None
@@ -85,28 +93,59 @@ class Learner:
             self.reference = distribute(self.reference, accelerator, fsdp=True, layers=layers)
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            trained, settings.learning_rate, betas=ADAM_BETAS, weight_decay=0.0
+            trained, settings.learning_rate, betas=ADAM_BETAS, weight_decay=settings.weight_decay
         )
         if settings.fsdp:  # FSDP2 takes the first module that runs for the root; sampling runs only parts
             self._without_gradient([empty_query(model.mask_id, accelerator.device)])
         self.changes = 0
+        self.micro_batch = settings.micro_batch
 
     # Sampling from the weights as they are now.
 
     @contextmanager
     def sampling(self) -> Iterator[Transformer]:
-        """Yield the model for the engine; FSDP2's shards are gathered meanwhile, as workers take unequal steps."""
+        """Yield the model for the engine; FSDP2's shards are gathered meanwhile, as workers take unequal steps.
+
+        Adapters are in the base's dtype meanwhile: matrix products in float32 take most of the time on a GPU. FSDP2
+        owns the storage of its parameters, so there they stay in float32.
+        """
         self.network.eval()
-        with gathered(self.scorer):
+        with gathered(self.scorer), nullcontext() if self.settings.fsdp else self._adapters_in_base_dtype():
             yield self.model
+
+    @contextmanager
+    def _adapters_in_base_dtype(self) -> Iterator[None]:
+        trained = list(self._trained().values())
+        values, dtype = [parameter.data for parameter in trained], self.model.module.dtype
+        for parameter in trained:
+            parameter.data = parameter.data.to(dtype)
+        try:
+            yield
+        finally:
+            for parameter, value in zip(trained, values):
+                parameter.data = value
 
     # Learning.
 
     def update(self, rollouts: Rollouts) -> Update:
         """Take mu optimizer steps of GRPO on the rollouts; none where no worker has anything to learn from.
 
-        Where a later one fails, the earlier ones are undone.
+        Where a later one fails, the earlier ones are undone. One worker that runs out of memory halves its
+        micro-batches and starts again, which changes the sums by rounding only; several would wait for each other.
         """
+        changes = self.changes
+        while True:
+            with CatchOutOfMemory():
+                return self._update(rollouts)
+            if self.micro_batch == 1 or self.accelerator.num_processes > 1 or self.changes != changes:
+                raise UserError(
+                    f"an update does not fit into memory with --micro-batch {self.micro_batch}; the same command "
+                    "with a lower one continues after the last finished step (less memory: --gradient-checkpointing)"
+                )
+            self.micro_batch //= 2
+            log.warning("out of memory in an update; continuing with micro-batches of %d", self.micro_batch)
+
+    def _update(self, rollouts: Rollouts) -> Update:
         settings = self.settings
         advantage = advantages(rollouts.rewards, scale=settings.scale_advantage).flatten()
         if not self._sum(float(advantage.count_nonzero())):
@@ -196,7 +235,7 @@ class Learner:
         settings, parts = self.settings, []
         if completions is not None:
             draws = range(iteration * settings.draws, (iteration + 1) * settings.draws)
-            parts = estimators.get(settings.likelihood)(completions, draws).split(settings.micro_batch)
+            parts = estimators.get(settings.likelihood)(completions, draws).split(self.micro_batch)
         missing = int(most(self.accelerator, len(parts))) - len(parts)
         return parts + [empty_query(self.model.mask_id, self.accelerator.device)] * missing
 

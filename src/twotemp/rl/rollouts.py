@@ -27,6 +27,7 @@ from twotemp.records import Grade, Policy, Problem, Sample
 from twotemp.sampling.prompts import ProblemRequest, answer, problem_requests
 from twotemp.tasks import SOURCES, Task
 
+TRAIN = "train"  # the subset of a published task that is for training
 Reward = Callable[..., Sequence[float | None]]
 
 
@@ -56,13 +57,16 @@ class Dataset:
 
 
 def training_problems(task: Task, seed: int, data: Path | None = None) -> Iterator[Problem]:
-    """Return an endless stream: the train split of a generated task, or a file's problems, reordered every epoch.
+    """Return an endless stream: the train split of a task, or a file's problems, both reordered every epoch.
+
+    A generated task has no epochs: its problems are all different.
 
     It is a function of the seed, so that a run is continued by skipping the problems it has used. A file is read, or
     refused, before the first problem is asked for.
     """
-    if data is not None:
-        problems = task.problems(data=data, allow_altered=True).problems
+    if data is not None or TRAIN in task.subsets:
+        named = {"subset": TRAIN} if data is None else {"data": data, "allow_altered": True}
+        problems = task.problems(**named).problems
         if not problems:
             raise UserError(f"{data} has no problem to learn from; give another file (--data)")
         return _epochs(problems, seed)

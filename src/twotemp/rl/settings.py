@@ -38,6 +38,7 @@ class LearningSettings:
     beta: Annotated[float, "Weight of the KL to the untrained model."] = 0.0
     scale_advantage: Annotated[bool, "Divide advantages by the group's std."] = False
     learning_rate: Annotated[float, "Of AdamW; constant."] = 5e-4
+    weight_decay: Annotated[float, "Of AdamW."] = 0.0
     max_grad_norm: Annotated[float, "Clip of the gradient's norm."] = 1.0
     lora_rank: Annotated[int, "0 trains all weights."] = 32
     lora_alpha: Annotated[int, "Scale of the adapters times their rank."] = 64
@@ -49,7 +50,7 @@ class LearningSettings:
 
 @dataclass(frozen=True)
 class GrpoSettings(RolloutSettings, LearningSettings):
-    """Rollouts, likelihood, objective and optimizer. The defaults suit the embedded model.
+    """Rollouts, likelihood, objective and optimizer. The defaults suit the embedded model; see `RECIPES`.
 
     The fields of the two parts are options of `twotemp grpo`; their annotations are its help.
     """
@@ -73,7 +74,7 @@ class GrpoSettings(RolloutSettings, LearningSettings):
             integer(name, getattr(self, name), least.get(name, 1))
         for name in ("epsilon", "learning_rate", "max_grad_norm"):
             number(name, getattr(self, name), "(0, inf)")
-        for name in ("beta", "format_weight"):
+        for name in ("beta", "format_weight", "weight_decay"):
             number(name, getattr(self, name), "[0, inf)")
         if self.tokens_per_forward is not None:
             number("tokens_per_forward", self.tokens_per_forward, "[1, inf)")
@@ -96,6 +97,29 @@ class GrpoSettings(RolloutSettings, LearningSettings):
     def from_dict(cls, data: Mapping[str, Any]) -> GrpoSettings:
         """Return the settings that `to_dict` wrote."""
         return record(cls, {**data, "policy": Policy.from_dict(data["policy"])}, "the settings")
+
+
+# Settings by name; what is not here is the default. d1's are those of its training script for LLaDA-8B, without its
+# dropout of 0.05, which would take random numbers that a continued run does not repeat.
+RECIPES: Mapping[str, Mapping[str, Any]] = {
+    "tiny": {},
+    "d1": {
+        "groups": 8,
+        "size": 6,
+        "likelihood": "d1",
+        "iterations": 12,
+        "micro_batch": 4,
+        "beta": 0.04,
+        "learning_rate": 3e-6,
+        "weight_decay": 0.1,
+        "max_grad_norm": 0.2,
+        "lora_rank": 128,
+        "lora_alpha": 64,
+        "bf16": True,
+        "gradient_checkpointing": True,
+    },
+}
+LARGE = 1_000_000_000  # parameters; from here on the default recipe is d1
 
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
