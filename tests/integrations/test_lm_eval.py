@@ -178,6 +178,32 @@ def test_a_response_cache_never_hands_out_one_sample_for_all(tasks, tmp_path, pl
     assert texts(evaluate(tasks, "three", **certain)) == texts(evaluate(tasks, "three", **certain))
 
 
+@pytest.mark.parametrize(
+    ("policy", "refused"),
+    [
+        ("lc:t_token=0", False),
+        ("tlc:t_token=0", True),
+        ("tlc:t_token=0;t_pos=0", False),
+        ("egi:t_token=0;t_pos=0", True),
+        ("egi:t_token=0;t_pos=0;first_t_token=0", False),
+        ("odd:t_token=0;t_pos=0", True),
+    ],
+)
+def test_a_response_cache_is_refused_where_samples_can_differ(policy, refused):
+    lm = TwoTemp("tiny", policy=policy, length=8)
+    lm._cached = True
+    instance = Instance("generate_until", {}, ("1 2 -> 3", {}), 0, ("t", 0, 1))
+
+    def ask() -> set[str]:
+        return set(lm.generate_until([instance] * 6, disable_tqdm=True))
+
+    if refused:
+        with pytest.raises(UserError, match="--use_cache"):
+            ask()
+    else:
+        assert len(ask()) == 1
+
+
 def test_likelihoods_survive_a_response_cache(tasks, tmp_path):
     arguments = {"model_args": "pretrained=tiny,draws=8", "use_cache": str(tmp_path / "cache")}
     first, second = (evaluate(tasks, "choice", "rolling", **arguments) for _ in range(2))

@@ -182,7 +182,7 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
         for key in options:
             if key not in known:
                 raise unknown("generation argument", key, known)
-        if self._cached and self.policy != _greedy(self.policy) and not options.get("do_sample"):
+        if self._cached and _varies(self.policy) and not options.get("do_sample"):
             raise UserError(
                 "--use_cache stores one text per prompt and would return it for every repeat; add "
                 "--gen_kwargs do_sample=True, which makes lm-eval ignore the stored text, or leave --use_cache out"
@@ -308,6 +308,12 @@ def _name(instance: Instance) -> str:
 def _greedy(policy: Policy) -> Policy:
     """Return the policy with all its temperatures at 0."""
     return replace(policy, t_token=0.0, first_t_token=0.0, t_pos=0.0)
+
+
+def _varies(policy: Policy) -> bool:
+    """Return whether samples of one prompt can differ: by a temperature that is in use, or because they repel."""
+    first_step = policy.first_t_token if policy.first_score != "same" else 0.0
+    return any(value > 0 for value in (policy.t_token, first_step, policy.t_pos, policy.repel))
 
 
 def _stops(options: Mapping[str, Any]) -> tuple[str, ...]:
