@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -205,5 +207,37 @@ def test_a_worker_that_fails_is_replaced_and_the_client_gets_the_same_rows(
     setting = Setting(model, tmp_path, request)
     texts, service = ask(setting, setting.transport(transport, Stumbling(marks, how, after=6, make=tiny)))
     assert len(list(marks.iterdir())) == 1, "a worker failed"
+    assert service.resent > 0, "in the middle of a row"
+    assert texts == library(model)
+
+
+def was_stopped(marks: Path, seconds: float = 120) -> bool:
+    """Wait for a worker's mark, then return whether the kernel says that this process is stopped by a signal."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for mark in marks.iterdir():
+            try:
+                status = Path("/proc", mark.read_text(), "status").read_text()
+            except OSError:  # the mark is not written yet, or the process has ended
+                continue
+            if "State:\tT" in status:
+                return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["process", "ray"])
+def test_a_worker_frozen_by_a_signal_changes_no_row_of_an_http_stream(model, tmp_path, request, transport):
+    """Unlike one that sleeps, a stopped process sends nothing at all, not even from its other threads."""
+    (marks := tmp_path / "marks").mkdir()
+    setting = Setting(model, tmp_path, request)
+    with ThreadPoolExecutor(1) as watcher:
+        stopped = watcher.submit(was_stopped, marks)
+        texts, service = stream_http(
+            setting, setting.transport(transport, Stumbling(marks, "stop", after=6, make=tiny))
+        )
+    assert stopped.result(), "the worker was stopped"
+    assert len(list(marks.iterdir())) == 1
     assert service.resent > 0, "in the middle of a row"
     assert texts == library(model)

@@ -159,7 +159,8 @@ def micro(index: int, on_turn: Hook, on_step: Hook = nothing) -> LocalService:
 class Stumbling:
     """Makes services of which the first to reach a step meets with a fault.
 
-    folder: holds a mark for each fault, so that a test can assert that it happened; never more than `times`.
+    folder: holds a mark for each fault with the process's id, so that a test can assert that it happened; never more
+        than `times`.
     """
 
     folder: Path
@@ -185,7 +186,8 @@ class Stumbling:
         if marks >= self.times:
             return
         try:
-            (self.folder / str(marks)).touch(exist_ok=False)
+            with (self.folder / str(marks)).open("x") as mark:
+                mark.write(str(os.getpid()))
         except FileExistsError:  # another one was first
             self._stumble()
             return

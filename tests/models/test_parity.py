@@ -65,6 +65,45 @@ def test_logits_match_the_reference(name: str) -> None:
     assert error(model, about, padded=True) < TOLERANCE
 
 
+HALF = sorted(path.parent.name for path in FIXTURES.glob("*/logits_bfloat16.safetensors"))
+
+
+def half_precision_errors(folder: Path, name: str) -> list[tuple[float, float, float, float]]:
+    """Return for each row the mean and the largest difference in bfloat16: ours from the reference, and the
+    reference's from its own float32.
+
+    On a CPU the reference's logits do not depend on the batch at all, so that its rounding is the scale instead.
+    """
+    about = reference(name)
+    model = load(folder, dtype="bfloat16", **about["options"])
+    rounded = load_file(FIXTURES / name / "logits_bfloat16.safetensors")
+    errors = []
+    for number, row in enumerate(about["rows"]):
+        want = torch.zeros(1, len(row), dtype=torch.bool)
+        want[0, about["shift"] :] = True
+        predicted = slice(len(row) - about["shift"])
+        half, full = rounded[f"row{number}"][predicted].float(), about["logits"][f"row{number}"][predicted]
+        with torch.no_grad():
+            ours = (model.logits(torch.tensor([row]), None, want).float() - half).abs()
+        scale = (half - full).abs()
+        errors.append((float(ours.mean()), float(ours.max()), float(scale.mean()), float(scale.max())))
+    return errors
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_bfloat16_logits_are_as_near_to_the_reference_as_its_rounding(name: str, tmp_path: Path) -> None:
+    """The reference code was run in bfloat16, too. A small mistake is farther away."""
+    assert {"dream", "llada"} <= set(HALF)
+    for mean, largest, scale, largest_scale in half_precision_errors(FIXTURES / name, name):
+        assert mean < scale
+        assert largest < largest_scale
+    config = json.loads((FIXTURES / name / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_theta": config["rope_theta"] / 10}))
+    weights = FIXTURES / name / "model.safetensors"
+    (tmp_path / "model.safetensors").write_bytes(weights.read_bytes())
+    assert all(mean > scale for mean, _, scale, _ in half_precision_errors(tmp_path, name))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_match_the_official_sampler(name: str) -> None:
     """All of its prompts in one batch, which is refilled; block-causal models with their exact cache."""
