@@ -14,10 +14,14 @@ from tests.helpers.fake_workers import FreeBackend
 from tests.helpers.killing import kill_at_random
 from tests.helpers.toy_runs import rows
 from tests.helpers.worker_runs import DRIVER_PLAN
+from twotemp.backends.pool import cut
+from twotemp.backends.worker import ModelLoader
 from twotemp.cli import app
 from twotemp.cli import workers as cli
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation
+from twotemp.policies import parse
+from twotemp.records import Request
 from twotemp.rl.results import read_checkups
 from twotemp.store import Store
 
@@ -108,6 +112,10 @@ def test_a_worker_loads_the_plug_ins_of_its_driver(micro_folder, tmp_path, forke
         ("large", 100_000, "cpu", 0, 1),
         ("large", 100_000, "cuda", 4, 4),
         ("large", 100_000, "cuda", 0, 1),  # --device cuda:1
+        ("large", 300, "cuda", 4, 4),
+        ("large", 70, "cuda", 4, 2),
+        ("large", 300, "cpu", 0, 1),
+        ("tiny", 300, "cuda", 4, 1),
     ],
 )
 def test_the_default_number_of_workers(tmp_path, monkeypatch, model, samples, device, gpus, count):
@@ -115,8 +123,28 @@ def test_the_default_number_of_workers(tmp_path, monkeypatch, model, samples, de
     if model == "large":
         model = str(tmp_path)
         with (tmp_path / "model.safetensors").open("wb") as file:
-            file.truncate(cli.SMALL_BYTES + 1)
+            file.truncate(cli.LARGE_BYTES + 1)
     assert cli.default_workers(model, samples, device, gpus) == count
+
+
+@pytest.mark.parametrize(("batch_size", "units"), [(None, 10), (8, 10), (64, 5)])
+def test_units_of_a_large_model_keep_four_gpus_busy(tmp_path, batch_size, units):
+    """300 samples in units of 256 would be two units, for two GPUs."""
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(cli.LARGE_BYTES + 1)
+    asked = [Request(str(number), (1, 2), parse("tct"), 4) for number in range(300)]
+    job = cli.Workload(str(tmp_path), cli.LoadingOptions(), 300, batch_size)
+    assert len(list(cut(asked, job.unit_size()))) == units
+    assert cli.Workload("tiny", cli.LoadingOptions(), 300, batch_size).unit_size() is None
+
+
+def test_a_worker_makes_its_gpu_the_current_device(monkeypatch):
+    chosen = []
+    monkeypatch.setattr("torch.cuda.set_device", chosen.append)
+    monkeypatch.setattr("twotemp.models.load.load", lambda model, **options: options)
+    loader = ModelLoader("tiny", gpus=4)
+    assert [loader.load(index) for index in (1, 6)] == [{"device": "cuda:1"}, {"device": "cuda:2"}]
+    assert chosen == [1, 2]
 
 
 def test_profile_refuses_workers(micro_folder, tmp_path):

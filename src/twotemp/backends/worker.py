@@ -39,12 +39,17 @@ class ModelLoader:
 
     def load(self, index: int) -> LanguageModel:
         """Return the model of worker number `index`."""
+        import torch
+
         from twotemp.models.load import load
         from twotemp.plugins import load_plugins
 
         load_plugins(self.plugins)
-        device = {"device": f"cuda:{index % self.gpus}"} if self.gpus else {}
-        return load(self.model, **{**self.options, **device})
+        if not self.gpus:
+            return load(self.model, **self.options)
+        gpu = index % self.gpus
+        torch.cuda.set_device(gpu)  # some kernels run on the current device, whatever the tensors' is
+        return load(self.model, **{**self.options, "device": f"cuda:{gpu}"})
 
     def __call__(self, index: int, on_turn: Callable[[], None]) -> LocalService:
         from twotemp.backends.local import LocalService, longest_rows

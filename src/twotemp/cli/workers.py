@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 # Weights up to this size (50 M parameters in float32) are small: every core can hold a copy, and the matrix products
 # are too short to be shared by threads.
 SMALL_BYTES = 200_000_000
+LARGE_BYTES = 1_000_000_000  # weights above this take seconds per sample, so a few samples are worth a worker
 WORTH_A_WORKER = 1024  # samples; with fewer per worker, starting a process takes longer than it saves
+LARGE_UNIT = 32  # samples of a large model that a worker draws together, and that are worth a worker
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,14 @@ class Workload:
         from twotemp.backends.pool import WorkerPool
 
         say_cache(None, self.cache)
-        return WorkerPool(transport, count, self.text(), batch_size=self.batch_size, unit=self.unit)
+        batch_size, unit = self.batch_size, self.unit_size()
+        return WorkerPool(transport, count, self.text(), batch_size=batch_size, unit=unit)
+
+    def unit_size(self) -> int | None:
+        """Return how many requests a worker draws together: few of a large model; None for the usual number."""
+        if self.unit is None and is_large(self.model):
+            return max(LARGE_UNIT, self.batch_size or 0)
+        return self.unit
 
     def local(self) -> tuple[LocalBackend, Ledger | None]:
         """Load the model into this process; return its backend, and the ledger of --profile."""
@@ -148,7 +157,7 @@ class WorkerOptions:
         device, reachable = job.loading.device, self.ray_reachable
         transport = RayTransport(job.loader(), address=address, device=device, reachable=reachable)
         room = transport.room
-        count = self.workers or max(1, min(room, job.samples // WORTH_A_WORKER))
+        count = self.workers or max(1, min(room, job.samples // worth_a_worker(job.model)))
         if count > room:
             transport.close()
             raise UserError(f"the Ray cluster has room for {room} workers, not {count}; lower --workers")
@@ -206,9 +215,23 @@ def devices(name: str | None) -> tuple[str, int]:
 
 def is_small(model: str) -> bool:
     """Return whether every core can hold a copy of the model, and one thread is enough to run it."""
+    return _stored_bytes(model) <= SMALL_BYTES
+
+
+def is_large(model: str) -> bool:
+    """Return whether a sample takes so long that work is given out in small units."""
+    return _stored_bytes(model) > LARGE_BYTES
+
+
+def _stored_bytes(model: str) -> int:
     from twotemp.models.load import locate
 
-    return sum(file.stat().st_size for file in locate(model).glob("*.safetensors")) <= SMALL_BYTES
+    return sum(file.stat().st_size for file in locate(model).glob("*.safetensors"))
+
+
+def worth_a_worker(model: str) -> int:
+    """Return how many samples are worth starting a worker."""
+    return LARGE_UNIT if is_large(model) else WORTH_A_WORKER
 
 
 def threads_per_worker(model: str, count: int) -> int:
@@ -226,7 +249,7 @@ def default_workers(model: str, samples: int, device: str, gpus: int) -> int:
     That is one per GPU. On a CPU it is one per core for a small model, and one for a large model, whose matrix
     products use all cores.
     """
-    most = max(1, samples // WORTH_A_WORKER)
+    most = max(1, samples // worth_a_worker(model))
     if device == "cuda":
         return min(most, max(1, gpus))
     return 1 if most == 1 or not is_small(model) else min(most, usable_cpus())

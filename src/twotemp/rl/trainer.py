@@ -30,7 +30,12 @@ from twotemp.rl.settings import Budget, GrpoSettings
 # Settings that change time and memory, not what is computed (beyond the rounding of floats).
 FREE = ("settings.batch_size", "settings.micro_batch", "settings.save_every")
 # Settings that may change so that a run that diverged can continue; the change is recorded.
-ADJUSTABLE = ("settings.learning_rate", "settings.max_grad_norm", "settings.bf16")
+ADJUSTABLE = (
+    "settings.learning_rate",
+    "settings.weight_decay",
+    "settings.max_grad_norm",
+    "settings.bf16",
+)
 
 GAIN = 0.2  # logits of lambda for each e-fold of tokens per forward above the target
 LEAST, MOST = 0.05, 0.999  # bounds of lambda: beyond them it has no effect
