@@ -142,6 +142,29 @@ def test_a_template_that_fails_is_a_user_error(template: str) -> None:
         "{% set s = namespace(x='ab') %}{% for i in range(60) %}{% set s.x = s.x + s.x %}{% endfor %}",
         "{% set x = 'x' * 10000 %}{% for i in range(9999) %}{{ x }}{% endfor %}",
         "x" * 10**6,
+        "{{ 'x' | center(10 ** 9) }}",
+        "{{ 'x'.ljust(10 ** 9) }}",
+        "{{ '7'.zfill(10 ** 9) }}",
+        "{{ '%999999999d' % 7 }}",
+        "{{ '%*d' % (999999999, 7) }}",
+        "{{ '%999999999d' | format(7) }}",
+        "{{ '{:999999999}'.format(7) }}",
+        "{{ '{:{}}'.format(7, 999999999) }}",
+        "{{ ('x' * 10000).replace('', 'y' * 10000) }}",
+        "{{ ('x' * 10000) | replace('', 'y' * 10000) }}",
+        "{{ ('x' * 10000) | join('y' * 10000) }}",
+        "{{ ('y' * 10000).join('x' * 10000) }}",
+        "{{ ('x\n' * 10000) | indent(10000) }}",
+        "{{ ('\t' * 10000).expandtabs(10000) }}",
+        "{{ 'x'.translate({120: 'y' * 10000}) * 10000 }}",
+        "{{ [1] | slice(10 ** 9) | list }}",
+        "{{ [1] | batch(10 ** 9, 'x') | list }}",
+        "{{ ['x'] | map('center', 10 ** 9) | list }}",
+        "{{ lipsum(n=10 ** 5) }}",
+        "{% set s = namespace(x=[1]) %}{% for i in range(60) %}{% set s.x = [s.x, s.x] %}{% endfor %}{{ s.x }}",
+        "{% set s = namespace(x=1) %}{% for i in range(60) %}{% set s.x = (s.x, s.x) %}{% endfor %}{{ {s.x: 1} }}",
+        "{% set s = namespace(x=1) %}{% for i in range(60) %}{% set s.x = {'a': s.x, 'b': s.x} %}{% endfor %}",
+        "{% set s = namespace(x=99) %}{% for i in range(60) %}{% set s.x = s.x * s.x %}{% endfor %}",
     ],
 )
 def test_an_endless_or_enormous_template_is_a_user_error(template: str) -> None:
@@ -158,6 +181,13 @@ def test_a_template_is_rendered_as_transformers_renders_it() -> None:
         "{%- for m in messages if m.content %}{{ loop.index0 + 1 }}/{{ loop.length }} {{ turn(m) }}"
         "{%- if loop.last and add_generation_prompt %}{{ '-' * 3 }}{% endif %}{% else %}none{% endfor %}"
         "{% for i in range(3) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}{{ messages | tojson }}"
+        "{{ messages | map(attribute='content') | join(', ') }}{{ '%s-%3d' | format('a', 7) }}{{ '%d%%' % 7 }}"
+        "{{ 'a'.center(5) }}{{ '{:>4}'.format('a') }}{{ messages[0].content.replace('a', 'bc').strip() }}"
+        "{% set s = namespace(seen=[], n=2) %}{% for m in messages[::-1] %}{% set s.seen = s.seen + [m.role] %}"
+        "{% set s.n = s.n * 3 %}{% endfor %}{{ s.seen | unique | list }}{{ s.n }}{{ ('a', 'b') | tojson(indent=2) }}"
+        "{{ {'a': [1, 2]}.items() | list }}{{ 'x\ny' | indent(2) }}{{ 'a-b'.split('-')[-1] }}{{ [1, 2] | sum }}"
+        "{% for key, value in messages[0].items() %}{{ key }}{% endfor %}"
+        "{{ messages | selectattr('role', 'eq', 'user') | list | length }}"
     )
     turns = [said("system", " a "), said("user", "b"), said("assistant", "a"), said("user", "c")]
     expected = model.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
