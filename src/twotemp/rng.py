@@ -8,6 +8,7 @@ mixing function is SplitMix64's finalizer, applied once per coordinate.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from enum import IntEnum
 
 import torch
@@ -55,11 +56,28 @@ def uniform(keys: Tensor, step: Tensor, position: Tensor, stream: Stream) -> Ten
         position: [B, W] int64.
         stream: What the numbers are used for.
     """
+    return uniforms(keys, step, position, (stream,))[0]
+
+
+def uniforms(keys: Tensor, step: Tensor, position: Tensor, streams: Sequence[Stream]) -> Tensor:
+    """Return `uniform` of several streams, [S, B, W], by as many operations as of one."""
     h = _mix(keys + (step + 1) * _GOLDEN)
-    h = _mix(h ^ _signed(stream * _MIX_1))
-    h = _mix(h[:, None] + (position + 1) * _GOLDEN)
+    h = _mix(torch.stack([h ^ _signed(stream * _MIX_1) for stream in streams]))
+    h = _mix(h[:, :, None] + (position + 1) * _GOLDEN)
     # 52 bits and a half step: never 0 and never 1, so that log(u) and log(1 - u) are finite.
     return (((h >> 12) & ((1 << 52) - 1)).to(torch.float64) + 0.5) * 2.0**-52
+
+
+def row_hash(values: Tensor, length: Tensor) -> Tensor:
+    """Return a 64-bit hash of each row, [B] int64: rows of equal values have equal hashes, others almost never.
+
+    Args:
+        values: [B, C] int64.
+        length: [B], entries of the row; those behind do not count.
+    """
+    columns = torch.arange(values.shape[1], device=values.device)
+    entries = _mix(_mix(values + _GOLDEN) + (columns + 1) * _GOLDEN)
+    return entries.masked_fill_(columns >= length[:, None], 0).sum(1)
 
 
 def gumbel(u: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from twotemp import rng
+from twotemp.engine.entries import compact
 from twotemp.errors import UserError
 from twotemp.experimental.editing import BlockText
 from twotemp.experimental.repulsion import Repulsion, SampleGroups
@@ -55,19 +56,6 @@ class Window:
     count: Tensor  # predicted.sum(1)
     start: Tensor  # first position of the block
     end: Tensor  # one past its last position
-
-
-def compact(flags: Tensor, count: int) -> Tensor:
-    """Return the indices of the True entries of `flags.flatten()`, of which there are `count`.
-
-    `nonzero` would have to ask the device for that number; prefix sums do not.
-    """
-    flags = flags.flatten()
-    target = torch.where(
-        flags, flags.cumsum(0) - 1, count
-    )  # all False entries share a last slot, cut off below
-    indices = torch.empty(count + 1, dtype=torch.int64, device=flags.device)
-    return indices.scatter_(0, target, torch.arange(len(flags), device=flags.device))[:count]
 
 
 def check(request: Request, model: Denoiser) -> None:
@@ -155,6 +143,7 @@ class RowState:
     cached: Tensor  # start of the block whose first step the cache has seen, -1: none
     forwards: Tensor  # forward passes so far
     processed: Tensor  # positions computed so far
+    hashed: Tensor  # of tokens and what may change; -1 - row where it was not computed: equal to no other
     # On the model's device, where policies edit.
     final: Tensor | None = None  # [B, C] bool: never to change again
     edits: Tensor | None = None  # [B, C] int64: how often it was rewritten
@@ -201,6 +190,7 @@ class RowState:
             cached=counter(-1),
             forwards=counter(),
             processed=counter(),
+            hashed=_hash(ids, generated, length),
             final=put(torch.zeros(shape, dtype=torch.bool)) if editing else None,
             edits=put(torch.zeros(shape, dtype=torch.int64)) if editing else None,
         )
@@ -378,14 +368,23 @@ class Rows:
             ended = torch.isin(state.ids, self.eos_ids) & state.generated
             first_eos = torch.where(ended.any(1), ended.int().argmax(1), self.columns)
             count = count.masked_fill(state.eos_stop & (first_eos < pending.int().argmax(1)), 0)
-        host = torch.cat([start, end, count, healthy[None].long()]).cpu()
-        start, end, state.pending = host[:-1].view(3, -1)
+        known = [start, end, count]
+        if self.shared_prompts:
+            known.append(_hash(state.ids, pending, state.length))
+        host = torch.cat([*known, healthy[None].long()]).cpu()
+        start, end, state.pending, *hashed = host[:-1].view(len(known), -1)
+        state.hashed = hashed[0] if hashed else -1 - torch.arange(len(start))
         if self.groups is not None:  # finished rows keep their last window
             running = state.pending > 0
             start, end = torch.where(running, start, state.start), torch.where(running, end, state.end)
         state.steps_before = torch.where(start == state.start, state.steps_before, state.forwards)
         state.start, state.end = start, end
         return bool(host[-1])
+
+
+def _hash(ids: Tensor, pending: Tensor, length: Tensor) -> Tensor:
+    """Return a hash of everything that the logits of a row depend on, [B]."""
+    return rng.row_hash(2 * ids + pending, length)
 
 
 def _active_block(

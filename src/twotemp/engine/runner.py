@@ -11,7 +11,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from twotemp.engine.rows import Rows, Window, compact
+from twotemp.engine.entries import DistinctRows, compact
+from twotemp.engine.rows import Rows, Window
 from twotemp.errors import UserError, unknown
 from twotemp.models.base import CachedDenoiser, Denoiser
 
@@ -73,47 +74,6 @@ def runner_for(
     return UncachedRunner(model)
 
 
-class DistinctRows:
-    """Finds rows in the same state, so that each state is computed once and its logits are shared.
-
-    This costs two round trips to the device, so it is only tried for rows that started from the same prompt.
-    """
-
-    def __init__(self, ids: Tensor, want: Tensor, length: Tensor, count: Tensor, vocab_size: int) -> None:
-        """Compare the rows.
-
-        Args:
-            ids: [B, C] tokens.
-            want: [N], the wanted entries of `ids.flatten()`.
-            length: [B], tokens per row.
-            count: [B], wanted entries per row, on the host.
-            vocab_size: Size of the vocabulary.
-        """
-        wanted = torch.zeros_like(ids, dtype=torch.bool).flatten().index_fill(0, want, True).view_as(ids)
-        # Everything that a call depends on, in one matrix: ids, which of them are wanted, which are padding.
-        state = ids + vocab_size * wanted
-        state = state.masked_fill(torch.arange(ids.shape[1], device=ids.device) >= length[:, None], -1)
-        distinct, self._state = torch.unique(state, dim=0, return_inverse=True)
-        self.fewer = len(distinct) < len(ids)
-        if not self.fewer:
-            return
-        # The first row of each state represents it.
-        order = torch.arange(len(ids), device=ids.device)
-        first = torch.full((len(distinct),), len(ids), device=ids.device)
-        self.rows = first.scatter_reduce(0, self._state, order, "amin")
-        self.source = self.rows[self._state]  # [B]: the row that represents each
-        self._count = count
-        self.want = compact(wanted[self.rows], int(count[self.rows.cpu()].sum()))
-
-    def spread(self, logits: Tensor) -> Tensor:
-        """Return the logits of all rows from those of the distinct rows."""
-        total, count = int(self._count.sum()), self._count.to(logits.device)
-        computed = count[self.rows]
-        shift = (computed.cumsum(0) - computed)[self._state] - (count.cumsum(0) - count)
-        entry = torch.arange(total, device=logits.device)
-        return logits[entry + shift.repeat_interleave(count, output_size=total)]
-
-
 class UncachedRunner:
     """Computes the whole row at every step, exact for every model; the head only where something may be committed."""
 
@@ -125,11 +85,12 @@ class UncachedRunner:
         want = window.row * rows.width + window.column
         real = torch.arange(rows.width, device=ids.device) < length[:, None] if rows.padded else None
         if rows.shared_prompts:
-            distinct = DistinctRows(ids, want, length, window.count, self.model.vocab_size)
+            states = [rows.state.hashed, rows.state.host_length, window.count]
+            distinct = DistinctRows(torch.stack(states, 1), window.count)
             if distinct.fewer:
-                index = distinct.rows
+                index = distinct.rows.to(ids.device, non_blocking=True)
                 real = None if real is None else real[index]
-                return distinct.spread(self.model.logits(ids[index], real, distinct.want))
+                return distinct.spread(self.model.logits(ids[index], real, distinct.want(want, rows.width)))
         return self.model.logits(ids, real, want)
 
     def record_step(self, rows: Rows, window: Window) -> None:
@@ -251,7 +212,9 @@ class WindowRunner:
         if subset is not None:
             slots, begin, end, seen, count = (t[subset] for t in (slots, begin, end, seen, count))
         # Only where nothing of the cache is reused do a row's keys and values follow from its tokens alone.
-        uncached = rows.shared_prompts and not bool(((begin > 0) | (end < seen)).any())
+        distinct = None
+        if rows.shared_prompts and not bool(((begin > 0) | (end < seen)).any()):
+            distinct = DistinctRows(torch.stack([rows.state.hashed[slots], end, count], 1), count)
         width = int((end - begin).max())
         slots, begin, end, seen = torch.stack([slots, begin, end, seen]).to(device, non_blocking=True)
         positions = begin[:, None] + torch.arange(width, device=device)
@@ -265,15 +228,14 @@ class WindowRunner:
         visible = torch.arange(rows.columns, device=device) < seen[:, None]
         ids = rows.state.ids if subset is None else rows.state.ids[slots]
         tokens = ids.gather(1, positions.clamp_max(rows.columns - 1))
-        if uncached:
-            distinct = DistinctRows(tokens, want, end - begin, count, self.model.vocab_size)
-            if distinct.fewer:
-                pick = distinct.rows
-                logits = self.model.window_logits(
-                    tokens[pick], positions[pick], visible[pick], self.cache, distinct.want, slots[pick]
-                )
-                self.cache.copy(slots[distinct.source], slots)
-                return distinct.spread(logits)
+        if distinct is not None and distinct.fewer:
+            pick = distinct.rows.to(device, non_blocking=True)
+            logits = self.model.window_logits(
+                *(tokens[pick], positions[pick], visible[pick]),
+                *(self.cache, distinct.want(want, width), slots[pick]),
+            )
+            self.cache.copy(slots[distinct.source.to(device, non_blocking=True)], slots)
+            return distinct.spread(logits)
         return self.model.window_logits(
             tokens, positions, visible, self.cache, want, None if subset is None else slots
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from twotemp.policies import positions, tokens
 from twotemp.policies.positions import DrawnTokens, StackedParameters
 from twotemp.records import Policy
 
+_STREAMS = (rng.Stream.TOKEN, rng.Stream.POSITION)
 _SINGLE = torch.finfo(torch.float32)
 
 
@@ -29,9 +31,14 @@ class Noise:
     step: Tensor  # [B] int64
     positions: Tensor  # [B, W] int64
 
+    @cached_property
+    def _uniforms(self) -> Tensor:
+        """Uniforms of all streams, [S, B, W]: one computation starts fewer kernels than one for each."""
+        return rng.uniforms(self.keys, self.step, self.positions, _STREAMS)
+
     def uniform(self, stream: rng.Stream) -> Tensor:
-        """Return uniforms in (0, 1), [B, W]."""
-        return rng.uniform(self.keys, self.step, self.positions, stream)
+        """Return uniforms in (0, 1), [B, W], of the choice of tokens or of positions."""
+        return self._uniforms[_STREAMS.index(stream)]
 
 
 @dataclass(frozen=True)
