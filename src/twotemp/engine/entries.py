@@ -43,10 +43,9 @@ class DistinctRows:
         count = self._count[self.rows]
         start = (self._count.cumsum(0) - self._count)[self.rows]
         moved = width * (torch.arange(len(self.rows)) - self.rows)
-        entries, moved = torch.stack([_ranges(start, count), moved.repeat_interleave(count)]).to(
-            want.device, non_blocking=True
-        )
-        return want[entries] + moved
+        both = torch.stack([_ranges(start, count), moved.repeat_interleave(count)])
+        both = both.to(want.device, non_blocking=True)
+        return want[both[0]] + both[1]
 
     def spread(self, logits: Tensor) -> Tensor:
         """Return the logits of all rows from those of the computed rows."""
