@@ -135,7 +135,7 @@ def test_a_policy_may_be_spelled(model):
         ({"batch_size": "2"}, "batch_size must be an integer >= 1, not '2'"),
         ({"batch_size": 1.5}, "batch_size must be"),
         ({"batch_size": 2, "columns": "x"}, "columns must be"),
-        ({"model": "tiny"}, "or twotemp.wrap returns, not 'tiny'"),
+        ({"model": 7}, "or twotemp.wrap returns, not 7"),
     ],
 )
 @pytest.mark.parametrize("front", [twotemp.sample, twotemp.stream])
@@ -344,3 +344,17 @@ def test_a_misspelled_keyword_is_refused():
             function(model, "3 7 -> 10", "lc", cashe="dual")
     with pytest.raises(TypeError, match="'chat'"):
         twotemp.infill(model, "3 7 -> 10", "lc", chat=True)
+
+
+def test_a_name_is_a_model_that_is_loaded_once(monkeypatch):
+    model = twotemp.load("tiny")
+    expected = twotemp.sample(model, "3 7 -> 10", TCT, n=2, length=8)
+    assert [s.text for s in twotemp.sample("tiny", "3 7 -> 10", TCT, n=2, length=8)] == [
+        s.text for s in expected
+    ]
+    assert twotemp.score("tiny", expected, estimator="ar") == twotemp.score(model, expected, estimator="ar")
+    monkeypatch.setattr("twotemp.models.load.family", None)  # a second load would fail
+    *_, last = twotemp.stream("tiny", "3 7 -> 10", TCT, length=8)
+    assert last.sample.tokens == expected[0].tokens
+    with pytest.raises(UserError, match="tinny"):
+        twotemp.infill("tinny", "3 7 -> 10", TCT)

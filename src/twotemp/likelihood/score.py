@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from twotemp.errors import UserError
 from twotemp.likelihood import estimators
 from twotemp.likelihood.queries import Completion, estimate
 from twotemp.models.base import Denoiser, LanguageModel, language_model
+from twotemp.models.load import load_name
 from twotemp.records import Sample, integer
 from twotemp.sampling.prompts import Prompt, prompt_ids, prompt_list, prompt_names
 
@@ -26,7 +28,7 @@ class Likelihood(NamedTuple):
 
 
 def score(
-    model: Denoiser,
+    model: Denoiser | str | Path,
     prompts: Prompt | Sequence[Prompt] | Sample | Sequence[Sample],
     completions: str | Sequence[Any] | None = None,
     estimator: str = "stratified",
@@ -41,7 +43,7 @@ def score(
     A text is scored as it stands: to score its end as well, append the end-of-text id to its token ids.
 
     Args:
-        model: the denoiser.
+        model: the denoiser, or a name that `load` takes.
         prompts: one or several prompts, as in `sample`; or samples, as `sample` returns them, without completions.
         completions: one text or list of token ids per prompt.
         estimator: "stratified" and "elbo" (a lower bound, the mean over all orders; `draws` passes each), "ar" (left
@@ -71,6 +73,7 @@ def score(
         )
     seed = integer("seed", seed, least=None, most=None)
     batch_size = integer("batch_size", batch_size, least=1)
+    model = load_name(model)
     text = language_model(model)
     if completions is None:
         scored = _from_samples(prompts, method.by_block)

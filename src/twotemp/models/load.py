@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from twotemp.errors import UserError, unknown
 from twotemp.models import catalogue
-from twotemp.models.base import LanguageModel
+from twotemp.models.base import Denoiser, LanguageModel
 from twotemp.models.card import HUB_ID
 from twotemp.models.checkpoint import DTYPES, main_dtype, read_headers, read_json, weight_files
 from twotemp.models.families import family
@@ -70,6 +71,14 @@ def load(
     if compile:
         compile_body(model)
     return model
+
+
+def load_name(model: Denoiser | str | Path) -> Denoiser:
+    """Return the model itself, or what `load` returns for its name; the model that was named last is kept."""
+    return _load_kept(str(model)) if isinstance(model, (str, Path)) else model
+
+
+_load_kept = lru_cache(maxsize=1)(load)
 
 
 def load_text(

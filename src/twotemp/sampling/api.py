@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from functools import wraps
 from html import escape
 from inspect import signature
+from pathlib import Path
 from typing import Any, ParamSpec, SupportsIndex, TypedDict, TypeVar, Unpack, overload
 
 from twotemp.backends.local import LocalBackend
 from twotemp.engine import Observer, Steps, StepView
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser
+from twotemp.models.load import load_name
 from twotemp.records import PARAMETERS, Key, Policy, Request, Sample
 from twotemp.sampling.prompts import Prompt, prompt_requests
 from twotemp.sampling.text import Prefix
@@ -140,7 +142,7 @@ def explain_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
 @explain_keywords
 def sample(
-    model: Denoiser,
+    model: Denoiser | str | Path,
     prompts: Prompt | Sequence[Prompt],
     policy: Policy | str,
     n: int = 1,
@@ -166,7 +168,8 @@ def sample(
     prompts are. A prompt that is given twice gets other samples the second time.
 
     Args:
-        model: What `twotemp.load` or `twotemp.wrap` returns.
+        model: What `twotemp.load` or `twotemp.wrap` returns, or a name that `load` takes; the model that was named
+            last is kept for the next call. Load it yourself to choose its device or dtype.
         prompts: One or several; each is a text, a list of chat messages {"role": ..., "content": ...}, or token ids
             (a list, a NumPy array, a tensor).
         policy: A `Policy`, or its spelling such as "tct:t_pos=0.2".
@@ -206,7 +209,7 @@ def sample(
 
 @explain_keywords
 def stream(
-    model: Denoiser,
+    model: Denoiser | str | Path,
     prompts: Prompt | Sequence[Prompt],
     policy: Policy | str,
     n: int = 1,
@@ -233,7 +236,7 @@ def stream(
 
 @explain_keywords
 def infill(
-    model: Denoiser,
+    model: Denoiser | str | Path,
     texts: Prompt | Sequence[Prompt],
     policy: Policy | str,
     n: int = 1,
@@ -263,7 +266,7 @@ def infill(
 
 
 def _prepare(
-    model: Denoiser,
+    model: Denoiser | str | Path,
     *prompting: *tuple[Prompt | Sequence[Prompt], Policy | str, int, int | None, int | None, int],
     batch_size: int | None = None,
     cache: str | None = None,
@@ -279,6 +282,7 @@ def _prepare(
                 "give on_step or an observer, not both: an observer's `step` is called with the same view"
             )
         observer = Steps(on_step)
+    model = load_name(model)
     requests = prompt_requests(model, *prompting, **prompt_options)
     return LocalBackend(
         model, batch_size=batch_size, cache=cache, columns=columns, observer=observer
