@@ -46,7 +46,7 @@ from twotemp.models.load import load
 from twotemp.policies import parse
 from twotemp.records import Problem
 from twotemp.rewards.denoiser import answer_row, checks, scaled_thirds, with_checks
-from twotemp.sampling.prompts import ProblemRequest, answer, problem_requests
+from twotemp.sampling.text import ProblemRequest, answer, problem_requests
 from twotemp.serialization import read_yaml, record
 from twotemp.tasks import SOURCES
 from twotemp.tasks.base import Split

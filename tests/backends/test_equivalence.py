@@ -30,7 +30,7 @@ from twotemp.evaluation import Evaluation, Plan, TaskChoice
 from twotemp.models.load import load_text
 from twotemp.policies import parse
 from twotemp.records import Problem
-from twotemp.sampling.prompts import prompt_names, prompt_requests
+from twotemp.sampling.text import prompt_names, prompt_requests
 from twotemp.tasks import ProblemSet
 
 PROMPT, POLICY, N, LENGTH, SEED = "20 10 15 -> 45", "tct:t_pos=0.3,t_token=1", 12, 24, 3

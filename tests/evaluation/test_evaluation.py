@@ -26,7 +26,7 @@ from twotemp.folders.files import FrameFile, read_batches
 from twotemp.models.load import load
 from twotemp.policies import parse
 from twotemp.records import Grade, Request
-from twotemp.sampling import prompts
+from twotemp.sampling import text as sampling_text
 
 pytestmark = pytest.mark.usefixtures("toy_tasks")
 
@@ -107,7 +107,7 @@ def test_samples_that_repel_each_other_are_the_same_after_any_stop_and_stored_on
     """A larger n and a stop in the midst of a group: the group is drawn again, what is there already not stored."""
     plan = replace(PLAN, policies=(parse("odd:t_token=1.5"), parse("tlc")), n=4)
     expected = rows(evaluate(model, plan, tmp_path / "whole"))
-    for module in (work, prompts):
+    for module in (work, sampling_text):
         monkeypatch.setattr(module, "CHUNK", 12)
     evaluate(model, replace(plan, n=1), tmp_path / "run")
     drawn: list[Request] = []
@@ -135,7 +135,7 @@ def test_samples_that_repel_each_other_are_the_same_after_any_stop_and_stored_on
 
 
 def test_tasks_take_turns_and_a_question_keeps_its_policies_together(model, tmp_path, monkeypatch):
-    for module in (work, prompts):
+    for module in (work, sampling_text):
         monkeypatch.setattr(module, "CHUNK", 9)
     order = []
     original = engine.events
@@ -253,7 +253,7 @@ def test_ungraded_is_counted_left_out_and_tried_again(model, tmp_path, monkeypat
 def test_killed_at_twenty_random_moments_it_ends_up_the_same(model, tmp_path, monkeypatch):
     """Children of this warm process run the evaluation and are killed; then it is finished and compared."""
     plan = replace(PLAN, n=16)
-    monkeypatch.setattr(prompts, "CHUNK", 40)
+    monkeypatch.setattr(sampling_text, "CHUNK", 40)
     monkeypatch.setattr(runner, "WRITE_SAMPLES", 8)
     expected = rows(evaluate(model, plan, tmp_path / "whole"))
     original = LocalBackend.sample

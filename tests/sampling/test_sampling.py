@@ -15,7 +15,8 @@ from tests.helpers.toy import ToyModel
 from theory.table import TableModel
 from twotemp.errors import UserError
 from twotemp.models.base import language_model
-from twotemp.sampling import prompts
+from twotemp.records import Request
+from twotemp.sampling import text as sampling_text
 from twotemp.sampling.api import Samples
 
 TCT = twotemp.policy("tct", threshold=0.3, t_pos=0.2)
@@ -164,7 +165,7 @@ def test_the_default_length_fits_the_context(chatty):
     assert twotemp.sample(table, [0], "lc")[0].tokens == (1, 2, 0), "all that the context leaves"
     wide = ToyModel()
     wide.max_length = 4096
-    assert prompts._default_length(language_model(wide), [1]) == 256
+    assert sampling_text._default_length(language_model(wide), [1]) == 256
     with pytest.raises(UserError, match="leave no room"):
         twotemp.sample(table, [0, 1, 2, 0], "lc")
 
@@ -228,23 +229,23 @@ def test_infill_fills_the_masks_of_a_text_in_chat_format(chatty):
 def test_a_huge_n_starts_at_once(model, monkeypatch):
     made = []
 
-    def counted(*args, **options):
-        made.append(1)
-        return original(*args, **options)
+    def counted(record, **changes):
+        made.extend([1] if isinstance(record, Request) else [])
+        return original(record, **changes)
 
-    original = prompts.replace
-    monkeypatch.setattr(prompts, "replace", counted)
+    original = sampling_text.replace
+    monkeypatch.setattr(sampling_text, "replace", counted)
     endless = twotemp.stream(model, [5, 6], TCT, n=100_000_000, length=4, batch_size=4)
     assert not made
     first = [next(endless) for _ in range(3)]
-    assert len(made) <= prompts.LARGEST_CHUNK + 1
+    assert len(made) <= sampling_text.LARGEST_CHUNK + 1
     assert {one.index for one in first} <= set(range(8))
 
 
 def test_chunks_change_nothing(model, monkeypatch):
     expected = twotemp.sample(model, [[5], [6, 7]], TCT, n=9, length=4)
     for name in ("CHUNK", "LARGEST_CHUNK"):
-        monkeypatch.setattr(prompts, name, 4)
+        monkeypatch.setattr(sampling_text, name, 4)
     found = twotemp.sample(model, [[5], [6, 7]], TCT, n=9, length=4)
     assert [replace(one, seconds=0) for one in found] == [replace(one, seconds=0) for one in expected]
 

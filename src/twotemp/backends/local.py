@@ -20,8 +20,7 @@ from twotemp.errors import UserError
 from twotemp.models.base import Denoiser, LanguageModel, language_model
 from twotemp.policies import policy
 from twotemp.records import Request, Sample, integer
-from twotemp.sampling.prompts import chunks
-from twotemp.sampling.text import Prefix, finish
+from twotemp.sampling.text import Prefix, chunks, finish
 
 log = logging.getLogger("twotemp")
 # Steps of a watched row, then the request's sample or its error.

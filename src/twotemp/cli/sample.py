@@ -82,7 +82,7 @@ def sample(
     # These need torch: `--help` and the mistakes above should not wait for it.
     from twotemp.backends.local import LocalBackend
     from twotemp.engine import Ledger
-    from twotemp.sampling.prompts import prompt_ids, prompt_names, prompt_requests
+    from twotemp.sampling.text import prompt_ids, prompt_names, prompt_requests
 
     show_log()
     loaded = loading.load_with(model, cache)

@@ -33,7 +33,7 @@ def run(
     """Yield a sample of every request, as token ids, in the order in which they finish.
 
     A sample depends on its request alone, not on the batch it was drawn in. Requests are trusted: they are checked
-    where they are created (`rows.check`, called by `sampling.prompts`).
+    where they are created (`rows.check`, called by `sampling.text`).
 
     Requests whose policies differ in structure (say LC and an entropy bound) are batched apart; numbers such as
     T_pos may differ from row to row. Long rows go first, so that a batch holds rows of similar length.

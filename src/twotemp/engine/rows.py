@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from twotemp import rng
-from twotemp.engine.entries import compact
 from twotemp.errors import UserError
 from twotemp.experimental.editing import BlockText
 from twotemp.experimental.repulsion import Repulsion, SampleGroups
@@ -380,6 +379,18 @@ class Rows:
         state.steps_before = torch.where(start == state.start, state.steps_before, state.forwards)
         state.start, state.end = start, end
         return bool(host[-1])
+
+
+def compact(flags: Tensor, count: int) -> Tensor:
+    """Return the indices of the True entries of `flags.flatten()`, of which there are `count`.
+
+    `nonzero` would have to ask the device for that number; prefix sums do not.
+    """
+    flags = flags.flatten()
+    # All False entries share a last slot, which is cut off.
+    target = torch.where(flags, flags.cumsum(0) - 1, count)
+    indices = torch.empty(count + 1, dtype=torch.int64, device=flags.device)
+    return indices.scatter_(0, target, torch.arange(len(flags), device=flags.device))[:count]
 
 
 def _hash(ids: Tensor, pending: Tensor, length: Tensor) -> Tensor:

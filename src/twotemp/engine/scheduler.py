@@ -19,7 +19,7 @@ from twotemp.engine.rows import columns_of, widths
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser, LanguageModel
 from twotemp.models.weight_loading import free_bytes
-from twotemp.policies.positions import RULES, SCORES
+from twotemp.policies.choices import RULES, SCORES
 from twotemp.records import Policy, Request
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from twotemp.folders import unbroken
 from twotemp.graders.base import Grader
 from twotemp.policies import spell
 from twotemp.records import Grade, Policy, Request, Sample
-from twotemp.sampling.prompts import CHUNK, ProblemRequest, problem_requests
+from twotemp.sampling.text import CHUNK, ProblemRequest, problem_requests
 from twotemp.store import Cell, Config, Store
 
 if TYPE_CHECKING:

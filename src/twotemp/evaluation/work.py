@@ -18,7 +18,7 @@ from twotemp.folders import read_json, write_json
 from twotemp.graders.base import Grader, grades
 from twotemp.policies import spell
 from twotemp.records import Grade, Problem, Sample
-from twotemp.sampling.prompts import CHUNK, ProblemRequest, answer
+from twotemp.sampling.text import CHUNK, ProblemRequest, answer
 from twotemp.store import Cell, Store, Writer
 from twotemp.tasks import ProblemSet, Task
 from twotemp.tasks.data import imported

@@ -35,7 +35,7 @@ from twotemp.models.base import LanguageModel
 from twotemp.models.checkpoint import fingerprint
 from twotemp.policies import policy
 from twotemp.records import Policy, Problem, Request, Sample
-from twotemp.sampling.prompts import answer
+from twotemp.sampling.text import answer
 from twotemp.serialization import record
 
 CHUNK = 32  # forks measured together, per worker; a kill loses at most these

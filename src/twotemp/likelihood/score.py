@@ -16,7 +16,7 @@ from twotemp.likelihood.queries import Completion, estimate
 from twotemp.models.base import Denoiser, LanguageModel, language_model
 from twotemp.models.load import load_name
 from twotemp.records import Sample, integer
-from twotemp.sampling.prompts import Prompt, prompt_ids, prompt_list, prompt_names
+from twotemp.sampling.text import Prompt, prompt_ids, prompt_list, prompt_names
 
 
 class Likelihood(NamedTuple):

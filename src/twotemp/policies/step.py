@@ -15,8 +15,8 @@ from torch import Tensor
 from twotemp import rng
 from twotemp.experimental.editing import EDITS, BlockText, choose_edits
 from twotemp.experimental.repulsion import Repulsion
-from twotemp.policies import positions, tokens
-from twotemp.policies.positions import DrawnTokens, StackedParameters
+from twotemp.policies import choices
+from twotemp.policies.choices import DrawnTokens, StackedParameters
 from twotemp.records import Policy
 
 _STREAMS = (rng.Stream.TOKEN, rng.Stream.POSITION)
@@ -100,8 +100,8 @@ class PolicyBatch:
         first = policies[0]
         if any(p.structure != first.structure for p in policies):
             raise ValueError("rows of one batch must share their policy's structure")
-        self.score, self.rule = positions.SCORES[first.score], positions.RULES[first.rule]
-        self.first_score = None if first.first_score == "same" else positions.SCORES[first.first_score]
+        self.score, self.rule = choices.SCORES[first.score], choices.RULES[first.rule]
+        self.first_score = None if first.first_score == "same" else choices.SCORES[first.first_score]
         self.leftmost = first.fallback == "leftmost"
         self.edit = None if first.edit == "never" else EDITS[first.edit]
         self.mask_id = mask_id
@@ -129,7 +129,7 @@ class PolicyBatch:
         if self.first_score is not None:
             temperatures += [p.first_t_token for p in policies]
             self.first_t_token = _float32([p.first_t_token for p in policies], device)
-        self.tokens = tokens.TokenRules(
+        self.tokens = choices.TokenRules(
             t_token=_float32([p.t_token for p in policies], device),
             top_k=self.parameters.top_k,
             top_p=self.parameters.top_p.float(),
@@ -160,7 +160,7 @@ class PolicyBatch:
     def repel(self, logits: Tensor, masked: Tensor, index: Tensor, repulsion: Repulsion) -> Tensor:
         """Return the logits, pushed away from what earlier samples of the group say; arguments as for `draw`."""
         z = logits.float() if logits.dtype.itemsize < 4 else logits
-        z = tokens.allowed(z, index // masked.shape[1], self.tokens)
+        z = choices.allowed(z, index // masked.shape[1], self.tokens)
         return repulsion.push(z, index, masked, self.tokens.eos)
 
     def draw(
@@ -186,7 +186,7 @@ class PolicyBatch:
         own = None
         if text is not None and self.edit is not None and self.edit.needs_own:
             own = text.tokens.flatten()[index]
-        prediction = tokens.predict(
+        prediction = choices.predict(
             logits,
             noise.uniform(rng.Stream.TOKEN).flatten()[index],
             index // predicted.shape[1],
@@ -216,7 +216,7 @@ class PolicyBatch:
             log_own=optional(prediction.log_own),
         )
 
-    def _token_rules(self, step: Tensor) -> tokens.TokenRules:
+    def _token_rules(self, step: Tensor) -> choices.TokenRules:
         """Return how tokens are drawn now: the first step of a row may have its own temperature."""
         if self.first_score is None:
             return self.tokens
@@ -251,20 +251,20 @@ class PolicyBatch:
             score = torch.where((noise.step == 0)[:, None], self.first_score.of(drawn), score)
         if self.any_tempered:
             uniform = noise.uniform(rng.Stream.POSITION)
-            score = positions.perturb(score, self.parameters.t_pos, self.rule.noise(uniform))
+            score = choices.perturb(score, self.parameters.t_pos, self.rule.noise(uniform))
         late = self.eos_last
         if late is not None:
             late = late[:, None] & torch.isin(drawn.tokens, self.tokens.eos)
         memory = self._remember(memory, drawn, masked) if self.remembers else None
-        order = positions.rank(score, masked, late)
+        order = choices.rank(score, masked, late)
         stable = None if memory is None else memory.stable
-        ranked = positions.Ranked(score, order, masked, late, drawn.entropy, stable, self.parameters)
+        ranked = choices.Ranked(score, order, masked, late, drawn.entropy, stable, self.parameters)
         ready = self.rule.ready(ranked)
         if self.leftmost:
-            order = positions.rank(-drawn.positions.double(), masked, late)
+            order = choices.rank(-drawn.positions.double(), masked, late)
         if ready is not None and (self.leftmost or late is not None or not self.rule.takes_the_best):
-            order = positions.first(ready, order)
-        commit = positions.commit(ready, masked, order, self._budget(noise.step, block_step, masked))
+            order = choices.first(ready, order)
+        commit = choices.commit(ready, masked, order, self._budget(noise.step, block_step, masked))
         decision = Decision(drawn.tokens, commit, drawn.confidence, drawn.entropy, drawn.log_norm)
         return decision if text is None else self._rewrite(decision, drawn, masked, text), memory
 
@@ -283,19 +283,19 @@ class PolicyBatch:
         k = self.parameters.k
         if self.even_schedule is not None:
             taken = torch.zeros_like(step) if block_step is None else block_step
-            even = positions.even(masked.sum(1), self.parameters.steps, taken)
+            even = choices.even(masked.sum(1), self.parameters.steps, taken)
             k = torch.where(self.even_schedule, even, k)
         if self.dream_schedule is not None:
-            dream = positions.dream(masked.sum(1), self.parameters.steps, step)
+            dream = choices.dream(masked.sum(1), self.parameters.steps, step)
             k = torch.where(self.dream_schedule, dream, k)
         if self.dream_exact_schedule is not None:
-            exact = positions.dream_exact(masked.sum(1), self.parameters.steps, step)
+            exact = choices.dream_exact(masked.sum(1), self.parameters.steps, step)
             k = torch.where(self.dream_exact_schedule, exact, k)
         return k
 
     def _remember(self, memory: Memory | None, drawn: DrawnTokens, masked: Tensor) -> Memory:
         """Compare predictions with the step before: stable where KL(q_now || q_before) < epsilon."""
-        at, now = drawn.positions, positions.known(drawn.probabilities)
+        at, now = drawn.positions, choices.known(drawn.probabilities)
         if memory is None:
             return Memory(at, now, torch.zeros_like(at))
         kl = (torch.special.xlogy(now, now) - torch.special.xlogy(now, memory.weights)).sum(-1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from twotemp.errors import UserError
 from twotemp.records import Problem
-from twotemp.sampling.prompts import answer
+from twotemp.sampling.text import answer
 from twotemp.store import Cell, Config, Key, row_key
 
 if TYPE_CHECKING:

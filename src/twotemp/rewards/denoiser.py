@@ -22,7 +22,7 @@ from twotemp.likelihood.queries import (
 )
 from twotemp.models.base import LanguageModel
 from twotemp.records import Problem, Sample
-from twotemp.sampling.prompts import encode_problem
+from twotemp.sampling.text import encode_problem
 
 VERSION = "1"  # raised whenever the same weights score an answer otherwise: scores are kept by name
 

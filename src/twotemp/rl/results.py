@@ -23,7 +23,7 @@ from twotemp.policies import policy
 from twotemp.records import Problem
 from twotemp.rl.objective import group_std
 from twotemp.rl.rollouts import Rollouts
-from twotemp.sampling.prompts import ProblemRequest, answer, problem_requests
+from twotemp.sampling.text import ProblemRequest, answer, problem_requests
 from twotemp.serialization import from_json, json_text
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from twotemp.backends import Backend
 from twotemp.errors import UserError
 from twotemp.graders.base import Grader
 from twotemp.records import Grade, Policy, Problem, Sample
-from twotemp.sampling.prompts import ProblemRequest, answer, problem_requests
+from twotemp.sampling.text import ProblemRequest, answer, problem_requests
 from twotemp.tasks import SOURCES, Task
 
 TRAIN = "train"  # the subset of a published task that is for training

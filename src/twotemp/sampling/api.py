@@ -17,8 +17,7 @@ from twotemp.errors import UserError
 from twotemp.models.base import Denoiser
 from twotemp.models.load import load_name
 from twotemp.records import PARAMETERS, Key, Policy, Request, Sample
-from twotemp.sampling.prompts import Prompt, prompt_requests
-from twotemp.sampling.text import Prefix
+from twotemp.sampling.text import Prefix, Prompt, prompt_requests
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -286,7 +286,7 @@ class Server:
         finally:
             disconnect.cancel()
             rows.close()
-        return Response(json_text(replies.whole(answers)), media_type="application/json")
+        return JSONResponse(replies.whole(answers))
 
     async def _collected(self, request: CompletionRequest, rows: RequestRows) -> list[Answer]:
         answers: dict[int, Answer] = {}

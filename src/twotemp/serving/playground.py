@@ -20,7 +20,7 @@ from twotemp.models.base import LanguageModel
 from twotemp.policies import PRESETS
 from twotemp.records import PARAMETERS, Problem
 from twotemp.report.trace_page import template
-from twotemp.sampling.prompts import answer
+from twotemp.sampling.text import answer
 from twotemp.serialization import json_text
 from twotemp.tasks import SOURCES
 

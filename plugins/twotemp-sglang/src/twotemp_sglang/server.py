@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
 from twotemp.engine.entries import compact
+
 from twotemp.engine.scheduler import refuse_groups
 from twotemp.errors import UserError, unknown
 from twotemp.policies import parse

@@ -18,10 +18,9 @@ from twotemp.policies import policy
 from twotemp.records import Grade, Problem, Request, Sample
 from twotemp.rl import rollouts
 from twotemp.rl.results import evaluate
-from twotemp.sampling import prompts
+from twotemp.sampling import text as sampling_text
 from twotemp.sampling.api import infill
-from twotemp.sampling.prompts import ProblemRequest, answer, problem_requests
-from twotemp.sampling.text import finish
+from twotemp.sampling.text import ProblemRequest, answer, finish, problem_requests
 
 AR = policy("ar")
 PROBLEM = Problem("p/1", "t", "1 + 2 =", prefill="3")
@@ -164,9 +163,9 @@ def test_no_other_module_turns_problems_into_requests():
     """No other module of ours reads a problem's prefill."""
     from pathlib import Path
 
-    root = Path(prompts.__file__).parents[1]
+    root = Path(sampling_text.__file__).parents[1]
     # The page sends a problem's prefill back as the assistant's turn.
-    allowed = {"sampling/prompts.py", "records.py", "models/base.py", "serving/playground.py"}
+    allowed = {"sampling/text.py", "records.py", "models/base.py", "serving/playground.py"}
     users = {
         str(path.relative_to(root))
         for path in root.rglob("*.py")
