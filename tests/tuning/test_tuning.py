@@ -99,7 +99,7 @@ def test_of_tied_candidates_those_stay_that_are_better_at_half_the_budget():
         i: Measurement(np.ones(4), cost=float(i), spent=1.0, half_budget=np.full(4, 0.1 * i))
         for i in range(10)
     }
-    assert survivors(tied, unrelated, finalists=4) == (0, 6, 7, 8, 9)  # the cheapest is the frontier
+    assert survivors(tied, unrelated) == (0, 6, 7, 8, 9)  # the cheapest is the frontier
 
 
 def test_smoothing_helps_if_questions_are_few():

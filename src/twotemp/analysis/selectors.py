@@ -31,9 +31,8 @@ from twotemp.store import Cell, Config, Key, Store
 if TYPE_CHECKING:
     from twotemp.rewards.denoiser import DenoiserReward
 
-Election = tuple[
-    NDArray[Any], NDArray[Any]
-]  # per sample: the candidate it votes for, and the weight of its vote
+# Per sample: the candidate it votes for, and the weight of its vote.
+Election = tuple[NDArray[Any], NDArray[Any]]
 DRAWS = 1000  # subsets per question without a closed form: an error of at most 0.016, averaged over questions
 TIE = 1e-12  # relative: equal sums added in another order may differ in the last digits
 
@@ -46,6 +45,18 @@ class Selector:
     needs: Literal["nothing", "rewards", "traces", "likelihoods"]
     election: Callable[[Ballot], Election]
     best: Callable[[Ballot, Sequence[int]], Floats]
+
+
+def highest(
+    title: str, needs: Literal["rewards", "likelihoods"], score: Callable[[Ballot], Floats]
+) -> Selector:
+    """Return a selector under which the sample with the highest score wins."""
+    return Selector(
+        title,
+        needs,
+        lambda ballot: (np.arange(len(ballot.passed)), score(ballot)),
+        lambda ballot, ks: metrics.best_by_score(ballot.passed, score(ballot), ks),
+    )
 
 
 def weighted(title: str, needs: Literal["rewards", "traces"], weight: Callable[[Ballot], Floats]) -> Selector:
@@ -73,20 +84,10 @@ SELECTORS: dict[str, Selector] = {
         lambda b: (b.answers, np.ones(len(b.answers))),
         lambda b, ks: metrics.best_by_vote(b.passed, b.answers, ks),
     ),
-    "orm": Selector(
-        "ORM",
-        "rewards",
-        lambda b: (np.arange(len(b.passed)), b.reward),
-        lambda b, ks: metrics.best_by_score(b.passed, b.reward, ks),
-    ),
+    "orm": highest("ORM", "rewards", lambda b: b.reward),
     "weighted": weighted("ORM-weighted vote", "rewards", lambda b: probability(b.reward)),
     "confidence": weighted("Confidence-weighted vote", "traces", lambda b: b.confidence),
-    "pll": Selector(
-        "Pseudo-log-likelihood",
-        "likelihoods",
-        lambda b: (np.arange(len(b.passed)), b.likelihood),
-        lambda b, ks: metrics.best_by_score(b.passed, b.likelihood, ks),
-    ),
+    "pll": highest("Pseudo-log-likelihood", "likelihoods", lambda b: b.likelihood),
     "oracle": Selector(
         "Oracle (pass@k)",
         "nothing",

@@ -139,8 +139,7 @@ DEMO_SAMPLES = 64
 
 
 def demo(
-    working: WorkerOptions,
-    out: Annotated[Path, "The folder for samples, tables and figures."] = Path("demo"),
+    working: WorkerOptions, out: Annotated[Path, "The folder for samples, tables and figures."] = Path("demo")
 ) -> None:
     """Compare five policies on three embedded tasks.
 

@@ -101,12 +101,7 @@ def _complete(evaluation: Evaluation, backend: Backend) -> Store:
 
 
 def _study(
-    store: Store,
-    choice: TaskChoice,
-    plan: Plan,
-    model: LanguageModel,
-    backend: Backend,
-    settings: Settings,
+    store: Store, choice: TaskChoice, plan: Plan, model: LanguageModel, backend: Backend, settings: Settings
 ) -> Study:
     task = tasks.get(choice.name)
     problems = {problem.id: problem for problem in choice.problems().problems[: plan.questions]}

@@ -20,8 +20,7 @@ from twotemp.store import Store
 def regrade(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
     grader: Annotated[
-        list[str] | None,
-        "A grader other than the task's, e.g. d1; with TASK=NAME only that task is graded.",
+        list[str] | None, "A grader other than the task's, e.g. d1; with TASK=NAME only that task is graded."
     ] = None,
     data: DataFiles = None,
     altered: Altered = False,

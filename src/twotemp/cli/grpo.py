@@ -62,8 +62,7 @@ def grpo(
     task: Annotated[str, typer.Option("--task", "--tasks", help="The task to learn.")] = "countdown-3",
     model: Model = "tiny",
     policy: Annotated[
-        str,
-        "The policy of the rollouts: a name from `twotemp policies`, or tct:t_pos=0.1.",
+        str, "The policy of the rollouts: a name from `twotemp policies`, or tct:t_pos=0.1."
     ] = "tct",
     data: Annotated[
         Path | None, "Training problems in the task's format (generated tasks need none)."

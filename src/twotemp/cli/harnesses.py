@@ -44,8 +44,7 @@ def import_results(
     ],
     out: Annotated[Path, "The run's folder; an existing run gets more cells."],
     grader: Annotated[
-        str | None,
-        "The grader of the samples (`twotemp graders`; default: the harness's own verdicts).",
+        str | None, "The grader of the samples (`twotemp graders`; default: the harness's own verdicts)."
     ] = None,
     metric: Annotated[str | None, "One of the harness's metrics or scorers, if there are several."] = None,
 ) -> None:

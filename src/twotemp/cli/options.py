@@ -36,8 +36,7 @@ Altered = Annotated[
 ]
 DataFiles = Annotated[list[str] | None, typer.Option("--data", help="Local data files: TASK=FILE.")]
 Graders = Annotated[
-    list[str] | None,
-    "Which grader's verdicts to use; TASK=NAME for one task. May be repeated.",
+    list[str] | None, "Which grader's verdicts to use; TASK=NAME for one task. May be repeated."
 ]
 Json = Annotated[bool, typer.Option("--json", help="For programs: JSON on stdout, one object per line.")]
 Chat = Annotated[
@@ -73,8 +72,7 @@ class TaskOptions:
     prompt: Annotated[list[str] | None, "A prompt template; with several tasks TASK=NAME."] = None
     subset: Annotated[list[str] | None, "A subset of the questions; with several tasks TASK=NAME."] = None
     grader: Annotated[
-        list[str] | None,
-        "Another grader (`twotemp graders`); with several tasks TASK=NAME.",
+        list[str] | None, "Another grader (`twotemp graders`); with several tasks TASK=NAME."
     ] = None
     altered: Altered = False
     chat: Chat = None
@@ -183,8 +181,7 @@ class LoadingOptions:
 
     device: Annotated[str | None, "cpu, cuda, cuda:1, … (default: CUDA if available)."] = None
     dtype: Annotated[
-        str | None,
-        "float32, bfloat16, … (default: float32 on a CPU, else the checkpoint's).",
+        str | None, "float32, bfloat16, … (default: float32 on a CPU, else the checkpoint's)."
     ] = None
     mask_id: Annotated[int | None, "Mask token id, if the checkpoint does not define it."] = None
     eos_ids: Annotated[
@@ -194,15 +191,11 @@ class LoadingOptions:
         ),
     ] = None
     block_size: Annotated[int | None, "Block size of a block-causal checkpoint."] = None
-    quantize: Annotated[
-        str | None,
-        "int8, or (on NVIDIA GPUs) int4: smaller weights, different samples.",
-    ] = None
+    quantize: Annotated[str | None, "int8, or (on NVIDIA GPUs) int4: smaller weights, different samples."] = (
+        None
+    )
     device_map: Annotated[str | None, "auto: spread the layers over all GPUs."] = None
-    compile: Annotated[
-        bool,
-        "torch.compile the network: slow to start, faster for long runs.",
-    ] = False
+    compile: Annotated[bool, "torch.compile the network: slow to start, faster for long runs."] = False
 
     def load(self, model: str) -> LanguageModel:
         """Load the model; call it after everything that is quick to check was checked."""

@@ -94,16 +94,14 @@ def _numbers(text: str) -> list[int]:
 def select(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
     by: Annotated[
-        str,
-        "Selectors, separated by commas: majority, orm, weighted, confidence, pll, oracle.",
+        str, "Selectors, separated by commas: majority, orm, weighted, confidence, pll, oracle."
     ] = "majority,orm,weighted,oracle",
     rm: Annotated[
         str | None,
         "Reward model: verifier (default), verifier:FOLDER, a folder, a hub id, or likelihood:DENOISER.",
     ] = None,
     rm_system: Annotated[
-        str | None,
-        "Text the reward model expects before the question (AceMath's is known).",
+        str | None, "Text the reward model expects before the question (AceMath's is known)."
     ] = None,
     out: Annotated[Path | None, "Where to write (default: RUN/selection)."] = None,
     grader: Graders = None,

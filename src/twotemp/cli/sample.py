@@ -37,8 +37,7 @@ def sample(
     policy: Annotated[str, "A name from `twotemp policies`, or tct:t_pos=0.1,threshold=0.6."] = "tct",
     t_token: Annotated[float | None, "Token temperature; short for --policy NAME:t_token=…"] = None,
     t_pos: Annotated[
-        float | None,
-        "Position temperature, `inf` allowed; short for --policy NAME:t_pos=…",
+        float | None, "Position temperature, `inf` allowed; short for --policy NAME:t_pos=…"
     ] = None,
     threshold: Annotated[float | None, "Confidence threshold; short for --policy NAME:threshold=…"] = None,
     k: Annotated[
@@ -53,10 +52,7 @@ def sample(
     seed: Seed = 0,
     chat: Chat = None,
     stop: Annotated[list[str] | None, "A string before which the text ends; may be repeated."] = None,
-    infill: Annotated[
-        bool,
-        "Fill the mask tokens inside the prompt instead of continuing it.",
-    ] = False,
+    infill: Annotated[bool, "Fill the mask tokens inside the prompt instead of continuing it."] = False,
     eos_stop: Annotated[bool, "Stop a row at its first finished EOS."] = False,
     trace: Traced = False,
     batch_size: BatchSize = None,

@@ -35,8 +35,7 @@ def trace(
         "only; without one, token ids).",
     ] = None,
     fork_entropy: Annotated[
-        float | None,
-        "Tokens of at least this entropy at commit, in nats, are marked (default: log 2).",
+        float | None, "Tokens of at least this entropy at commit, in nats, are marked (default: log 2)."
     ] = None,
 ) -> None:
     """Write an HTML page that replays samples step by step.

@@ -58,10 +58,7 @@ def tune(
     decoding: DecodingOptions,
     working: DrawingOptions,
     model: Model = "tiny",
-    at: Annotated[
-        str,
-        "The goal: pass@16, or pass@NFE=200 (pass@k for 200 NFE per question).",
-    ] = "pass@16",
+    at: Annotated[str, "The goal: pass@16, or pass@NFE=200 (pass@k for 200 NFE per question)."] = "pass@16",
     policies: Annotated[
         list[str],
         "The candidates. A name is tried over T_token, T_pos, lambda and K; parameters that are given are "

@@ -104,10 +104,7 @@ class WorkerOptions:
             help="Draw on this Ray cluster (auto: the one that this machine belongs to; local: a new one).",
         ),
     ] = None
-    ray_reachable: Annotated[
-        bool,
-        "With --ray local: let other machines reach Ray's ports.",
-    ] = False
+    ray_reachable: Annotated[bool, "With --ray local: let other machines reach Ray's ports."] = False
 
     @property
     def chosen(self) -> bool:

@@ -13,14 +13,15 @@ from typing import Any
 from twotemp.policies import PRESETS
 from twotemp.records import Policy
 
-NAMES = {
-    "ar": "Autoregressive",
-    "lc": "Low confidence",
-    "random": "Random",
-    "tlc": "TLC",
-    "ct": "Fast-dLLM (CT)",
-    "tct": "TCT",
+_PAPER = {  # display name, colour, marker
+    "ar": ("Autoregressive", "#0072B2", "o"),
+    "lc": ("Low confidence", "#E69F00", "s"),
+    "random": ("Random", "#7F7F7F", "^"),
+    "tlc": ("TLC", "#D55E00", "D"),
+    "ct": ("Fast-dLLM (CT)", "#CC79A7", "s"),
+    "tct": ("TCT", "#009E73", "D"),
 }
+NAMES = {policy: name for policy, (name, _, _) in _PAPER.items()}
 TASKS = {"gsm8k": "GSM8K", "math500": "MATH-500", "humaneval": "HumanEval", "mbpp": "MBPP"}
 _SYMBOLS = {"t_pos": r"T_\mathrm{pos}", "t_token": r"T_\mathrm{token}", "threshold": r"\lambda", "k": "K"}
 VARIES = "varies"
@@ -70,12 +71,12 @@ def family_label(policies: Sequence[Policy], *, plain: bool = False) -> str:
     return _labelled(policies[0].name, common, plain)
 
 
-def family_labels(policies: Iterable[Policy], *, plain: bool = False) -> dict[str, str]:
+def family_labels(policies: Iterable[Policy]) -> dict[str, str]:
     """Return the family label of each policy name."""
     named: dict[str, list[Policy]] = {}
     for policy in policies:
         named.setdefault(policy.name, []).append(policy)
-    return {name: family_label(family, plain=plain) for name, family in named.items()}
+    return {name: family_label(family) for name, family in named.items()}
 
 
 def _labelled(name: str, shown: Mapping[str, Any], plain: bool) -> str:
@@ -107,14 +108,6 @@ def signed(value: float, digits: int = 1) -> str:
 INK = "#262626"
 GRID = "#e4e4e4"
 
-_MARKS = {  # colour, marker
-    "ar": ("#0072B2", "o"),
-    "lc": ("#E69F00", "s"),
-    "random": ("#7F7F7F", "^"),
-    "tlc": ("#D55E00", "D"),
-    "ct": ("#CC79A7", "s"),
-    "tct": ("#009E73", "D"),
-}
 # Other published heuristics are dashed. With 8 colours and 7 markers no two look the same.
 _OTHER = ("#56B4E9", "#332288", "#882255", "#117733", "#AA4499", "#999933", "#44AA99", "#661100")
 
@@ -124,11 +117,10 @@ TEMPERED = ("tlc", "tct")
 
 def line(policy: Policy) -> dict[str, Any]:
     """Return the matplotlib line properties of a policy."""
-    if policy.name in _MARKS:
-        colour, marker = _MARKS[policy.name]
-        dashes = "-"
+    if policy.name in _PAPER:
+        (_, colour, marker), dashes = _PAPER[policy.name], "-"
     else:
-        others = [name for name in PRESETS if name not in _MARKS]
+        others = [name for name in PRESETS if name not in _PAPER]
         # A plug-in's policy is not listed; its style follows from its name.
         number = others.index(policy.name) if policy.name in others else sum(policy.name.encode())
         colour, marker, dashes = _OTHER[number % len(_OTHER)], "vPX*<>p"[number % 7], "--"

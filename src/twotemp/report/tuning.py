@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from twotemp.policies import spell
 from twotemp.records import Policy
@@ -13,9 +12,6 @@ from twotemp.report import style
 from twotemp.report.figures import save, styled
 from twotemp.report.style import NAMES
 from twotemp.tuning import Standing, Tuned
-
-if TYPE_CHECKING:
-    from twotemp.tuning import Standing
 
 _SURE = 0.95
 _CHEAPER = 0.95  # of the winner's cost; a smaller saving is not mentioned
@@ -61,14 +57,8 @@ def recommendation(tuned: Tuned) -> str:
 
 
 COLUMNS = (
-    "policy",
-    "{goal} (%)",
-    "95 %",
-    "NFE per question",
-    "questions",
-    "behind the best",
-    "chance to be best",
-)
+    "policy", "{goal} (%)", "95 %", "NFE per question", "questions", "behind the best", "chance to be best",
+)  # fmt: skip
 
 
 def table_row(standing: Standing[Policy]) -> list[str]:

@@ -5,7 +5,7 @@ significantly worse than one that costs no more is eliminated in any round; of t
 highest expected scores, and the frontier. So one race finds the best candidate and the best for less.
 
 The expected score of a candidate is estimated from its own questions and, while these are few, from those of similar
-candidates (`smoothing.smoothed_means`): on a handful of questions many tie, and chance would choose.
+candidates (`smoothed_means`): on a handful of questions many tie, and chance would choose.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from twotemp.errors import UserError
 from twotemp.metrics.estimates import Floats
 from twotemp.records import Policy
 
-FINALISTS = 4
+FINALISTS = 4  # candidates that the last round should have
 PROBE = 2  # questions from which the first costs are known
 LEAST = 4  # questions of the first round
 LEVEL = 0.99  # of the paired intervals that eliminate
@@ -61,13 +61,7 @@ Distances = Callable[[Sequence[T]], Floats]
 
 
 def race(
-    candidates: Sequence[T],
-    measure: Measure[T],
-    distances: Distances[T],
-    *,
-    budget: float,
-    questions: int,
-    finalists: int = FINALISTS,
+    candidates: Sequence[T], measure: Measure[T], distances: Distances[T], *, budget: float, questions: int
 ) -> list[Round[T]]:
     """Race the candidates for about `budget` NFE.
 
@@ -79,7 +73,6 @@ def race(
         distances: Returns the distances between some candidates, [n, n].
         budget: NFE of all samples.
         questions: How many questions there are.
-        finalists: How many candidates the last round should have.
     """
     if not candidates:
         raise UserError("no candidate to tune; name some policies, e.g. --policies tlc,tct")
@@ -88,7 +81,7 @@ def race(
     if all(math.isnan(measurement.mean) for measurement in known.values()):
         raise _unmeasured()  # before the budget is spent
     rounds: list[Round[T]] = []
-    left = 1 + max(0, math.ceil(math.log2(len(alive) / finalists)))
+    left = 1 + max(0, math.ceil(math.log2(len(alive) / FINALISTS)))
     while True:
         price = max(1.0, sum(known[candidate].spent for candidate in alive) / measured)
         share = (budget - sum(measurement.spent for measurement in known.values())) / left
@@ -104,14 +97,14 @@ def race(
             known |= zip(alive, measure(alive, more))
         measured, left = more, left - 1
         current = {candidate: known[candidate] for candidate in alive}
-        kept = alive if left == 0 else survivors(current, distances, finalists)
+        kept = alive if left == 0 else survivors(current, distances)
         rounds.append(Round(measured, current, kept))
         if left == 0 or len(kept) == 1:
             return rounds
         alive = kept
 
 
-def survivors(measurements: dict[T, Measurement], distances: Distances[T], finalists: int) -> tuple[T, ...]:
+def survivors(measurements: dict[T, Measurement], distances: Distances[T]) -> tuple[T, ...]:
     """Return half of the candidates, none of them beaten, in their given order.
 
     Half of the slots go to the highest expected scores, the others to the frontier first.
@@ -120,7 +113,7 @@ def survivors(measurements: dict[T, Measurement], distances: Distances[T], final
     scores = expected_scores(measurements, distances)
     ranked = sorted((c for c in scores if c not in beaten), key=lambda c: (-scores[c], measurements[c].cost))
     ends = sorted((c for c in frontier(measurements) if c in scores), key=lambda c: _merit(measurements[c]))
-    slots = max(finalists, math.ceil(len(measurements) / 2))
+    slots = max(FINALISTS, math.ceil(len(measurements) / 2))
     best = ranked[: math.ceil(slots / 2)]
     chosen = set(list(dict.fromkeys([*best, *ends, *ranked]))[:slots])
     return tuple(candidate for candidate in measurements if candidate in chosen)
@@ -180,9 +173,8 @@ class Standing(Generic[T]):
     cost: float
     finalist: bool = False
     on_frontier: bool = False  # among the finalists
-    behind: tuple[float, float, float] | None = (
-        None  # of finalists: difference to the winner (mean, low, high)
-    )
+    # Of finalists: the difference to the winner (mean, low, high).
+    behind: tuple[float, float, float] | None = None
     chance: float | None = None  # that it is the best finalist, if these questions are typical
 
 
