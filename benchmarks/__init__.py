@@ -1,1 +1,1 @@
-"""Benchmarks that compare contenders within one run. `make bench` runs all; docs/BENCHMARKS.md has the numbers."""
+"""Benchmarks that compare contenders within one run. `make bench` runs all; docs/benchmarks.md has the numbers."""

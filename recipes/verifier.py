@@ -2,7 +2,7 @@
 
 The verifier is a fine-tuned denoiser whose score is the likelihood of an answer and of its checks
 (`rewards.denoiser`). It starts with all that the denoiser knows about answers, which a classifier would have to
-learn again (docs/LOG.md). First it learns the checks from freshly generated problems with their right answers. Then
+learn again (docs/log.md). First it learns the checks from freshly generated problems with their right answers. Then
 it also learns to give right answers a higher likelihood than wrong ones *to the same problem*; these are samples of
 the policies that it will score. All problems are from the train split; the evaluation uses samples of held-out
 problems.

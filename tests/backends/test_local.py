@@ -199,7 +199,7 @@ def test_a_batch_that_fails_costs_no_other_batch_anything():
 
 
 class Small(ToyModel):
-    """Has memory for so many positions at once."""
+    """Has memory for a limited number of positions at once."""
 
     def logits(self, ids, attention_mask, want):
         if ids.numel() > 60:
@@ -222,7 +222,7 @@ def test_a_row_that_does_not_fit_fails_alone():
     assert not ended
 
 
-def test_a_service_without_slots_is_refused_and_keeps_nobody_waiting():
+def test_a_service_without_slots_is_refused_at_once():
     with pytest.raises(UserError, match="batch_size must be >= 1"):
         LocalService(ToyModel(), slots=0)
 

@@ -286,7 +286,7 @@ def test_the_kind_of_a_folder(tmp_path: Path):
         assert kind_of(tmp_path / kind) == kind
         assert expect(tmp_path / kind, "grpo", kind) == kind
     assert kind_of(tmp_path) is None
-    (tmp_path / "settings.json").write_text("null")  # somebody else's
+    (tmp_path / "settings.json").write_text("null")  # written by another program
     assert kind_of(tmp_path) is None
     with pytest.raises(UserError, match=r"no run\.json; it holds evaluation, forks, grpo, training"):
         expect(tmp_path, "evaluation")

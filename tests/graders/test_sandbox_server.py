@@ -207,8 +207,8 @@ def test_unknown_confinement() -> None:
 
 
 @pytest.mark.parametrize("confinement", CONFINEMENTS)
-def test_as_another_user(confinement: str, tmp_path: Path) -> None:
-    """The same as `nobody`, who owns nothing: with the system's interpreter, as ours may be in a private home."""
+def test_the_sandbox_works_for_a_user_without_rights(confinement: str, tmp_path: Path) -> None:
+    """Runs as the user `nobody` with the system's interpreter, because ours may lie in a private home."""
     python = shutil.which("python3", path="/usr/bin")
     if os.getuid() != 0 or shutil.which("setpriv") is None or python is None:
         pytest.skip("needs root, setpriv and a system python3 to become another user")

@@ -97,7 +97,7 @@ def test_epochs_differ_and_a_second_run_is_identical(log, tmp_path):
         assert len({found[name, epoch] for epoch in range(1, EPOCHS + 1)}) > 1
     assert texts(run(tmp_path)) == found
     assert texts(run(tmp_path, seed=4)) != found
-    # Whoever comes first: one connection at a time is the same.
+    # The order of arrival does not matter: one connection at a time gives the same samples.
     assert texts(run(tmp_path, max_connections=1)) == found
 
 

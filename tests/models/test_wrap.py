@@ -1,4 +1,4 @@
-"""A module that somebody already holds gives the samples of the native model, whatever it does with padding."""
+"""A wrapped module gives the samples of the native model, whatever it does with padding."""
 
 from __future__ import annotations
 

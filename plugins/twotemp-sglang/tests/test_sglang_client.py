@@ -28,7 +28,7 @@ from twotemp_sglang.server import VERSION, register
 
 @contextmanager
 def server(engine, *, stumbles: int = 0, decides: str = "TwoTemp", get=None, instead=None):
-    """Yields the address; the first so many units are lost on the way back. instead: the answer to units."""
+    """Yields the address; answers to the first units are lost. instead: what the server answers to units."""
     state, lock = SimpleNamespace(left=stumbles), Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -185,14 +185,14 @@ def test_eval_through_a_server_fills_a_run_as_ever_and_another_model_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("what", "said"), [("nobody", "no SGLang server answers"), ("other", "LowConfidence")]
+    ("what", "message"), [("no server", "no SGLang server answers"), ("other", "LowConfidence")]
 )
-def test_a_server_that_cannot_serve_is_said_to_the_user(checkpoint, engine, what, said):
+def test_a_server_that_cannot_serve_is_said_to_the_user(checkpoint, engine, what, message):
     text = load_text(checkpoint[1])
     with server(engine, decides="LowConfidence") as url:
-        if what == "nobody":
+        if what == "no server":
             url = "http://127.0.0.1:9"
-        with pytest.raises(UserError, match=said) as error:
+        with pytest.raises(UserError, match=message) as error:
             SglangBackend(url, text)
     assert "--dllm-algorithm TwoTemp" in str(error.value)
 

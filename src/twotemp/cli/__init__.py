@@ -35,7 +35,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 def main() -> None:
     """Run the command line; an error that the user can fix is printed as one message, without a traceback."""
     # Before torch is imported: its threads, when they wait, spin for some microseconds only, then sleep. Beside
-    # another busy program torch's own choice makes the embedded model several times slower (docs/LOG.md).
+    # another busy program torch's own choice makes the embedded model several times slower (docs/log.md).
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     for name in _NOISY_LOGGERS:

@@ -235,7 +235,7 @@ def threads_per_worker(model: str, count: int) -> int:
     """Return one thread for a small model, and otherwise an equal share of the cores.
 
     Two threads draw up to 1.8 times as many samples of a small model as one on an idle machine, but a third fewer
-    beside a busy program (docs/LOG.md); a second worker uses the other core at no such risk.
+    beside a busy program (docs/log.md); a second worker uses the other core at no such risk.
     """
     return 1 if is_small(model) else max(1, usable_cpus() // count)
 

@@ -1,6 +1,6 @@
 """The paper's comparison on the embedded model, as data: `twotemp demo` draws a part of it, `make paper` all of it.
 
-docs/LOG.md describes how the numbers were chosen, on validation problems.
+docs/log.md describes how the numbers were chosen, on validation problems.
 """
 
 from __future__ import annotations
