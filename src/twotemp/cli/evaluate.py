@@ -10,21 +10,8 @@ from typing import Annotated
 import typer
 
 from twotemp.analysis import read
+from twotemp.cli import options
 from twotemp.cli.console import next_command, progress, say, show_log
-from twotemp.cli.options import (
-    BatchSize,
-    Cache,
-    DecodingOptions,
-    Json,
-    LoadingOptions,
-    Model,
-    Out,
-    Profile,
-    Questions,
-    TaskOptions,
-    Traced,
-    split_policies,
-)
 from twotemp.cli.report import select_command, show_table, summary, write_report
 from twotemp.cli.workers import DrawingOptions, WorkerOptions, Workload
 from twotemp.errors import UserError
@@ -35,23 +22,23 @@ from twotemp.serialization import json_text
 
 
 def evaluate(
-    out: Out,
-    task: TaskOptions,
-    loading: LoadingOptions,
-    decoding: DecodingOptions,
+    out: options.Out,
+    task: options.TaskOptions,
+    loading: options.LoadingOptions,
+    decoding: options.DecodingOptions,
     working: DrawingOptions,
-    model: Model = "tiny",
+    model: options.Model = "tiny",
     policies: Annotated[
         list[str],
         "Separated by commas: ar,tct:t_pos=0.1,threshold=0.6. @tuned.yaml stands for the policies in that file.",
     ] = ["ar,lc,random,tlc,ct,tct"],  # noqa: B006
     n: Annotated[int, typer.Option("-n", min=1, help="Samples per question.")] = 64,
-    questions: Questions = None,
-    cache: Cache = None,
-    trace: Traced = False,
+    questions: options.Questions = None,
+    cache: options.Cache = None,
+    trace: options.Traced = False,
     shard: Annotated[str, "Draw only part I of N, e.g. 2/8; all shards share --out."] = "1/1",
-    profile: Profile = False,
-    as_json: Json = False,
+    profile: options.Profile = False,
+    as_json: options.Json = False,
 ) -> None:
     """Draw n samples per question with each policy, grade them, and store both.
 
@@ -65,9 +52,8 @@ def evaluate(
       twotemp eval --model GSAI-ML/LLaDA-8B-Instruct --tasks gsm8k,humaneval \\
         --policies "ar,lc,random,tlc:t_pos=1,ct:threshold=0.6,tct:t_pos=0.1,threshold=0.6" --out runs/llada
     """
-    plan = task.plan(
-        decoding, split_policies(",".join(policies)), n=n, questions=questions, cache=cache, trace=trace
-    )
+    chosen = options.split_policies(",".join(policies))
+    plan = task.plan(decoding, chosen, n=n, questions=questions, cache=cache, trace=trace)
     graders = run_plan(
         plan,
         out,
@@ -93,8 +79,8 @@ def evaluate(
 
 def run(
     experiment: Annotated[Path, typer.Argument(help="A file such as experiments/tlc.yaml.")],
-    task: TaskOptions,
-    loading: LoadingOptions,
+    task: options.TaskOptions,
+    loading: options.LoadingOptions,
     working: DrawingOptions,
     out: Annotated[Path | None, "The folder to write (default: runs/NAME)."] = None,
     model: Annotated[list[str] | None, "Used instead of the file's models; may be repeated."] = None,
@@ -102,8 +88,8 @@ def run(
     questions: Annotated[
         int | None, typer.Option(min=1, help="Used instead of the file's number of questions.")
     ] = None,
-    batch_size: BatchSize = None,
-    profile: Profile = False,
+    batch_size: options.BatchSize = None,
+    profile: options.Profile = False,
 ) -> None:
     """Run an experiment file: evaluate, then report.
 
@@ -159,7 +145,7 @@ def demo(
     for plan, (task, count) in zip(plans, DEMO_QUESTIONS.items()):
         say(f"{task}: {count} questions, {DEMO_SAMPLES} samples each with {len(plan.policies)} policies")
         rows = comparison.ROWS
-        graders |= run_plan(plan, out / "run", "tiny", LoadingOptions(), working, batch_size=rows)
+        graders |= run_plan(plan, out / "run", "tiny", options.LoadingOptions(), working, batch_size=rows)
     write_report([out / "run"], out, grader=graders)
 
 
@@ -167,7 +153,7 @@ def run_plan(
     plan: Plan,
     out: Path,
     model: str,
-    loading: LoadingOptions,
+    loading: options.LoadingOptions,
     working: WorkerOptions,
     *,
     shard: tuple[int, int] = (1, 1),

@@ -58,16 +58,8 @@ def tasks(as_json: Json = False) -> None:
 
       twotemp tasks --json
     """
-    rows = {
-        name: {
-            "description": task.description,
-            "grader": task.grader,
-            "length": task.length,
-            "prompts": list(task.prompts),
-            "subsets": list(task.subsets),
-        }
-        for name, task in TASKS.items()
-    }
+    shown = ("description", "grader", "length", "prompts", "subsets")
+    rows = {name: {field: getattr(task, field) for field in shown} for name, task in TASKS.items()}
     _print_rows(rows, ["task", "asks", "grader", "tokens", "prompts", "subsets"], as_json)
     say("next: twotemp eval --tasks NAME --out runs/NAME")
 
@@ -94,7 +86,7 @@ def _print_rows(rows: Mapping[str, Mapping[str, object]], columns: Sequence[str]
 
 
 def _text(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _show(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

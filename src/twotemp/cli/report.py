@@ -25,7 +25,7 @@ from twotemp.analysis import (
 )
 from twotemp.analysis.compare import interval
 from twotemp.cli.console import next_command, output, progress, say, status
-from twotemp.cli.options import Altered, DataFiles, Graders, graders_by_task, task_files
+from twotemp.cli.options import Altered, DataFiles, Graders, Json, graders_by_task, task_files
 from twotemp.errors import UserError
 from twotemp.folders import expect
 from twotemp.report import NO_FIGURES, Page, figures, grpo, selection, tables, write, write_selection
@@ -109,9 +109,7 @@ def select(
     altered: Altered = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Answers scored together.")] = 32,
     device: Annotated[str | None, "The reward model's device (default: CUDA if available)."] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object for each task, policy and selector.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Choose one answer from k samples and report Best@k and Best@NFE.
 

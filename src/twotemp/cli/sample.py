@@ -11,19 +11,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from twotemp.cli import options
 from twotemp.cli.console import output, progress, say, show_log
-from twotemp.cli.options import (
-    BatchSize,
-    Block,
-    Cache,
-    Chat,
-    Json,
-    LoadingOptions,
-    Model,
-    Profile,
-    Seed,
-    Traced,
-)
 from twotemp.errors import UserError
 from twotemp.policies import parse
 from twotemp.records import Policy, Sample
@@ -32,8 +21,8 @@ from twotemp.serialization import json_text
 
 def sample(
     prompts: Annotated[list[str], typer.Argument(help="Prompts; `-` reads one per line from stdin.")],
-    loading: LoadingOptions,
-    model: Model = "tiny",
+    loading: options.LoadingOptions,
+    model: options.Model = "tiny",
     policy: Annotated[str, "A name from `twotemp policies`, or tct:t_pos=0.1,threshold=0.6."] = "tct",
     t_token: Annotated[float | None, "Token temperature; short for --policy NAME:t_token=…"] = None,
     t_pos: Annotated[
@@ -48,17 +37,17 @@ def sample(
         int | None,
         typer.Option(min=1, help="Tokens to generate (default: 32 to 256, depending on the context length)."),
     ] = None,
-    block: Block = None,
-    seed: Seed = 0,
-    chat: Chat = None,
+    block: options.Block = None,
+    seed: options.Seed = 0,
+    chat: options.Chat = None,
     stop: Annotated[list[str] | None, "A string before which the text ends; may be repeated."] = None,
     infill: Annotated[bool, "Fill the mask tokens inside the prompt instead of continuing it."] = False,
     eos_stop: Annotated[bool, "Stop a row at its first finished EOS."] = False,
-    trace: Traced = False,
-    batch_size: BatchSize = None,
-    cache: Cache = None,
-    profile: Profile = False,
-    as_json: Json = False,
+    trace: options.Traced = False,
+    batch_size: options.BatchSize = None,
+    cache: options.Cache = None,
+    profile: options.Profile = False,
+    as_json: options.Json = False,
 ) -> None:
     """Draw samples and show how different they are.
 

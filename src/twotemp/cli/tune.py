@@ -11,18 +11,8 @@ import typer
 from rich.table import Table
 
 from twotemp import tasks
+from twotemp.cli import options
 from twotemp.cli.console import next_command, output, progress, say, show_log
-from twotemp.cli.options import (
-    Cache,
-    DecodingOptions,
-    Json,
-    LoadingOptions,
-    Model,
-    Out,
-    Questions,
-    TaskOptions,
-    split_specs,
-)
 from twotemp.cli.workers import DrawingOptions, Workload
 from twotemp.evaluation import Progress
 from twotemp.folders import write_text
@@ -36,28 +26,17 @@ from twotemp.tuning.tuner import validation
 
 # Options of the race itself. All others describe the setting that was tuned, and the recommended `twotemp eval`
 # repeats them (`next_command` adds the plug-ins).
-RACE_OPTIONS = {
-    "at",
-    "policies",
-    "budget",
-    "questions",
-    "subset",
-    "data",
-    "altered",
-    "out",
-    "as_json",
-    "plugin",
-}
+RACE_OPTIONS = {*"at policies budget questions subset data altered out as_json plugin".split()}
 
 
 def tune(
     context: typer.Context,
-    out: Out,
-    task: TaskOptions,
-    loading: LoadingOptions,
-    decoding: DecodingOptions,
+    out: options.Out,
+    task: options.TaskOptions,
+    loading: options.LoadingOptions,
+    decoding: options.DecodingOptions,
     working: DrawingOptions,
-    model: Model = "tiny",
+    model: options.Model = "tiny",
     at: Annotated[str, "The goal: pass@16, or pass@NFE=200 (pass@k for 200 NFE per question)."] = "pass@16",
     policies: Annotated[
         list[str],
@@ -65,9 +44,9 @@ def tune(
         "tried only at those values: tct:t_pos=0.1,threshold=0.6|0.8.",
     ] = ["ar,tlc,tct,tpp,fork"],  # noqa: B006
     budget: Annotated[float, typer.Option(min=1, help="NFE to spend in total, approximately.")] = 1_000_000,
-    questions: Questions = None,
-    cache: Cache = None,
-    as_json: Json = False,
+    questions: options.Questions = None,
+    cache: options.Cache = None,
+    as_json: options.Json = False,
 ) -> None:
     """Race policies and their parameters on validation problems, and recommend the best.
 
@@ -84,7 +63,7 @@ def tune(
       twotemp eval --task countdown-3 --policies ar,@runs/tune/tuned.yaml -n 16 --out runs/tuned
     """
     show_log(logging.WARNING)  # not the batch size, which differs from round to round
-    goal, candidates = Goal.parse(at), expand(split_specs(",".join(policies)))
+    goal, candidates = Goal.parse(at), expand(options.split_specs(",".join(policies)))
     plan = task.plan(decoding, candidates, questions=questions, cache=cache, compile=loading.compile)
     plan = validation(plan)  # reports a mistake before the model is loaded
     say(f"{len(candidates)} candidates for {goal}, {budget:,.0f} NFE")

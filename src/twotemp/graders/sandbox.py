@@ -166,31 +166,16 @@ def _bwrap() -> list[str]:
     for device in ("/dev/null", "/dev/random", "/dev/urandom"):
         command += ["--dev-bind", device, device]
     command += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-    command += [
-        "--ro-bind",
-        str(_SERVER_FOLDER),
-        "/twotemp/sandboxed",
-        "--chdir",
-        "/",
-        "--remount-ro",
-        "/",
-        "--",
-    ]
+    command += ["--ro-bind", str(_SERVER_FOLDER), "/twotemp/sandboxed"]
+    command += ["--chdir", "/", "--remount-ro", "/", "--"]
     return command + _python(inside, "/twotemp", None)
 
 
 def _landlock() -> list[str]:
     if platform.system() != "Linux":
         raise OSError("needs Linux")
-    readable = [
-        str(Path(sys.base_prefix, "lib")),
-        "/usr/lib",
-        "/usr/lib64",
-        "/lib",
-        "/lib64",
-        "/etc/ld.so.cache",
-    ]
-    readable += ["/usr/share/zoneinfo", str(_SERVER_FOLDER)]
+    readable = "/usr/lib /usr/lib64 /lib /lib64 /etc/ld.so.cache /usr/share/zoneinfo".split()
+    readable += [str(Path(sys.base_prefix, "lib")), str(_SERVER_FOLDER)]
     return _python(str(_interpreter()), str(_SERVER_FOLDER.parent), readable)
 
 

@@ -30,19 +30,19 @@ class SequenceClassifier:
         self,
         source: str | Path,
         *,
+        batch_size: int = 32,
         system: str | None = None,
         device: str | None = None,
         dtype: str | None = None,
-        batch_size: int = 32,
     ) -> None:
         """Find a checkpoint; its weights are read when it scores its first answer.
 
         Args:
             source: a folder or hub id.
+            batch_size: conversations in a forward pass.
             system: text before the question; None: what the checkpoint is known to need, if anything.
             device: where the model runs; None: CUDA if there is any.
             dtype: of the weights; None: the device's default.
-            batch_size: conversations in a forward pass.
         """
         if batch_size < 1:
             raise UserError(f"batch_size must be >= 1, not {batch_size}")

@@ -46,17 +46,17 @@ class Task:
         self,
         *,
         data: Path | None = None,
+        allow_altered: bool = False,
         prompt: str | None = None,
         subset: str | None = None,
-        allow_altered: bool = False,
     ) -> ProblemSet:
         """Load the problems.
 
         Args:
             data: A local data file.
+            allow_altered: Accept a data file whose rows differ from the published benchmark.
             prompt: The name of a prompt template; None: the first.
             subset: The name of a subset; None: the first.
-            allow_altered: Accept a data file whose rows differ from the published benchmark.
         """
         if not allow_altered:
             return self.load(data=data, prompt=prompt, subset=subset)
