@@ -19,7 +19,8 @@ from theory.strings import temper
 from theory.table import TableModel
 from twotemp.engine import StepView, run
 from twotemp.errors import UserError
-from twotemp.likelihood.estimators import ESTIMATORS, CommitQueries
+from twotemp.likelihood.decisions import CommitQueries
+from twotemp.likelihood.estimators import ESTIMATORS
 from twotemp.likelihood.queries import Completion, CompletionBatch, MaskedQueries, log_q
 from twotemp.policies import policy
 from twotemp.records import Policy, Request, Sample, Trace

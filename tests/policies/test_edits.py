@@ -170,7 +170,7 @@ def test_text_that_may_be_edited_is_not_final():
         assert (prefix.length == 0) == (name == "t2m")
 
 
-@pytest.mark.parametrize("estimate", ["trajectory", "fork", "deferral"])
+@pytest.mark.parametrize("estimate", ["trajectory", "fork", "deferral", "order"])
 def test_likelihoods_of_the_path_refuse_edited_samples(estimate):
     model = ToyModel()
     found = list(run(model, requests_of(model, policy("t2m"), count=2, trace=True)))

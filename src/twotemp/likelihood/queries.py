@@ -95,7 +95,7 @@ class CompletionBatch:
             mask_id: the token that hides a position.
             device: of the tensors.
             block: width of the blocks the completions were decoded in; None: each completion's own, one block where
-                that is not known. Only `deferral` needs it, to know which positions a step could have written.
+                that is not known. Only `deferral` and `order` need it: which positions could a step have written?
             origin: column at which the grid of blocks starts; None: at the first generated position.
         """
         columns = max(completion.columns for completion in completions)

@@ -48,8 +48,8 @@ def score(
         completions: one text or list of token ids per prompt.
         estimator: "stratified" and "elbo" (a lower bound, the mean over all orders; `draws` passes each), "ar" (left
             to right, one pass per token), "d1" (all at once; biased), "pll" (each token given all others) or, for
-            samples with a trace, "trajectory" (the order they were decoded in) or, of ct and tct, "deferral" (with
-            the probability of that order).
+            samples with a trace, "trajectory" (given the order they were decoded in), "order" (with the probability
+            of that order) or, of ct and tct, "deferral" (the same, given the scores that were forced).
         draws: random masks per completion, for "stratified" (an even number), "elbo" and "d1"; at least 2.
         seed: of the random masks.
         chat: None puts text prompts into the model's chat format where it has one, False never.

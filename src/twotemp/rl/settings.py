@@ -28,9 +28,9 @@ class RolloutSettings:
 class LearningSettings:
     """Learning from them."""
 
-    likelihood: Annotated[str, "d1, trajectory, deferral, fork, ar, elbo, stratified, pll or thirds."] = (
-        "trajectory"
-    )
+    likelihood: Annotated[
+        str, "d1, trajectory, deferral, order, fork, ar, elbo, stratified, pll or thirds."
+    ] = "trajectory"
     draws: Annotated[int, "Masks per row and update, for d1, elbo and stratified."] = 1
     iterations: Annotated[int, "Updates on the same rollouts (mu), each with new masks."] = 1
     micro_batch: Annotated[int, "Partly masked rows in one training pass; gradients are summed."] = 1024
