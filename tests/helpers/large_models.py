@@ -84,16 +84,18 @@ def large_model(name: str, dtype: torch.dtype = torch.bfloat16, **changes: Any) 
 class PeakMemory(TorchDispatchMode):
     """Counts the bytes of all tensors made inside the context; `peak` is the most that were alive at once."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer | None = None, device: str = "meta") -> None:
+        """Count what is on the device, except the weights of the model."""
         super().__init__()
-        self.peak = 0
-        self._weights = {weight.untyped_storage()._cdata for weight in model.module.state_dict().values()}
+        self.peak, self._device = 0, device
+        weights = {} if model is None else model.module.state_dict()
+        self._weights = {weight.untyped_storage()._cdata for weight in weights.values()}
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == self._device:
                 storage = tensor.untyped_storage()
                 if storage._cdata in self._weights:
                     continue

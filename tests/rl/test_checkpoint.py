@@ -12,9 +12,16 @@ from tests.helpers import rl_toys
 from tests.helpers.rl_toys import go, micro_model, same
 from tests.helpers.tiny_checkpoints import MIXTURES, random_model
 from twotemp.errors import UserError
+from twotemp.folders import claim
+from twotemp.models.checkpoint import save, stream, weight_files
 from twotemp.models.load import load
 from twotemp.rl import checkpoint, results
 from twotemp.rl.checkpoint import published_adapter, trainable
+
+
+def saved(folder: Path, tied: bool = False) -> Path:
+    """Return a folder with the untrained micro model."""
+    return save(micro_model(tied=tied), folder / "untrained")
 
 
 def test_the_adapter_has_peft_layout_and_the_merged_model_its_family_layout(tmp_path):
@@ -26,11 +33,13 @@ def test_the_adapter_has_peft_layout_and_the_merged_model_its_family_layout(tmp_
         expected = trained.logits(ids, None, want)
         untrained = micro_model().logits(ids, None, want)
         assert (expected - untrained).abs().max() > 1e-2
-        checkpoint.export(micro_model(), tmp_path / "run", tmp_path / "model")
+        checkpoint.export(saved(tmp_path), tmp_path / "run", tmp_path / "model")
         merged = load(tmp_path / "model", device="cpu")
         torch.testing.assert_close(merged.logits(ids, None, want), expected, atol=1e-4, rtol=1e-4)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"] == "llada"
-    assert "after 3 steps of GRPO" in (tmp_path / "model" / "README.md").read_text()
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "after 3 steps of GRPO" in card
+    assert '"learning_rate": 0.01' in card
     adapter = checkpoint.latest(tmp_path / "run") / "adapter"
     assert_adapts(micro_model().original(micro_model().module.state_dict()), adapter, merged)
 
@@ -63,11 +72,11 @@ def assert_adapts(untrained: dict[str, torch.Tensor], adapter: Path, trained) ->
         torch.testing.assert_close(weight, expected[key], atol=1e-5, rtol=1e-5)
 
 
-def adapted(family: str):
+def adapted(family: str, lora_rank: int = 2):
     """A model with a random adapter: the weights before, the model, its network, the adapter."""
     model = random_model(family)
     untrained = {key: weight.clone() for key, weight in model.original(model.module.state_dict()).items()}
-    network = trainable(model, rl_toys.settings(lora_rank=2))
+    network = trainable(model, rl_toys.settings(lora_rank=lora_rank))
     weights = {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
     for tensor in weights.values():
         torch.nn.init.normal_(tensor, std=0.1, generator=torch.Generator().manual_seed(tensor.numel()))
@@ -91,6 +100,27 @@ def test_a_mixture_has_no_adapter_for_its_own_code(family):
     assert published_adapter(model, network.peft_config["default"], weights) is None
 
 
+@pytest.mark.parametrize("family", ["llada", "llada2_moe", "sdar_moe"])
+@pytest.mark.parametrize("lora_rank", [2, 0])
+def test_the_export_is_what_peft_merges(family, lora_rank, tmp_path):
+    untrained, model, network, weights = adapted(family, lora_rank)
+    source = tmp_path / "untrained"
+    save(random_model(family), source)
+    described = {"task": "t", "grader": "g", "rewards": {}}
+    described["settings"] = rl_toys.settings(lora_rank=lora_rank).to_dict()
+    claim(tmp_path / "run", "grpo", described)
+    checkpoint.write(tmp_path / "run", checkpoint.State(3), weights, {}, None)
+    if lora_rank:
+        model.module = network.merge_and_unload()
+    expected = model.original(model.module.state_dict())
+    assert any((expected[key] - untrained[key]).abs().max() > 1e-2 for key in expected)
+    files = weight_files(checkpoint.export(source, tmp_path / "run", tmp_path / "model"))
+    found = dict(stream(files))
+    assert found.keys() == untrained.keys()
+    for key, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[key])
+
+
 def test_export_ignores_the_adapter_config(tmp_path):
     """Old versions of PEFT import any module that it names; ours is made from the run's settings."""
     trained = micro_model()
@@ -99,7 +129,7 @@ def test_export_ignores_the_adapter_config(tmp_path):
     config.write_text(
         json.dumps({"peft_type": "LORA", "r": 4, "megatron_config": {"a": 1}, "megatron_core": "antigravity"})
     )
-    checkpoint.export(micro_model(), tmp_path / "run", tmp_path / "model")
+    checkpoint.export(saved(tmp_path), tmp_path / "run", tmp_path / "model")
     ids = torch.arange(5, 25)[None]
     want = torch.ones_like(ids, dtype=torch.bool)
     with torch.no_grad():
@@ -113,7 +143,7 @@ def test_weights_of_another_model_are_not_exported(tmp_path):
     described["settings"]["lora_rank"] = 8
     (tmp_path / "run" / "run.json").write_text(json.dumps(described))
     with pytest.raises(UserError, match="holds weights of another model"):
-        checkpoint.export(micro_model(), tmp_path / "run", tmp_path / "model")
+        checkpoint.export(saved(tmp_path), tmp_path / "run", tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
@@ -121,7 +151,7 @@ def test_weights_of_another_model_are_not_exported(tmp_path):
 def test_fully_trained_weights_are_exported(tmp_path, tied):
     trained = micro_model(tied=tied)
     go(tmp_path / "run", "2steps", model=trained, lora_rank=0)
-    checkpoint.export(micro_model(tied=tied), tmp_path / "run", tmp_path / "model")
+    checkpoint.export(saved(tmp_path, tied), tmp_path / "run", tmp_path / "model")
     ids = torch.arange(5, 25)[None]
     want = torch.ones_like(ids, dtype=torch.bool)
     with torch.no_grad():

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 from tests.helpers import rl_toys
+from tests.helpers.large_models import PeakMemory
 from tests.helpers.rl_toys import go, micro_model, same, tensors
 from twotemp import tasks
 from twotemp.cli import app
@@ -21,11 +22,12 @@ from twotemp.engine import run
 from twotemp.errors import UserError
 from twotemp.folders import read_run
 from twotemp.models import checkpoint as folders
-from twotemp.models.checkpoint import read_headers, save, weight_files
-from twotemp.models.load import load, stored_dtype
+from twotemp.models.checkpoint import read_headers, save, stream, weight_files
+from twotemp.models.load import load
 from twotemp.policies import policy
 from twotemp.records import Request
 from twotemp.rl import learner
+from twotemp.rl.checkpoint import export, latest
 from twotemp.rl.learner import Learner
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.rollouts import training_problems
@@ -72,10 +74,8 @@ def test_rollouts_run_adapters_in_the_dtype_of_the_base_and_training_in_float32(
 
 def test_a_model_that_was_stored_in_bfloat16_is_exported_in_bfloat16_and_in_shards(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "SHARD_BYTES", 20_000)
-    monkeypatch.setattr(folders.write_shards, "__defaults__", (20_000,))
     source = save(half_model(), tmp_path / "source")
     assert len(weight_files(source)) > 1
-    assert stored_dtype(source) == torch.bfloat16
     asked = (
         f"grpo --model {source} --task countdown-3 --budget 1steps --out {tmp_path / 'run'} "
         "--groups 2 --size 4 --lora-rank 4 --held-out 0 --device cpu"
@@ -88,6 +88,17 @@ def test_a_model_that_was_stored_in_bfloat16_is_exported_in_bfloat16_and_in_shar
     with safe_open(files[0], "pt") as tensors:
         assert tensors.metadata() == {"format": "pt"}
     load(tmp_path / "run" / "model", device="cpu")
+
+
+def test_the_export_holds_one_file_of_the_model_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "SHARD_BYTES", 4_000)
+    source = save(half_model(), tmp_path / "source")
+    go(tmp_path / "run", "1steps", model=half_model())
+    with PeakMemory(device="cpu") as memory:
+        files = weight_files(export(source, tmp_path / "run", tmp_path / "model"))
+    sizes = [sum(tensor.nbytes for _, tensor in stream([file])) for file in files]
+    adapters = sum(t.nbytes for _, t in stream([latest(tmp_path / "run") / "weights.safetensors"]))
+    assert adapters < memory.peak < adapters + 2 * max(sizes) < sum(sizes) + adapters
 
 
 def test_full_training_in_half_precision_is_refused():

@@ -26,7 +26,7 @@ from twotemp.cli.workers import WorkerOptions, Workload
 from twotemp.errors import UserError, unknown
 from twotemp.folders import replacing
 from twotemp.folders.files import TEMPORARY
-from twotemp.models.load import stored_dtype, stored_parameters
+from twotemp.models.load import stored_parameters
 from twotemp.policies import parse
 from twotemp.records import Problem
 from twotemp.report.grpo import COMPARED, compare
@@ -146,10 +146,8 @@ class TrainingRun:
         return twotemp.load(self.model, mask_id=self.mask_id, device=device)
 
     def export(self, folder: Path) -> Path:
-        """Write the model of the last checkpoint, in the number format of the one that was trained."""
-        dtype = stored_dtype(self.model)
-        untrained: Any = twotemp.load(self.model, mask_id=self.mask_id, device="cpu", dtype=dtype)
-        return export(untrained, self.out, folder)
+        """Write the model of the last checkpoint."""
+        return export(self.model, self.out, folder, mask_id=self.mask_id)
 
     @contextmanager
     def workers(self, checking: CheckingOptions, batch_size: int | None) -> Iterator[Backend]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from twotemp.serialization import json_text
 
 # Neither part begins with a dot: `./name` and `../name` are paths.
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -33,19 +36,21 @@ def remote_code(auto_map: Any, name: str) -> dict[str, Any] | None:
     return {auto: pointed(target) for auto, target in auto_map.items()}
 
 
-def model_card(name: str, family: str, about: str) -> str:
+def model_card(name: str, family: str, about: str, settings: Mapping[str, Any] | None = None) -> str:
     """Return the README.md of a saved model.
 
     Args:
         name: What the model was loaded as.
         family: Its `model_type`.
         about: How it differs from that model, as a sentence.
+        settings: How it was trained.
     """
     base = hub_id(name)
     source = f"[`{base}`](https://huggingface.co/{base})" if base else f"`{Path(name).name}`"
     header = ["library_name: twotemp", "pipeline_tag: text-generation", "tags:", "- diffusion-language-model"]
     if base:
         header.append(f"base_model: {json.dumps(base)}")
+    training = f"\n## Training\n\n```json\n{json_text(settings, indent=2)}\n```\n" if settings else ""
     return f"""---
 {chr(10).join(header)}
 ---
@@ -63,4 +68,4 @@ print(twotemp.sample(model, "Your prompt", "tct", length=128)[0].text)
 
 The folder holds weights and configuration only. Its family's own code, which `AutoModel` needs, is in the repository
 of the published checkpoint.
-"""
+{training}"""

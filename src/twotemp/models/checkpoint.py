@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -117,13 +117,38 @@ def main_dtype(headers: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> to
     return max(headers.values(), key=lambda header: torch.Size(header[0]).numel())[1]
 
 
-def write_shards(weights: Mapping[str, Tensor], folder: Path, limit: int = SHARD_BYTES) -> None:
-    """Write weights as one file, or as several of at most `limit` bytes with an index."""
-    split = split_torch_state_dict_into_shards(dict(weights), max_shard_size=limit)
+def empty_tensors(files: Sequence[Path]) -> dict[str, Tensor]:
+    """Return tensors on "meta" like those of the files, by name."""
+    headers = read_headers(files).items()
+    return {key: torch.empty(shape, dtype=dtype, device="meta") for key, (shape, dtype) in headers}
+
+
+def write_shards(
+    weights: Mapping[str, Tensor], folder: Path, read: Callable[[str], Tensor] | None = None
+) -> None:
+    """Write weights as one file, or as several of at most `SHARD_BYTES` with an index.
+
+    Args:
+        weights: By name; with `read` only their shapes and dtypes matter.
+        folder: Where to write.
+        read: Returns the weights of a name, so that no more than one file's are in memory; None: they are given.
+    """
+    split = split_torch_state_dict_into_shards(dict(weights), max_shard_size=SHARD_BYTES)
     for name, keys in split.filename_to_tensors.items():
-        save_file({key: weights[key] for key in keys}, folder / name, metadata={"format": "pt"})
+        shard = {key: weights[key] if read is None else read(key) for key in keys}
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        del shard
     if split.is_sharded:
         write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
+
+
+@contextmanager
+def open_weights(files: Sequence[Path]) -> Iterator[Callable[[str], Tensor]]:
+    """Yield a function that reads one tensor of these files by its name."""
+    with ExitStack() as opened:
+        parts = [opened.enter_context(_opened(file)) for file in files]
+        holders = {key: part for part in parts for key in _stored(part)}
+        yield lambda key: holders[key].get_tensor(key)
 
 
 def stream(files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
@@ -264,7 +289,12 @@ def read_tokenizer(folder: Path) -> Any | None:
 
 
 def save(
-    model: Saveable, folder: str | os.PathLike[str], *, about: str = "A copy that twotemp saved."
+    model: Saveable,
+    folder: str | os.PathLike[str],
+    *,
+    about: str = "A copy that twotemp saved.",
+    settings: Mapping[str, Any] | None = None,
+    write_weights: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write a model as a checkpoint folder in its family's layout, with a model card; `load` gives the same logits.
 
@@ -272,6 +302,8 @@ def save(
         model: The model.
         folder: Where to write. It appears complete or not at all; an existing one is an error.
         about: For the card: how the model differs from the one it was loaded as, as a sentence.
+        settings: For the card: how it was trained.
+        write_weights: Writes other weights than the model's into the folder.
 
     Returns:
         The folder.
@@ -282,14 +314,14 @@ def save(
     make_folder(target.parent)
     with replacing(target) as partial:
         partial.mkdir()
-        model.write_weights(partial)
+        (write_weights or model.write_weights)(partial)
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(partial)
-            settings = partial / "tokenizer_config.json"
-            write_json(settings, _without_local_code(read_json(settings), model.name))
+            tokenizer = partial / "tokenizer_config.json"
+            write_json(tokenizer, _without_local_code(read_json(tokenizer), model.name))
         write_json(partial / "config.json", _without_local_code(_config_to_write(model), model.name))
         family = str(model.config.get("model_type"))
-        (partial / "README.md").write_text(model_card(model.name, family, about), encoding="utf-8")
+        (partial / "README.md").write_text(model_card(model.name, family, about, settings), encoding="utf-8")
         for file in partial.iterdir():
             file.chmod(0o644)  # safetensors creates private files
     return target

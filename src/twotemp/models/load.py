@@ -14,7 +14,7 @@ from twotemp.errors import UserError, unknown
 from twotemp.models import catalogue
 from twotemp.models.base import Denoiser, LanguageModel
 from twotemp.models.card import HUB_ID
-from twotemp.models.checkpoint import DTYPES, main_dtype, read_headers, read_json, weight_files
+from twotemp.models.checkpoint import DTYPES, read_headers, read_json, weight_files
 from twotemp.models.families import family
 from twotemp.models.masked_lm import MaskedLM
 from twotemp.models.token_ids import LoadOverrides
@@ -198,11 +198,6 @@ def _download(
             f"{name!r} is not a local folder and could not be downloaded from the hub: "
             f"{reason}{catalogue.suggestion(name)}"
         ) from error
-
-
-def stored_dtype(source: str | Path) -> torch.dtype:
-    """Return the number format in which a checkpoint is stored; `source` as in `load`."""
-    return main_dtype(read_headers(weight_files(locate(source))))
 
 
 def stored_parameters(source: str | Path) -> int:

@@ -103,8 +103,8 @@ class Transformer(LoadedModel):
         return {key: (tensor,) for key, tensor in native.items()}
 
     @classmethod
-    def build(cls, config: PreTrainedConfig, files: Sequence[Path], storage: Storage) -> PreTrainedModel:
-        """Return the native module with the weights of these files."""
+    def empty(cls, config: PreTrainedConfig, files: Sequence[Path]) -> PreTrainedModel:
+        """Return the native module that these files fill, on "meta": shapes only, nothing is allocated in vain."""
         headers = read_headers(files)
         if config.num_hidden_layers > len(headers):  # building such a network would take long
             raise UserError(
@@ -114,13 +114,29 @@ class Transformer(LoadedModel):
         if config.tie_word_embeddings and cls.head in headers:
             config.tie_word_embeddings = False  # a stored head is used, whatever config.json says
         try:
-            with torch.device("meta"):  # shapes only: nothing is allocated or initialized in vain
-                module = cls.native(config)
+            with torch.device("meta"):
+                return cls.native(config)
         except (RuntimeError, OverflowError, TypeError) as error:
             raise UserError(
                 f"{files[0].parent}: no network has the sizes of config.json ({str(error).splitlines()[0]}); take it "
                 "from the published checkpoint"
             ) from error
+
+    @classmethod
+    def parts(cls, config: PreTrainedConfig, files: Sequence[Path]) -> dict[str, list[tuple[str, Tensor]]]:
+        """Return what each stored tensor consists of: names of native tensors, and the views of them on "meta"."""
+        native = _stored(cls.empty(config, files))
+        owner = {tensor.untyped_storage()._cdata: name for name, tensor in native.items()}
+        layout = cls.layout(native, config)
+        return {
+            key: [(owner[part.untyped_storage()._cdata], part) for part in parts]
+            for key, parts in layout.items()
+        }
+
+    @classmethod
+    def build(cls, config: PreTrainedConfig, files: Sequence[Path], storage: Storage) -> PreTrainedModel:
+        """Return the native module with the weights of these files."""
+        module = cls.empty(config, files)
         load_weights(
             module, lambda: cls.layout(_stored(module), config), files, storage, float32=cls.float32_weights
         )

@@ -9,18 +9,21 @@ RUN/checkpoints/step-00000020/   weights.safetensors, optimizer.safetensors, sta
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from twotemp.errors import UserError
 from twotemp.folders import disk_errors, expect, make_folder, read_json, read_run, replacing, write_json
+from twotemp.models.checkpoint import empty_tensors, open_weights, save, weight_files, write_shards
+from twotemp.models.load import load_text, locate
 from twotemp.models.transformer import Transformer
 from twotemp.rl.settings import GrpoSettings
 
@@ -136,12 +139,15 @@ def read(run: Path) -> tuple[State, dict[str, Tensor], dict[str, Tensor]]:
     """Return the last checkpoint: counters, trained weights by parameter name, optimizer state."""
     folder = latest(run)
     try:
-        state = State(**read_json(folder / STATE))
-        return state, load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER)
+        return _read_state(folder), load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER)
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise UserError(
             f"{folder} cannot be read ({error}); remove this folder to continue from the checkpoint before it"
         ) from error
+
+
+def _read_state(folder: Path) -> State:
+    return State(**read_json(folder / STATE))
 
 
 def exists(run: Path) -> bool:
@@ -157,34 +163,89 @@ def latest(run: Path) -> Path:
     return folders[-1]
 
 
-def export(model: Transformer, run: Path, out: Path) -> Path:
-    """Write the trained model in its family's own layout.
+def export(source: str | Path, run: Path, out: Path, **options: Any) -> Path:
+    """Write the trained model in its family's own layout and the number format of the untrained one.
+
+    The host holds one file of it at a time, and the adapters.
 
     Args:
-        model: the untrained model, freshly loaded; takes the last checkpoint's weights in place.
+        source: the untrained model, as `load` names it.
         run: the run's folder.
         out: where to write.
+        options: of `load_text`.
 
     Returns:
         The written folder.
     """
-    from twotemp.models.checkpoint import save
-
     expect(run, "grpo")
-    settings = GrpoSettings.from_dict((read_run(run) or {})["settings"])
-    state, weights, _ = read(run)
-    network = trainable(model, settings)
-    trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
-    if {name: p.shape for name, p in trained.items()} != {name: t.shape for name, t in weights.items()}:
-        raise UserError(
-            f"{latest(run)} holds weights of another model than {model.name!r}; load the one named in run.json"
+    described = read_run(run) or {}
+    settings = GrpoSettings.from_dict(described["settings"])
+    text: Any = load_text(source, **options)
+    files = weight_files(locate(source, options.get("revision")))
+    parts = text.parts(text.native_config(text.config), files)
+    checkpoint = latest(run)
+    after = _trained_weights(trainable(text, settings), checkpoint, text.name)
+
+    def read(key: str) -> Tensor:
+        before = stored(key)
+        sizes = [part.shape[0] for _, part in parts[key]]
+        pieces = zip(parts[key], before.split_with_sizes(sizes))
+        changed = [after[name](part, piece) if name in after else piece for (name, part), piece in pieces]
+        return before if not any(name in after for name, _ in parts[key]) else torch.cat(changed)
+
+    with open_weights(files) as stored:
+        return save(
+            text,
+            out,
+            about=f"The model after {_read_state(checkpoint).step} steps of GRPO with twotemp.",
+            settings={name: described[name] for name in ("task", "grader", "rewards", "settings")},
+            write_weights=lambda folder: write_shards(empty_tensors(files), folder, read),
         )
-    with torch.no_grad():
-        for name, tensor in weights.items():
-            trained[name].copy_(tensor)
-    if settings.lora_rank:
-        model.module = network.merge_and_unload()
-    return save(model, out, about=f"The model after {state.step} steps of GRPO with twotemp.")
+
+
+# From a view of a native tensor, and its values before training, to those after.
+_Change = Callable[[Tensor, Tensor], Tensor]
+
+
+def _trained_weights(network: Any, checkpoint: Path, name: str) -> dict[str, _Change]:
+    """Return how a checkpoint changes each trained native tensor, by its name.
+
+    Args:
+        network: what `trainable` returned, on "meta"; takes adapters in place.
+        checkpoint: the checkpoint's folder.
+        name: of the model, for error messages.
+    """
+    trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    weights = load_file(checkpoint / WEIGHTS)  # mapped: pages are read when they are used
+    if {key: p.shape for key, p in trained.items()} != {key: t.shape for key, t in weights.items()}:
+        raise UserError(
+            f"{checkpoint} holds weights of another model than {name!r}; give the one named in run.json"
+        )
+    if not hasattr(network, "peft_config"):
+        return {key: partial(_replaced, tensor) for key, tensor in weights.items()}
+    for key, tensor in weights.items():
+        module, _, kind = key.rpartition(".")
+        setattr(network.get_submodule(module), kind, nn.Parameter(tensor, requires_grad=False))
+    changes: dict[str, _Change] = {}
+    for path, layer in network.named_modules():
+        if hasattr(layer, "get_delta_weight"):
+            native = path.removeprefix(_PREFIX).replace(".base_layer", "")
+            changes[f"{native}.{getattr(layer, 'parameter_name', 'weight')}"] = partial(_added, layer)
+    return changes
+
+
+def _replaced(trained: Tensor, part: Tensor, before: Tensor) -> Tensor:
+    return _view(trained, part).to(before.dtype)
+
+
+def _added(layer: Any, part: Tensor, before: Tensor) -> Tensor:
+    layer.get_param = lambda: torch.zeros(())  # of stacked experts, whose update PEFT moves to their device
+    return (before + _view(layer.get_delta_weight(ADAPTER_NAME), part)).to(before.dtype)
+
+
+def _view(tensor: Tensor, part: Tensor) -> Tensor:
+    """Return the values of a native tensor at the place of a view."""
+    return tensor.as_strided(part.shape, part.stride(), part.storage_offset())
 
 
 def _steps(run: Path) -> list[Path]:
