@@ -209,7 +209,7 @@ def test_controls_have_names_and_keys_work(tab, address):
 def test_the_slider_reaches_infinity_and_the_address_follows(tab, address):
     tab.goto(f"{address}/{STATE}")
     settled(tab)
-    slider = tab.locator(".heat input")
+    slider = tab.locator(".heat input[type=range]")
     slider.focus()
     tab.keyboard.press("End")
     until(lambda: "t_pos%3Dinf" in tab.url)
@@ -360,3 +360,19 @@ def test_a_page_that_is_closed_leaves_no_lines_in_the_log(model, caplog):
                 assert connection.recv(1000)
             wait_for(lambda: server.service.load == 0)
     assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_a_box_takes_an_exact_temperature_and_a_prompt_may_have_lines(tab, address):
+    tab.goto(f"{address}/{STATE}")
+    settled(tab)
+    tab.get_by_label("Tpos", exact=True).fill("0.37")
+    tab.keyboard.press("Tab")
+    until(lambda: "t_pos%3D0.37" in tab.url)
+    settled(tab)
+    tab.locator("#prompt").fill("22 26")
+    tab.locator("#prompt").press("Shift+Enter")
+    tab.keyboard.type("31 -> 79")
+    tab.keyboard.press("Enter")
+    until(lambda: "22+26%0A31" in tab.url)
+    settled(tab)
+    assert not tab.locator("#error").is_visible()

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import Any
 
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS
 from twotemp.records import Grade, Policy, Sample
-from twotemp.serialization import json_text
+from twotemp.report.pages import compose
 
 FORK_ENTROPY = math.log(2)  # nats; a fair coin
 _SYMBOLS = {"t_pos": ("T", "pos"), "t_token": ("T", "token"), "threshold": ("λ", ""), "k": ("K", "")}
@@ -58,7 +57,7 @@ def page(
         "each": len(shown) if each is None else each,
         "samples": shown,
     }
-    return template("twotemp.report", "trace.html").replace("/*DATA*/", _inside_script(data))
+    return compose("trace.html", data)
 
 
 def _verdict(grade: Grade | None) -> str | None:
@@ -66,12 +65,6 @@ def _verdict(grade: Grade | None) -> str | None:
     if grade is None or grade.outcome == "ungraded":
         return None
     return "right" if grade.passed else "wrong"
-
-
-def _inside_script(data: Any) -> str:
-    """Return JSON that cannot close its script element, whatever the tokens are."""
-    text = json_text(data, compact=True)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _sample_data(sample: Sample, tokenizer: Any | None) -> dict[str, Any]:
@@ -135,12 +128,3 @@ def pieces(ids: Sequence[int], tokenizer: Any | None) -> list[str]:
         before = text(ids[start:end]).rstrip("\ufffd") if start < end else ""
         texts.append(text(ids[start : end + 1])[len(before) :].rstrip("\ufffd") or "\ufffd")
     return texts
-
-
-def template(package: str, name: str) -> str:
-    """Return the template `name` of a package with its placeholders for the shared style and script filled in."""
-    page = (files(package) / name).read_text(encoding="utf-8")
-    for shared in ("components.css", "components.js"):
-        content = (files("twotemp.report") / shared).read_text(encoding="utf-8")
-        page = page.replace(f"/*{shared}*/", content)
-    return page

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
 from typing import Any
@@ -19,7 +16,7 @@ from twotemp.graders.base import Grader
 from twotemp.models.base import LanguageModel
 from twotemp.policies import PRESETS
 from twotemp.records import PARAMETERS, Problem
-from twotemp.report.trace_page import template
+from twotemp.report.pages import compose, content_security_policy
 from twotemp.sampling.text import answer
 from twotemp.serialization import json_text
 from twotemp.tasks import SOURCES
@@ -50,11 +47,8 @@ class Playground:
     @cached_property
     def _page(self) -> tuple[str, str]:
         """Return the page and its content security policy: its own style and script, and this server."""
-        page = template("twotemp.serving", "playground.html")
-        allowed = {kind: _hash(page, kind) for kind in ("style", "script")}
-        rules = [f"{kind}-src {source}" for kind, source in allowed.items()]
-        rules += ["connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"]
-        return page, "; ".join(["default-src 'none'", *rules])
+        page = compose("playground.html", source="playground_server.js")
+        return page, content_security_policy(page, "connect-src 'self'", "frame-ancestors 'none'")
 
     async def about(self, _request: Request) -> Response:
         return Response(json_text(self._about), media_type="application/json")
@@ -117,8 +111,3 @@ def _problems(task: str) -> tuple[Problem, ...]:
 
 def _shown(problem: Problem) -> dict[str, str]:
     return {"id": problem.id, "prompt": problem.prompt, "prefill": problem.prefill}
-
-
-def _hash(page: str, kind: str) -> str:
-    (inside,) = re.findall(rf"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
-    return f"'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
