@@ -1,4 +1,4 @@
-"""From runs to graded cells and sentences: what is compared, over what, and what is missing is said."""
+"""From runs to graded cells and sentences: what is compared, over which questions, and what is missing."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _overwritten(cell):
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("damage", "reason"),
     [
         (_no_configuration, "no cell.json"),
         (_no_samples, "no samples"),
@@ -128,12 +128,12 @@ def _overwritten(cell):
         (_overwritten, "is damaged"),
     ],
 )
-def test_a_damaged_cell_is_named_and_the_rest_is_read(tmp_path, harm, said):
-    harm(a_run(tmp_path / "run") / "countdown-3@tlc")
+def test_a_damaged_cell_is_named_and_the_rest_is_read(tmp_path, damage, reason):
+    damage(a_run(tmp_path / "run") / "countdown-3@tlc")
     found = survey([tmp_path / "run"])
     assert [one.policy.name for one in found.cells] == ["lc"]
     (gap,) = found.gaps
-    assert re.search(f"countdown-3@tlc.*({said})", gap)
+    assert re.search(f"countdown-3@tlc.*({reason})", gap)
 
 
 def test_missing_questions_samples_and_grades_are_listed(tmp_path):
@@ -142,15 +142,15 @@ def test_missing_questions_samples_and_grades_are_listed(tmp_path):
     store_cell(store, "tlc", dict.fromkeys(list(ALL)[:9], "pf"))
     store_cell(store, "ct", {**ALL, "q3": "p"})
     store_cell(store, "tct", {**ALL, "q3": "pw"})
-    store_cell(store, "ar", {**ALL, "q3": "pu"})  # our own failure: said elsewhere, and nothing to draw
+    store_cell(store, "ar", {**ALL, "q3": "pu"})  # our own failure: reported elsewhere, and nothing to draw
     texts = survey([tmp_path / "run"]).gaps
-    said = (
+    expected = (
         "tct has 1 samples that are not graded",
         "ct lacks 1 samples",
         "tlc has graded samples of 9 of 12",
     )
-    assert len(texts) == len(said)
-    assert all(any(part in text for text in texts) for part in said)
+    assert len(texts) == len(expected)
+    assert all(any(part in text for text in texts) for part in expected)
 
 
 def test_an_unreadable_run_reports_the_reason(tmp_path):
@@ -403,8 +403,8 @@ def test_answers_that_cost_nothing_are_not_compared_by_cost():
     empty = graded("ar", [0] * 12)
     empty = replace(empty, table=replace(empty.table, nfe=tuple(0 * nfe for nfe in empty.table.nfe)))
     assert findings([empty, graded("tct", [3] * 12)]) == []
-    (said,) = findings([empty, graded("tct", [3] * 12), graded("tlc", [3] * 12)])
-    assert sentence(said).startswith("With 8 samples per question, ")
+    (finding,) = findings([empty, graded("tct", [3] * 12), graded("tlc", [3] * 12)])
+    assert sentence(finding).startswith("With 8 samples per question, ")
 
 
 def test_a_saved_model_is_named_after_its_run():

@@ -173,7 +173,7 @@ def test_a_grader_that_cannot_compare_is_named_with_the_question(tmp_path, monke
         read(a_run(tmp_path / "run"))
 
 
-def test_a_plug_ins_grader_may_sign_with_another_name_than_it_is_asked_for_by(tmp_path, monkeypatch):
+def test_a_plug_ins_grader_may_sign_with_another_name(tmp_path, monkeypatch):
     from twotemp.graders.puzzles import CountdownGrader
 
     class Mine(CountdownGrader):
@@ -222,12 +222,14 @@ def test_the_entropy_sentence_has_the_sign_of_the_difference():
     wide = elected(*(ballot([0] * 4, [0, 1, 2, 3], question=f"q{i}") for i in range(12)), spec="tct")
     narrow = elected(*(ballot([0] * 4, [0] * 4, question=f"q{i}") for i in range(12)), spec="ar")
 
-    def said(*cells: GradedCell) -> str:
+    def entropy_sentence(*cells: GradedCell) -> str:
         return next(s for s in sentences_of(cells, ["majority"]) if "entropy" in s)
 
-    assert "is higher than that of Autoregressive: +1.39 nats" in said(narrow, wide)  # log 4
-    assert "is lower than that of Autoregressive: -1.39 nats" in said(_as(narrow, "tct"), _as(wide, "ar"))
-    few = said(narrow.only([0, 1]), wide.only([0, 1]))
+    assert "is higher than that of Autoregressive: +1.39 nats" in entropy_sentence(narrow, wide)  # log 4
+    assert "is lower than that of Autoregressive: -1.39 nats" in entropy_sentence(
+        _as(narrow, "tct"), _as(wide, "ar")
+    )
+    few = entropy_sentence(narrow.only([0, 1]), wide.only([0, 1]))
     assert "+1.39 nats (2 questions: too few for an interval" in few
 
 
@@ -300,7 +302,7 @@ def test_shown_questions_are_ranked_by_entropy_not_by_hand():
     assert selection.shown_questions([elected(some[0])]) == ["q3"]
 
 
-def test_the_command_writes_one_line_a_curve(tmp_path, monkeypatch):
+def test_the_command_writes_one_line_per_curve(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     from twotemp import rewards
@@ -320,7 +322,7 @@ def test_the_command_writes_one_line_a_curve(tmp_path, monkeypatch):
     assert (run / "selection" / "selection.md").exists()
 
 
-def test_a_report_has_the_selection_page_too_with_the_scores_the_run_holds(tmp_path, monkeypatch):
+def test_a_report_has_a_selection_page_with_the_stored_scores(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     monkeypatch.setattr(figures, "available", lambda: False)
@@ -339,7 +341,7 @@ def test_a_report_has_the_selection_page_too_with_the_scores_the_run_holds(tmp_p
     assert not (tmp_path / "once" / "report" / "selection.md").exists()
 
 
-def test_a_report_of_more_samples_than_a_vote_can_count_goes_without_it(tmp_path, monkeypatch):
+def test_a_report_leaves_out_selection_if_there_are_too_many_samples_to_vote(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     monkeypatch.setattr(figures, "available", lambda: False)
@@ -349,9 +351,7 @@ def test_a_report_of_more_samples_than_a_vote_can_count_goes_without_it(tmp_path
     assert "the report has no page about choosing one answer: the exact vote counts" in done.stderr
 
 
-def test_choosing_by_likelihood_asks_the_model_that_drew_as_it_was_asked_and_is_no_reward(
-    tmp_path, monkeypatch
-):
+def test_likelihoods_are_of_the_sampling_model_and_are_not_rewards(tmp_path, monkeypatch):
     """With another length and without the chat format: the rows that are judged are those of the samples."""
     import torch
     from typer.testing import CliRunner
@@ -382,7 +382,7 @@ def test_choosing_by_likelihood_asks_the_model_that_drew_as_it_was_asked_and_is_
     assert common_reward_model(read_cells([run])) is None
 
 
-def test_weights_that_did_not_draw_the_samples_do_not_judge_them_by_likelihood(tmp_path):
+def test_likelihoods_need_the_weights_that_drew_the_samples(tmp_path):
     from typer.testing import CliRunner
 
     run = a_run(tmp_path / "run", specs=("ct",))

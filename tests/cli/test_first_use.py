@@ -111,7 +111,7 @@ def test_a_file_that_is_not_yaml_is_named_in_one_line(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
-def test_a_folder_that_cannot_be_created_is_not_advised(toy_tasks):
+def test_a_folder_that_cannot_be_created_is_not_suggested(toy_tasks):
     message = refused("eval", "--tasks", "toy", "--out", "/proc/x/y")
     assert message == "cannot create /proc/x/y: its file system refuses; choose another folder (--out)"
 

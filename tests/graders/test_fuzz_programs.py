@@ -29,13 +29,13 @@ def test_every_program_compiles() -> None:
 
 
 def test_a_hole_would_be_found(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the tests told their secret, programs that only use what they are told would pass."""
+    """If the tests revealed their secret, a program that only repeats its arguments would pass."""
 
-    def told(*_: object) -> Iterator[Program]:
+    def revealing(*_: object) -> Iterator[Program]:
         yield Program("def f(x): return x", "assert f(7) == 7", ("f",))
         yield Program("def f(x): return 0", "assert f(7) == 7", ("f",))
 
-    monkeypatch.setattr(fuzz_programs, "cases", told)
+    monkeypatch.setattr(fuzz_programs, "cases", revealing)
     assert [index for index, *_ in fuzz_programs.holes(box, 2)] == [0]
 
 
@@ -45,5 +45,5 @@ def test_no_hostile_program_passes(box: Sandbox) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # six minutes in each confinement on an idle machine
-def test_no_hostile_program_passes_of_thousands(box: Sandbox) -> None:
+def test_none_of_thousands_of_hostile_programs_passes(box: Sandbox) -> None:
     assert fuzz_programs.holes(box, 3000, seed=2) == []

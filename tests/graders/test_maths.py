@@ -310,7 +310,9 @@ def test_d1(gold: str, text: str, kind: str, right: bool) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gsm8k", "number"), ("math500", "latex")])
-def test_human_verdicts_and_d1_s(data_file: DataFile, grader: MathsGrader, name: str, kind: str) -> None:
+def test_verdicts_agree_with_people_and_d1(
+    data_file: DataFile, grader: MathsGrader, name: str, kind: str
+) -> None:
     with gzip.open(data_file("data/llada_generations") / f"{name}.jsonl.gz", "rt") as file:
         real = [json.loads(line) for line in file]
     pairs = [(problem(row["ground_truth"], kind), row["generation"]) for row in real]

@@ -1,4 +1,4 @@
-"""The sandbox's verdict is that of plain `exec` in an interpreter of its own, for everything but hostile programs.
+"""The sandbox's verdict is that of plain `exec` in a separate interpreter, for everything but hostile programs.
 
 Programs: a table of small ones (`program_pairs.txt`), and the references of HumanEval and MBPP with mutants of them.
 """
@@ -83,7 +83,7 @@ def test_small_programs(box: Sandbox) -> None:
     assert wrong == []
 
 
-def test_what_differs_by_design(box: Sandbox) -> None:
+def test_documented_differences_from_plain_exec(box: Sandbox) -> None:
     table = program_pairs.read("program_differences")
     programs = [Program(pair.code, pair.tests, ("f",), seconds=10.0) for pair in table]
     assert {*in_plain_interpreter(tuple(programs))} == {"passed"}
@@ -148,7 +148,7 @@ def compare(box: Sandbox, items: list[tuple[Problem, str]], count: int) -> None:
     assert wrong == []
 
 
-def test_made_up_references_and_mutants(box: Sandbox) -> None:
+def test_generated_references_and_mutants(box: Sandbox) -> None:
     compare(box, benchmark(lambda name: MADE_UP[name](3)), count=3)
 
 

@@ -178,7 +178,7 @@ def test_another_quantity(grader: MathsGrader, gold: str, answer: str) -> None:
         ("2 pm", "2 am", False),
         ("5", "5m", True),
         ("18", "18th", True),
-        ("0.75", r"75\%", False),  # never scaled: the question said in what it wants its number
+        ("0.75", r"75\%", False),  # never scaled: the question states the unit of its answer
         ("-10", "a loss of 10", False),
         ("6", "half of 6", False),
         ("3", "half past three", False),

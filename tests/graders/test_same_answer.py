@@ -42,7 +42,7 @@ def test_an_equivalence_that_is_not_transitive_depends_on_the_order_alone():
     assert list(group_answers(["1", "2", "3", "2", "1"], near)) == [0, 0, 1, 0, 0]
 
 
-def test_each_distinct_answer_is_compared_once_a_group():
+def test_each_distinct_answer_is_compared_once_per_group():
     asked = []
 
     def same(a: str, b: str) -> bool:

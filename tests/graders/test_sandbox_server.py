@@ -127,7 +127,7 @@ def test_a_dead_server_is_replaced(box: Sandbox) -> None:
 def test_a_program_that_ends_two_servers_has_failed(
     box: Sandbox, monkeypatch: pytest.MonkeyPatch, deaths: int
 ) -> None:
-    """Unless the server dies without it, too."""
+    """If the server dies without the program as well, that is our fault."""
     asked = []
     genuine = Sandbox._ask
 

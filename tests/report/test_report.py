@@ -180,7 +180,7 @@ def test_the_page_embeds_the_figures_and_describes_the_measurement(tmp_path, mon
     assert {"passk.md", "passk.csv", "passk.tex", "report.md"} <= {p.name for p in made.path.parent.iterdir()}
 
 
-def test_a_k_beyond_every_series_is_refused(tmp_path):
+def test_a_k_that_no_cell_reaches_is_refused(tmp_path):
     with pytest.raises(
         UserError, match=r"pass@16 needs 16 graded samples per question and the run has 8.*-n 16"
     ):
@@ -225,8 +225,8 @@ def test_without_matplotlib_there_are_tables_and_a_note(tmp_path):
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "run" / "report"
     assert {"passk.md", "passk.csv", "passk.tex", "report.md"} <= {p.name for p in folder.iterdir()}
-    for said in (done.stderr, (folder / "report.md").read_text()):
-        assert "pip install 'twotemp[plots]'" in " ".join(said.split())
+    for text in (done.stderr, (folder / "report.md").read_text()):
+        assert "pip install 'twotemp[plots]'" in " ".join(text.split())
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_with_its_name(tmp_path):

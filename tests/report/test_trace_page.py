@@ -296,15 +296,15 @@ def test_play_runs_to_the_end_and_pauses(opened):
     assert opened.get_attribute("#play", "aria-label") == "Play"
 
 
-def test_hover_tells_confidence_and_entropy(opened):
+def test_a_tooltip_shows_confidence_and_entropy(opened):
     opened.locator("article >> nth=1").locator(".tok").nth(2).hover()
     tip = opened.locator("#tip")
     assert tip.is_visible()
-    said = tip.inner_text()
-    assert "0.560" in said
-    assert "1.500 nats" in said
-    assert "position 4, id 3, step 1 of 3" in said
-    assert "fork" in said
+    shown = tip.inner_text()
+    assert "0.560" in shown
+    assert "1.500 nats" in shown
+    assert "position 4, id 3, step 1 of 3" in shown
+    assert "fork" in shown
     assert opened.locator("circle.lit").count() == 1
     opened.locator("article >> nth=0").locator(".tok").nth(1).hover()
     assert "<img src=x" in tip.inner_text()
@@ -334,7 +334,7 @@ def overlap(a, b) -> bool:
     )
 
 
-def test_a_row_a_policy_with_a_map_of_all_its_samples(browser, tmp_path):
+def test_every_policy_has_one_row_with_a_map_of_its_samples(browser, tmp_path):
     lc, tct = two_samples()
     samples = [replace(one, index=index) for one in (lc, tct) for index in range(5)]
     grades = [Grade("passed" if one.index == 4 else "failed") for one in samples]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import doctest
+import re
 import subprocess
 import sys
+import tomllib
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +29,15 @@ def test_the_public_names_are_exactly_these():
 
 def test_the_package_is_typed():
     assert (files("twotemp") / "py.typed").is_file()
+
+
+def test_every_direct_dependency_is_pinned():
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    names = {re.match(r"[\w.-]+", requirement)[0] for group in groups for requirement in group} - {"twotemp"}
+    pins = "".join((root / name).read_text() for name in ("constraints.txt", "constraints-harnesses.txt"))
+    assert names <= set(re.findall(r"^([\w.-]+)==", pins, flags=re.MULTILINE))
 
 
 def test_importing_the_package_does_not_import_torch():

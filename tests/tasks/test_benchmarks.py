@@ -1,4 +1,4 @@
-"""The published benchmarks: the right rows, said so by hash; the prompts to the letter; bad files named."""
+"""Benchmarks: the published rows, checked by hash; prompts to the letter; errors that name a bad file."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ def test_a_missing_file_and_unknown_names(tmp_path: Path, row: Row):
         tasks.get("gsm8k").problems(allow_altered=True)
 
 
-def test_without_a_network_the_message_names_the_way_out(monkeypatch: pytest.MonkeyPatch):
+def test_without_a_network_the_message_names_the_alternative(monkeypatch: pytest.MonkeyPatch):
     def offline(*_: object, **__: object) -> str:
         raise ConnectionError("no route to host\nsecond line")
 

@@ -13,7 +13,7 @@ the first block starts at the fork: LC may reveal up to `block - 1` positions be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -28,8 +28,8 @@ from twotemp.backends import Backend
 from twotemp.backends.local import LocalBackend
 from twotemp.engine import states
 from twotemp.errors import UserError
-from twotemp.folders import only_writer
-from twotemp.forks.journal import Journal
+from twotemp.folders import claim, only_writer
+from twotemp.folders.files import SUFFIX, FrameFile, next_number, read_batches, writer_name
 from twotemp.graders.base import Grader
 from twotemp.models.base import LanguageModel
 from twotemp.models.checkpoint import fingerprint
@@ -299,6 +299,32 @@ def _one_by_one(problem: Problem) -> list[Problem]:
     tests = problem.reference.get("tests", ())
     alone = [replace(problem, reference={**problem.reference, "tests": [test]}) for test in tests]
     return alone or [problem] * ("test" in problem.reference)
+
+
+class Journal:
+    """The measurements of a study on disk: append-only, and continued by running the same study again."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        claim(folder, "forks", settings)
+        self.folder = folder
+        self._file: FrameFile | None = None
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield all rows."""
+        for path in sorted(self.folder.glob(f"forks-*{SUFFIX}")):
+            for batch in read_batches(path):
+                yield from batch
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rows as one batch, which is on disk, whole, when this returns."""
+        if self._file is None:
+            self._file = FrameFile(self.folder / f"forks-{writer_name(next_number(self.folder))}")
+        self._file.append(rows)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
 
 
 @dataclass(frozen=True)
