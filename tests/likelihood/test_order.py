@@ -154,14 +154,14 @@ def ended_early(rule: Policy, block: int) -> list[Sample]:
     model = TableModel(
         [((START, *s), w) for s, w in zip(strings, weights)], LETTERS + 2, MASK, eos_ids=(LETTERS - 1,)
     )
-    prompts = [[START], [START, 0], [START, 1]] * 8
+    prompts = [[START], [START, 0], [START, 1]] * 4
     samples = twotemp.sample(
         model,
         prompts,
         rule,
         length=LENGTH,
         block=block,
-        ids=[str(n) for n in range(24)],
+        ids=[str(n) for n in range(12)],
         trace=True,
         eos_stop=True,
     )

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from twotemp import rng
 from twotemp.errors import unknown
@@ -24,6 +26,7 @@ from twotemp.likelihood.queries import BuildQueries, CompletionBatch, MaskedQuer
 from twotemp.records import Policy
 
 PROMPT_MASKING = 0.15  # d1's probability of hiding a prompt token
+COUPLED_RATIOS = (0.2, 0.8)  # between which coupled-GRPO draws the share of masked tokens
 
 
 def d1(batch: CompletionBatch, draws: range) -> MaskedQueries:
@@ -88,6 +91,49 @@ def stratified(batch: CompletionBatch, draws: range) -> MaskedQueries:
     return _random_masks(batch, draws, _paired_strata(len(draws)))
 
 
+def coupled(batch: CompletionBatch, draws: range) -> MaskedQueries:
+    """Mask a random part of the scored tokens, then the others, then all: 3 passes per draw (Gong et al. 2025).
+
+    With t uniform on (0.2, 0.8) and each token in the part M with probability t, the estimate of a draw is
+
+        1/2 sum_k [ log q(x^k | all masked) + log q(x^k | M masked) / t          if k in M
+                                            + log q(x^k | the rest masked) / (1 - t)   otherwise ],
+
+    as in the code of coupled-GRPO (ml-diffucoder, coupled_grpo.py), so that every token is read in every draw. Each
+    of the two parts alone estimates a bound of log p at t, so the whole is 3/2 of the scale of one.
+    """
+    parts = []
+    after = batch.generated & ~batch.scored
+    for index, draw in enumerate(draws):
+        low, high = COUPLED_RATIOS
+        ratio = (low + (high - low) * _level(batch, draw))[:, None]
+        part = batch.scored & (batch.noise(draw) < ratio)
+        rest = batch.scored & ~part
+        for chosen, share in ((batch.scored, torch.ones_like(ratio)), (part, ratio), (rest, 1 - ratio)):
+            weight = (0.5 / share[:, 0] / len(draws)).float()
+            parts.append(batch.mask(chosen | after, chosen, weight=weight, draw=index))
+    return concatenate(parts)
+
+
+def quadrature(batch: CompletionBatch, draws: range) -> MaskedQueries:
+    """Estimate the bound of `elbo` at Gauss-Legendre nodes t of the mask ratio (GDPO, Rojas et al. 2025).
+
+    sum over nodes of  w * 1/t sum_{k in M} log q(x^k | M masked), each scored token in M with probability t: 1 pass
+    per draw. An odd number of draws is that many nodes, an even one half as many with two masks each. In t the
+    expectation is a polynomial of degree n - 1 for n scored tokens, so N nodes integrate it exactly if n <= 2N; for
+    longer completions the error is that of the quadrature.
+    """
+    nodes = _paired_strata(len(draws))
+    x, w = np.polynomial.legendre.leggauss(nodes)
+    parts = []
+    for index, draw in enumerate(draws):
+        ratio, weight = (x[index % nodes] + 1) / 2, w[index % nodes] / 2
+        chosen = batch.scored & (batch.noise(draw) < ratio)
+        share = weight / ratio * nodes / len(draws)
+        parts.append(batch.mask(chosen | (batch.generated & ~batch.scored), chosen, weight=share, draw=index))
+    return concatenate(parts)
+
+
 def pseudo(batch: CompletionBatch, draws: range) -> MaskedQueries:
     """Mask every scored token alone: 1 pass per token, nothing random.
 
@@ -116,16 +162,21 @@ def _random_masks(batch: CompletionBatch, draws: range, strata: int) -> MaskedQu
     count = batch.scored.sum(1)
     parts = []
     for index, draw in enumerate(draws):
-        # Uniforms of positions decide S; that of column -1, which no position has in any batch, decides l.
-        outside = torch.full_like(batch.keys[:, None], -1)
-        step = torch.full_like(batch.keys, draw)
-        level = rng.uniform(batch.keys, step, outside, rng.Stream.TRAIN)[:, 0]
-        size = 1 + ((index % strata + level) / strata * count).long()
+        size = 1 + ((index % strata + _level(batch, draw)) / strata * count).long()
         rank = batch.noise(draw).masked_fill(~batch.scored, 2.0).argsort(1).argsort(1)
         chosen = batch.scored & (rank < size[:, None])
         hidden = chosen | (batch.generated & ~batch.scored)
         parts.append(batch.mask(hidden, chosen, weight=count / size / len(draws), draw=index))
     return concatenate(parts)
+
+
+def _level(batch: CompletionBatch, draw: int) -> Tensor:
+    """Return a uniform for the mask ratio of each row, [B].
+
+    It has column -1, which no position has in any batch: the uniforms of positions decide what is masked.
+    """
+    outside = torch.full_like(batch.keys[:, None], -1)
+    return rng.uniform(batch.keys, torch.full_like(batch.keys, draw), outside, rng.Stream.TRAIN)[:, 0]
 
 
 def _paired_strata(draws: int) -> int:
@@ -144,6 +195,7 @@ class Estimator:
     )  # number of strata for this many draws; draw i is in i mod strata
     check: Callable[[Policy], None] = lambda policy: None  # refuses policies whose samples it cannot score
     by_block: bool = False  # needs to know the blocks that a sample was decoded in
+    merges: bool = False  # may take several steps of a rollout for one (`CompletionBatch.merged`)
 
     def __call__(self, batch: CompletionBatch, draws: range = range(1)) -> MaskedQueries:
         """Return the queries of a batch for these draws; the weights include the mean over draws."""
@@ -155,13 +207,15 @@ class Estimator:
 
 ESTIMATORS: dict[str, Estimator] = {
     "d1": Estimator(d1, random=True),
-    "trajectory": Estimator(trajectory, check=refuse_edits),
+    "trajectory": Estimator(trajectory, check=refuse_edits, merges=True),
     "deferral": Estimator(deferral, check=refuse_all_but_thresholds, by_block=True),
     "order": Estimator(order, check=refuse_all_but_orders, by_block=True),
     "fork": Estimator(fork, check=refuse_edits),
     "ar": Estimator(autoregressive),
     "elbo": Estimator(elbo, random=True),
     "stratified": Estimator(stratified, random=True, strata=_paired_strata),
+    "coupled": Estimator(coupled, random=True),
+    "quadrature": Estimator(quadrature, random=True, strata=_paired_strata),
     "pll": Estimator(pseudo),
     "thirds": Estimator(thirds),
 }

@@ -121,6 +121,21 @@ class CompletionBatch:
         policies = tuple(completion.policy for completion in completions)
         return cls(mask_id, policies, *(tensor.to(device) for tensor in tensors))
 
+    def merged(self, size: int) -> CompletionBatch:
+        """Return the batch with every `size` steps of a row taken for one: `trajectory` in fewer passes, with a bias.
+
+        The tokens of the merged steps are then asked for given what was written before the first of them (TraceRL's
+        shrinkage, Wang et al. 2025; StepMerge in MAP). With all steps merged only the prompt is given.
+        """
+        written = self.steps >= 0
+        present = torch.zeros(
+            len(self.ids), int(self.steps.max()) + 2, dtype=torch.bool, device=self.ids.device
+        )
+        present.scatter_(1, self.steps + 1, True)
+        number = present[:, 1:].cumsum(1) - 1  # of each step among those that wrote something
+        merged = number.gather(1, self.steps.clamp_min(0)) // size if present.shape[1] > 1 else self.steps
+        return replace(self, steps=torch.where(written, merged, self.steps))
+
     def noise(self, draw: int) -> Tensor:
         """Return the uniforms [B, C] of a draw; a row has the same ones in every batch and on every worker."""
         columns = torch.arange(self.ids.shape[1], device=self.ids.device).expand_as(self.ids)
