@@ -263,7 +263,7 @@ class Learner:
         if not samples:
             return None
         grid = self.model.block_size
-        return CompletionBatch.pad(
+        batch = CompletionBatch.pad(
             [Completion.from_sample(sample) for sample in samples],
             eos_ids=self.model.eos_ids,
             mask_id=self.model.mask_id,
@@ -271,6 +271,7 @@ class Learner:
             block=grid or self.settings.block or DEFAULT_BLOCK,
             origin=0 if grid else None,
         )
+        return batch.merged(self.settings.merge_steps) if self.settings.merge_steps > 1 else batch
 
     def _tokens(self, samples: list[Sample]) -> float:
         """Return the number of scored tokens of all workers' samples, at least 1."""

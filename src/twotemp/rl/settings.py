@@ -29,9 +29,13 @@ class LearningSettings:
     """Learning from them."""
 
     likelihood: Annotated[
-        str, "d1, trajectory, deferral, order, fork, ar, elbo, stratified, pll or thirds."
+        str,
+        "d1, trajectory, deferral, order, fork, ar, elbo, stratified, coupled, quadrature, pll or thirds.",
     ] = "trajectory"
-    draws: Annotated[int, "Masks per row and update, for d1, elbo and stratified."] = 1
+    merge_steps: Annotated[
+        int, "Steps of a rollout that trajectory takes for one: fewer passes, with a bias."
+    ] = 1
+    draws: Annotated[int, "Masks per row and update, for d1, elbo, stratified, coupled and quadrature."] = 1
     iterations: Annotated[int, "Updates on the same rollouts (mu), each with new masks."] = 1
     micro_batch: Annotated[int, "Partly masked rows in one training pass; gradients are summed."] = 1024
     epsilon: Annotated[float, "Clip of the probability ratio."] = 0.5
@@ -62,16 +66,21 @@ class GrpoSettings(RolloutSettings, LearningSettings):
     def __post_init__(self) -> None:
         from twotemp.likelihood import estimators
 
-        estimators.get(self.likelihood).check(self.policy)
+        estimator = estimators.get(self.likelihood)
+        estimator.check(self.policy)
         if self.policy.repel:
             raise UserError(
                 f"policy {self.policy.name} has repel={self.policy.repel:g}: its samples are not drawn from the "
                 "model's own predictions, and GRPO's likelihoods are of these; set repel=0"
             )
         least = {"size": 2, "lora_rank": 0}
-        whole = "length groups size batch_size draws iterations micro_batch save_every lora_rank lora_alpha".split()
-        for name in (*whole, *(["block"] if self.block is not None else [])):
+        whole = "length groups size batch_size draws iterations merge_steps micro_batch save_every lora_rank".split()
+        for name in (*whole, "lora_alpha", *(["block"] if self.block is not None else [])):
             integer(name, getattr(self, name), least.get(name, 1))
+        if self.merge_steps > 1 and not estimator.merges:
+            raise UserError(
+                f"merge_steps is for --likelihood trajectory; {self.likelihood} asks about every step, or about none"
+            )
         for name in ("epsilon", "learning_rate", "max_grad_norm"):
             number(name, getattr(self, name), "(0, inf)")
         for name in ("beta", "format_weight", "weight_decay"):
