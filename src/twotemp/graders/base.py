@@ -70,6 +70,10 @@ GRADERS: dict[str, GraderEntry | Callable[[], Grader]] = {
         "programs", "ProgramGrader", "Python programs, run against tests in a sandbox", workers=True
     ),
     "countdown": GraderEntry("puzzles", "CountdownGrader", "the embedded arithmetic puzzle"),
+    "expression": GraderEntry(
+        "puzzles", "ExpressionGrader", "an arithmetic expression that reaches a target"
+    ),
+    "sudoku": GraderEntry("puzzles", "SudokuGrader", "a solved 4x4 Sudoku grid"),
     "recorded": GraderEntry(
         "puzzles", "RecordedGrader", "grades of another harness, imported with its samples"
     ),

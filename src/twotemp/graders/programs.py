@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from twotemp.errors import UserError, unknown
+from twotemp.graders import evalplus
 from twotemp.graders.extraction import find_code
 from twotemp.graders.sandbox import Program, Sandbox, working_confinement
 from twotemp.graders.workers import PooledGrader
@@ -27,6 +28,7 @@ class ProgramGrader(PooledGrader[Program]):
         {"kind": "asserts" (default), "entry_point": "f", "tests": ["assert f(2) == 4", ...]}
         {"kind": "humaneval", "prompt": ..., "test": ..., "entry_point": ...}
         {"kind": "mbpp", "tests": [...], "setup": ...}
+        {"kind": "evalplus", "entry_point": ..., "solution": ..., "inputs": [...], "atol": 0[, "prompt": ...]}
 
     each with an optional "timeout" in seconds, the first also with a "prefix" and a "setup". A program can
     import the standard library only.
@@ -48,7 +50,7 @@ class ProgramGrader(PooledGrader[Program]):
     def _judge(self, problem: Problem, text: str) -> Callable[[], Grade]:
         names = entry_points(problem)
         # HumanEval's prompt precedes the code, so the body of the function alone is enough.
-        code, rule = find_code(text, names, body=problem.reference.get("kind") == "humaneval")
+        code, rule = find_code(text, names, body="prompt" in problem.reference)
         if len(code) > LONGEST:
             return lambda: Grade("failed", None, rule, f"longer than {LONGEST} characters")
         running = self._submit(assemble(problem, code, names))
@@ -94,16 +96,19 @@ def assemble(problem: Problem, code: str, names: tuple[str, ...]) -> Program:
     reference = problem.reference
     kind = reference.get("kind", "asserts")
     seconds = float(reference.get("timeout") or SECONDS)
-    if kind == "humaneval":
+    if kind in ("humaneval", "evalplus"):
         # The prompt has the imports and helpers, and makes a lone function body a function.
-        prompt = _need(problem, "prompt")
-        tests = _checked(problem.id, f"{_need(problem, 'test')}\ncheck({names[0]})")
+        prompt = _need(problem, "prompt") if kind == "humaneval" else str(reference.get("prompt") or "")
+        if kind == "evalplus":
+            tests = evalplus.tests(reference)
+        else:
+            tests = _checked(problem.id, f"{_need(problem, 'test')}\ncheck({names[0]})")
         return Program(f"{prompt}\n{code}", tests, names, prelude=prompt, seconds=seconds)
     if kind in ("mbpp", "asserts"):
         # The setup follows the code: MBPP 367 builds objects of a class that the program defines.
         tests = _checked(problem.id, "\n".join((str(reference.get("setup") or ""), *_need(problem, "tests"))))
         return Program(f"{reference.get('prefix') or ''}{code}", tests, names, seconds=seconds)
-    raise unknown("kind of program tests", kind, ("asserts", "humaneval", "mbpp"))
+    raise unknown("kind of program tests", kind, ("asserts", "evalplus", "humaneval", "mbpp"))
 
 
 @lru_cache(maxsize=4096)

@@ -3,10 +3,12 @@
 from twotemp.tasks import countdown, programs, words
 from twotemp.tasks.base import TASKS, ProblemSet, Source, Task, get
 from twotemp.tasks.benchmarks import BENCHMARKS
+from twotemp.tasks.published import PUBLISHED_TASKS
 
 __all__ = ["BENCHMARKS", "SOURCES", "TASKS", "ProblemSet", "Task", "get"]
 
 SOURCES: dict[str, Source] = {
     source.name: source for source in (*countdown.SOURCES, *words.SOURCES, *programs.SOURCES)
 }
+BENCHMARKS |= {task.name: task for task in PUBLISHED_TASKS}
 TASKS |= BENCHMARKS | {name: source.task() for name, source in SOURCES.items()}

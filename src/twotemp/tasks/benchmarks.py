@@ -77,11 +77,11 @@ def _d1_instruction(gap: str = "", end: str = "") -> str:
     )
 
 
-def _seed42(rows: int) -> Sequence[int]:
-    """Return the 300 questions that d1's loader draws with its seed; numpy's legacy stream never changes."""
+def seed42(rows: int, count: int) -> Sequence[int]:
+    """Return the questions that d1's loader draws with its seed; numpy's legacy stream never changes."""
     import numpy as np
 
-    return [int(row) for row in np.random.RandomState(42).choice(rows, 300, replace=False)]
+    return [int(row) for row in np.random.RandomState(42).choice(rows, count, replace=False)]
 
 
 _D1_GSM8K = _d1_instruction(gap=" ")
@@ -156,7 +156,7 @@ _TASKS = (
         _gsm8k_reference,
         subsets={
             "full": Subset(GSM8K),
-            "d1_seed42": Subset(GSM8K, lambda _: _seed42(GSM8K.rows)),
+            "d1_seed42": Subset(GSM8K, lambda _: seed42(GSM8K.rows, 300)),
             "first300": Subset(GSM8K, lambda _: range(300)),
             "train": Subset(GSM8K_TRAIN),
         },

@@ -6,8 +6,10 @@ questions come as parquet or jsonl, compressed or not.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,12 +32,12 @@ T = TypeVar("T")
 class PublishedFile:
     """One file of a benchmark as its authors published it."""
 
-    hub: str  # dataset id
-    file: str  # its path there
+    hub: str  # dataset id; "": not on the hub
+    file: str  # its path there, or where else it is published
     fields: tuple[str, ...]
     rows: int
-    sha256: str  # of the published jsonl file
-    rows_sha256: str  # of its rows, `digest_rows`
+    sha256: str  # of the published jsonl file; "": not known
+    rows_sha256: str  # of its rows, `digest_rows`; "": not known, compare the bytes of the file
     key: str | None = None  # the field that identifies a row; None: its index in the file
     keys: range | None = None  # the keys of this split, if there are files with all splits
     split: str = "test"
@@ -69,16 +71,19 @@ def load_rows(published: PublishedFile, data: Path | None, allow_altered: bool =
         for row in rows
         if published.key is None or published.keys is None or row[published.key] in published.keys
     ]
-    digest = digest_rows(rows)
-    if digest == published.rows_sha256:
-        return LoadedRows(rows, published.sha256, source)
+    content = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest, expected = (
+        (digest_rows(rows), published.rows_sha256) if published.rows_sha256 else (content, published.sha256)
+    )
+    if len(rows) == published.rows and digest == (expected or digest):
+        return LoadedRows(rows, published.sha256 or content, source)
     if not allow_altered:
         raise UserError(
-            f"{path} is not {published.hub} as published: {len(rows)} rows (published: {published.rows}) with sha256 "
-            f"{digest}, expected {published.rows_sha256}. Use the published file, or accept these rows with "
-            f"--allow-altered-data (allow_altered=True)"
+            f"{path} is not {published.hub or published.file} as published: {len(rows)} rows (published: "
+            f"{published.rows}) with sha256 {digest}, expected {expected or 'any'}. Use the published file, or "
+            "accept these rows with --allow-altered-data (allow_altered=True)"
         )
-    return LoadedRows(rows, hashlib.sha256(path.read_bytes()).hexdigest(), f"{source} (altered)")
+    return LoadedRows(rows, content, f"{source} (altered)")
 
 
 def pick(kind: str, name: str | None, choices: Mapping[str, T]) -> T:
@@ -146,6 +151,8 @@ def digest_rows(rows: Sequence[DataRow]) -> str:
 
 
 def _download(published: PublishedFile) -> Path:
+    if not published.hub:
+        raise UserError(f"give the file {published.file} with --data; it is not on the hub")
     from huggingface_hub import hf_hub_download
 
     try:
@@ -166,6 +173,8 @@ def _read(path: Path) -> list[DataRow]:
             return _read_parquet(path)
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+        if path.suffixes[:1] == [".csv"]:
+            return [dict(row) for row in csv.DictReader(io.StringIO(text))]
         if text.lstrip().startswith("["):
             rows: list[DataRow] = json.loads(text)
             return rows
@@ -175,7 +184,8 @@ def _read(path: Path) -> list[DataRow]:
         if isinstance(error, UserError):
             raise
         raise UserError(
-            f"{path} cannot be read ({error}); it must be .jsonl, .json, .parquet, or the first two as .gz"
+            f"{path} cannot be read ({error}); it must be .jsonl, .json, .csv or .parquet, or one of the first three "
+            "as .gz"
         ) from error
 
 
