@@ -25,6 +25,7 @@ Schedule = Literal["even", "dream", "dream-exact"]
 Eos = Literal["free", "last", "never"]
 Finish = Literal["length", "eos", "stop"]
 Outcome = Literal["passed", "failed", "timeout", "ungraded"]
+NO_MASK = -1  # the `mask_id` of models whose open positions hold random tokens; it marks them in requests
 MOST = 2**31 - 1  # the largest integer accepted: sums of a few of them still fit into a tensor's integers
 
 
@@ -129,12 +130,27 @@ class Policy:
     edit_threshold: Annotated[float, "tau: when a written token is in doubt", "[0, 1]"] = 0.0
     edit_share: Annotated[float, "largest share of a block's tokens rewritten per step", "(0, 1]"] = 1.0
     edits: Annotated[int, "how often a position may be rewritten, so that rows end", "[0, inf)"] = 0
-    steps: Annotated[int, "> 0: k follows a schedule over this many steps", "[0, inf)"] = 0
+    steps: Annotated[
+        int,
+        "> 0: k follows a schedule over this many steps; without a mask, the most steps of a canvas",
+        "[0, inf)",
+    ] = 0
     schedule: Annotated[
         Schedule,
         "even: this many steps per block; dream: Dream's time grid, at least one position per step; dream-exact: "
         "the grid as published, whose share of a step can round to none",
     ] = "even"
+    cooling: Annotated[
+        float, "by what share t_token falls, linearly, over the `steps` of a block", "[0, 1]"
+    ] = 0.0
+    stop_steps: Annotated[
+        int,
+        "a canvas without masks ends if its likeliest tokens have stayed the same for this many steps",
+        "[0, inf)",
+    ] = 1
+    stop_entropy: Annotated[float, "and the mean entropy of its predictions is below this", "[0, inf]"] = (
+        0.005
+    )
     repel: Annotated[float, "alpha: how far a sample is pushed away from those before it", "[0, inf)"] = 0.0
     top_k: Annotated[int, "0: no filter", "[0, inf)"] = 0
     top_p: Annotated[float, "1: no filter", "(0, 1]"] = 1.0
@@ -145,6 +161,8 @@ class Policy:
             raise UserError(f"a policy's name must be a string, not {self.name!r}")
         for name, parameter in PARAMETERS.items():
             object.__setattr__(self, name, parameter.checked(name, getattr(self, name)))
+        if self.cooling and not self.steps:
+            raise UserError(f"cooling={self.cooling:g} lowers t_token over the steps of a block: set steps")
 
     @cached_property
     def structure(self) -> tuple[str, ...]:
@@ -249,6 +267,7 @@ class Trace:
     """When and how confidently each generated position was committed; aligned with `Sample.positions`.
 
     Unless the policy edits, every position is committed once, and three numbers per position are the whole history.
+    Of a model without a mask, the history is of the likeliest token: when it last changed.
     """
 
     steps: tuple[int, ...]  # the step (from 0) at which the position was last written; -1: never (EOS stop)
@@ -256,10 +275,14 @@ class Trace:
     entropy: tuple[float, ...]  # entropy (nats) of the model's prediction at that step
     # What was written and later rewritten, by step: (step, index in `Sample.positions`, token; a remask: the mask).
     edits: tuple[tuple[int, int, int], ...] = ()
+    # Without a mask: since which step the position was kept by every step up to the last, -1: the last renoised it.
+    accepted: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON data, with edits only where there are any: few policies edit."""
-        return {name: value for name, value in vars(self).items() if name != "edits" or value}
+        """Return JSON data, with edits and acceptance only where there are any: few policies and models have them."""
+        return {
+            name: value for name, value in vars(self).items() if value or name not in ("edits", "accepted")
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trace:

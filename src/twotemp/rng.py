@@ -21,6 +21,7 @@ class Stream(IntEnum):
     TOKEN = 1
     POSITION = 2
     TRAIN = 3
+    CANVAS = 4
 
 
 def row_key(seed: int, request: str, sample: int) -> int:

@@ -17,7 +17,8 @@ from twotemp.engine import run, states
 from twotemp.engine.scheduler import Scheduler
 from twotemp.experimental.editing import BlockText
 from twotemp.policies import PRESETS, parse, policy
-from twotemp.policies.step import Noise, PolicyBatch
+from twotemp.policies.process import Noise
+from twotemp.policies.step import PolicyBatch
 from twotemp.records import Request, Sample
 from twotemp.rng import row_key
 

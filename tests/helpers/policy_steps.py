@@ -10,7 +10,8 @@ import torch
 from scipy import stats
 
 from twotemp import rng
-from twotemp.policies.step import Noise, PolicyBatch
+from twotemp.policies.process import Noise
+from twotemp.policies.step import PolicyBatch
 from twotemp.records import Policy
 
 DRAWS = 20_000

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from theory.table import TableModel
+from twotemp.records import NO_MASK
 
 
 class ToyModel:
@@ -44,6 +45,14 @@ class ToyModel:
         )
         hidden = torch.tanh(self.embed[ids] + self.position[at] + context.float())
         return hidden.flatten(0, 1)[want.flatten()] @ self.head
+
+
+class UniformModel(ToyModel):
+    """A random denoiser without a mask: its open positions hold random tokens."""
+
+    def __init__(self, vocab: int = 40, sharpness: float = 1.0, seed: int = 0):
+        super().__init__(vocab, sharpness, seed)
+        self.mask_id, self.forbidden_ids = NO_MASK, ()
 
 
 class FixedModel(ToyModel):

@@ -18,7 +18,8 @@ from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse, policy
 from twotemp.policies import choices as where
 from twotemp.policies.choices import draw, keep_top_k, keep_top_p
-from twotemp.policies.step import Noise, PolicyBatch
+from twotemp.policies.process import Noise
+from twotemp.policies.step import PolicyBatch
 from twotemp.records import Policy
 
 # --- where: TLC

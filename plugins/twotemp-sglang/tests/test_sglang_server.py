@@ -16,7 +16,8 @@ from tests.helpers.tiny_checkpoints import BLOCK, EOS, MASK
 from twotemp.engine import run
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse
-from twotemp.policies.step import Noise, PolicyBatch
+from twotemp.policies.process import Noise
+from twotemp.policies.step import PolicyBatch
 from twotemp.records import Request
 from twotemp.rng import row_key
 from twotemp_sglang import server

@@ -13,20 +13,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from twotemp.engine.rows import Rows, Window, block_of
+from twotemp.engine.requests import block_of
+from twotemp.engine.rows import Rows, Window
 from twotemp.engine.runner import runner_for
 from twotemp.errors import UserError
 from twotemp.experimental.repulsion import Repulsion
 from twotemp.models.base import Denoiser
-from twotemp.policies.step import Decision, Memory, Noise, PolicyBatch
-from twotemp.records import Policy, Request, Sample, Trace, first_eos
+from twotemp.policies.process import Decision, Memory, Noise
+from twotemp.policies.step import PolicyBatch
+from twotemp.records import NO_MASK, Policy, Request, Sample, Trace, first_eos
 
 
 class Written(NamedTuple):
     """What one step wrote into a row."""
 
     step: int  # of this row, from 0
-    commits: list[tuple[int, int, float]]  # position, token (the mask if it was remasked), confidence
+    commits: list[
+        tuple[int, int, float]
+    ]  # position, token (the mask if it was masked or renoised), confidence
+    final: int | None = None  # columns before this one will not change again; None: what is written stays
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,12 @@ class StepView:
 
     @property
     def canvas(self) -> Tensor:
-        """[B, C]: token ids after the step, the mask where nothing is written yet; shorter rows are padded."""
+        """[B, C]: token ids after the step, with masks or random tokens in between; shorter rows are padded."""
         return self.rows.state.ids
 
     @property
     def before(self) -> Tensor:
-        """[B, C]: the canvas before the step."""
+        """[B, C]: the canvas before the step, of models with a mask."""
         ids, window = self.rows.state.ids.clone(), self.window
         text = self.rows.model.mask_id if window.text is None else window.text.tokens.flatten()[window.index]
         ids[window.row, window.column] = text
@@ -69,19 +74,27 @@ class StepView:
 
     def written(self, rows: Sequence[int]) -> list[Written]:
         """Return what the step wrote into these rows, with one transfer for all of them."""
-        decision = self.decision
+        decision, canvas = self.decision, self.decision.canvas
+        commit, tokens, confidence = decision.commit, decision.tokens, decision.confidence
+        ends = torch.zeros_like(self.step)
+        if canvas is not None:  # everything was written: tokens, or noise
+            ends = canvas.ends.long()
+            text = canvas.ends[:, None]
+            tokens = torch.where(text, canvas.likeliest, torch.where(commit, tokens, NO_MASK))
+            confidence = torch.where(text, canvas.confidence, confidence)
+            commit = self.window.predicted
         # Confidences are sent as their bits, so that integers and floats share the transfer.
-        bits = decision.confidence.float().view(torch.int32).long()
-        step = self.step[:, None].expand_as(bits)
-        parts = torch.stack([decision.commit.long(), self.window.positions, decision.tokens, bits, step])
-        commit, positions, tokens, bits, step = parts[:, torch.tensor(rows, device=parts.device)].cpu()
+        bits = confidence.float().view(torch.int32).long()
+        facts = [each[:, None].expand_as(bits) for each in (self.step, ends)]
+        parts = torch.stack([commit.long(), self.window.positions, tokens, bits, *facts])
+        commit, positions, tokens, bits, step, ends = parts[:, torch.tensor(rows, device=parts.device)].cpu()
         confidence = bits.int().view(torch.float32)
-        return [
-            Written(
-                int(step[i, 0]), list(zip(*(v[i][chosen].tolist() for v in (positions, tokens, confidence))))
-            )
-            for i, chosen in enumerate(commit.bool())
-        ]
+        written = []
+        for i, (slot, chosen) in enumerate(zip(rows, commit.bool())):
+            commits = list(zip(*(v[i][chosen].tolist() for v in (positions, tokens, confidence))))
+            reach = self.window.end if int(ends[i, 0]) else self.window.start
+            written.append(Written(int(step[i, 0]), commits, None if canvas is None else int(reach[slot])))
+        return written
 
 
 class Observer:
@@ -136,8 +149,10 @@ class Batch:
                 self.model.device,
                 eos_ids=self.model.eos_ids,
                 # The mask is forbidden whatever a model says: a row that writes masks would never end.
-                forbidden_ids=sorted({*self.model.forbidden_ids, self.model.mask_id}),
+                forbidden_ids=sorted({*self.model.forbidden_ids, self.model.mask_id} - {NO_MASK}),
                 mask_id=self.model.mask_id,
+                vocab_size=self.model.vocab_size,
+                embed=self.runner.embed,
             )
 
     def run(self, observer: Observer) -> StepView:
@@ -168,17 +183,20 @@ class Batch:
         policies = self.policies
         if repulsion is not None:
             logits = policies.repel(logits, window.masked, window.index, repulsion)
+        taken = block_step.to(self.model.device, non_blocking=True) if policies.counts_steps else None
         drawn = policies.draw(
-            noise, logits, window.predicted, window.index, entropy=self.rows.traced, text=window.text
+            *(noise, logits, window.predicted, window.index),
+            entropy=self.rows.traced,
+            block_step=taken,
+            text=window.text,
         )
         lap("draw")
-        scheduled = policies.even_schedule is not None
         decision = policies.choose(
             noise,
             drawn,
             window.masked,
             memory=memory,
-            block_step=block_step.to(self.model.device, non_blocking=True) if scheduled else None,
+            block_step=taken,
             text=window.text,
         )
         lap("select")
@@ -192,7 +210,7 @@ class Batch:
         """
         rows, decision = self.rows, view.decision
         self.memory = view.memory
-        self.runner.record_step(rows, view.window)
+        self.runner.record_step(rows, view.window, decision)
         rows.commit(view.window, decision)
         healthy = torch.isfinite(decision.log_norm)
         failed = {} if rows.sync(healthy.all()) else _broken_rows(view, healthy)
@@ -254,20 +272,22 @@ class Batch:
             self.memory = self.memory.grow(len(self.rows.requests), self.rows.block_width)
 
     def samples(self, slots: Sequence[int]) -> Iterator[Sample]:
-        """Yield the samples of finished rows; what an EOS stop left masked becomes that EOS."""
+        """Yield the samples of finished rows; what an EOS stop left open becomes that EOS."""
         now, state = perf_counter(), self.rows.state
         index = torch.tensor(slots, dtype=torch.int64)
         on_device = index.to(state.ids.device)
         # As arrays: row by row, numpy is several times faster than torch.
-        ids, generated, origin, steps, *traces = (
+        traced = (state.commit_step, state.confidence, state.entropy, state.accepted)
+        ids, generated, pending, origin, steps, *traces = (
             tensor[on_device].cpu().numpy()
             for tensor in (
-                *(state.ids, state.generated, state.origin, state.step),
-                *(state.commit_step, state.confidence, state.entropy),
+                *(state.ids, state.generated, self.rows.pending(), state.origin, state.step),
+                *(tensor for tensor in traced if tensor is not None),
             )
         )
-        forwards, processed = state.forwards[index].tolist(), state.processed[index].tolist()
-        mask_id, eos_ids = self.model.mask_id, set(self.model.eos_ids)
+        forwards = (state.forwards + state.encoded)[index].tolist()
+        processed = state.processed[index].tolist()
+        eos_ids = set(self.model.eos_ids)
         for i, slot in enumerate(slots):
             info = self.rows.info[slot]
             if info.sample is not None:
@@ -277,22 +297,21 @@ class Batch:
             block = block_of(request, self.model)
             # Columns beyond what was requested complete the last block of a block-causal model.
             (positions,) = generated[i, : len(request.prompt) + request.length].nonzero()
+            left = pending[i, positions]  # only after an EOS stop
             tokens = ids[i, positions].tolist()
             written = first_eos(tokens, eos_ids)
-            if mask_id in tokens:  # only after an EOS stop
-                tokens = [tokens[written] if token == mask_id else token for token in tokens]
+            if left.any():
+                tokens = [tokens[written] if open_ else token for token, open_ in zip(tokens, left)]
             trace = None
             if request.trace:
-                when, confidence, entropy = (tuple(values[i, positions].tolist()) for values in traces)
-                trace = Trace(when, confidence, entropy, _by_index(info.rewritten, positions.tolist()))
+                when, confidence, entropy, *held = (tuple(values[i, positions].tolist()) for values in traces)
+                edits = _by_index(info.rewritten, positions.tolist())
+                trace = Trace(when, confidence, entropy, edits, *held)
             yield Sample(
                 *(*request.key, request.policy, request.prompt, tuple(positions.tolist()), tuple(tokens)),
-                nfe=paper_nfe(
-                    request,
-                    (positions[:written] - origin[i]).tolist(),
-                    block,
-                    int(steps[i]),
-                ),
+                nfe=int(steps[i])
+                if self.rows.process.renoises
+                else paper_nfe(request, (positions[:written] - origin[i]).tolist(), block, int(steps[i])),
                 forwards=forwards[i],
                 processed=processed[i],
                 seconds=now - info.entered,

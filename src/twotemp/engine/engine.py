@@ -11,7 +11,7 @@ from itertools import groupby
 import torch
 
 from twotemp.engine.batch import Batch, Observer, Written
-from twotemp.engine.rows import block_of, columns_of, widths
+from twotemp.engine.requests import block_of, columns_of, widths
 from twotemp.engine.runner import check_cache
 from twotemp.engine.scheduler import CatchOutOfMemory, Scheduler, check_whole, fit_batch, gather
 from twotemp.errors import UserError
@@ -33,7 +33,7 @@ def run(
     """Yield a sample of every request, as token ids, in the order in which they finish.
 
     A sample depends on its request alone, not on the batch it was drawn in. Requests are trusted: they are checked
-    where they are created (`rows.check`, called by `sampling.text`).
+    where they are created (`requests.check`, called by `sampling.text`).
 
     Requests whose policies differ in structure (say LC and an entropy bound) are batched apart; numbers such as
     T_pos may differ from row to row. Long rows go first, so that a batch holds rows of similar length.
@@ -65,7 +65,7 @@ def events(
     columns: int | None = None,
     observer: Observer | None = None,
 ) -> Iterator[tuple[Request, Written | Sample]]:
-    """Yield each request's sample with the request; requests are trusted: see `rows.check`.
+    """Yield each request's sample with the request; requests are trusted: see `requests.check`.
 
     Args:
         watch: Also yield what every step wrote into a row, before its sample.

@@ -13,7 +13,8 @@ number of entries that `nonzero` would ask for is known in advance (`compact`).
 
 **Why a block can be without masks and yet be active.** Policies that edit (`twotemp.experimental.editing`) may
 rewrite a token until a step leaves the whole block unchanged. For them a position is pending until it is `final`; for
-all other policies it is pending while it is a mask.
+all other policies it is pending while it is a mask. Without a mask (`policies.process.Renoising`) there is a canvas
+of random tokens, which is pending until it ends.
 
 **Why finished rows may stay.** Samples that repel each other (`twotemp.experimental.repulsion`) are compared at every
 step, also with those that have finished. These keep their slot and their last window, predict nothing, and their
@@ -22,7 +23,7 @@ sample is set aside (`RowInfo.sample`) until the whole group has finished.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -30,14 +31,12 @@ import torch
 from torch import Tensor
 
 from twotemp import rng
-from twotemp.errors import UserError
+from twotemp.engine.requests import block_of, columns_of, has_canvases
 from twotemp.experimental.editing import BlockText
 from twotemp.experimental.repulsion import Repulsion, SampleGroups
-from twotemp.models.base import Denoiser, LanguageModel
-from twotemp.policies.step import Decision
+from twotemp.models.base import Denoiser
+from twotemp.policies.process import Canvas, Decision, Process, process_of
 from twotemp.records import Request, Sample
-
-DEFAULT_BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -57,71 +56,12 @@ class Window:
     end: Tensor  # one past its last position
 
 
-def check(request: Request, model: Denoiser) -> None:
-    """Raise a UserError for a request that this model cannot sample, before anything runs."""
-    where = request.name
-    masks = request.prompt.count(model.mask_id)
-    bad = [t for t in request.prompt if not 0 <= t < model.vocab_size]
-    if bad:
-        raise UserError(f"{where}: token id {bad[0]} is outside the vocabulary of {model.vocab_size}")
-    if request.length and masks:
-        raise UserError(
-            f"{where}: the prompt contains {masks} mask token(s); to fill masks inside a text, use "
-            "`infill` (length=0), else remove them"
-        )
-    if not request.length and not masks:
-        raise UserError(f"{where}: nothing to do: length is 0 and the text has no mask token to fill")
-    lookback = model.lookback if isinstance(model, LanguageModel) else 0
-    if model.mask_id in request.prompt[:lookback] or len(request.prompt) < lookback:
-        raise UserError(
-            f"{where}: {model.name} predicts a token from the one before it, so the first position of a row cannot "
-            "be predicted; start the text with a given token"
-        )
-    total = len(request.prompt) + request.length
-    if model.max_length is not None and total > model.max_length:
-        raise UserError(
-            f"{where}: {len(request.prompt)} prompt tokens + length {request.length} = {total} exceed the "
-            f"context of {model.max_length}; shorten the prompt or lower length"
-        )
-    if model.block_size is not None and request.block not in (None, model.block_size):
-        raise UserError(
-            f"{where}: {model.name} decodes in blocks of {model.block_size} (its attention is block-causal); "
-            f"leave block unset instead of {request.block}, or load with block_size={request.block}"
-        )
-
-
-def block_of(request: Request, model: Denoiser) -> int:
-    """Return the width of the request's decoding blocks."""
-    return model.block_size or request.block or DEFAULT_BLOCK
-
-
-def columns_of(request: Request, model: Denoiser) -> int:
-    """Return the number of columns of the request's row.
-
-    Most block-causal families know whole blocks only (`completes_blocks`): the last one is completed with masks, as
-    in SDAR and LLaDA-2, and what is written beyond `length` is not part of the sample.
-    """
-    requested = len(request.prompt) + request.length
-    completes = model.completes_blocks if isinstance(model, LanguageModel) else True
-    if model.block_size is None or not completes or not request.length:
-        return requested
-    whole = -(-requested // model.block_size) * model.block_size
-    return whole if model.max_length is None else min(whole, model.max_length)
-
-
-def widths(requests: Iterable[Request], model: Denoiser) -> tuple[int, int]:
-    """Return the number of columns and the widest block that these rows need."""
-    needed = [(columns_of(r, model), block_of(r, model)) for r in requests]
-    columns = max(width for width, _ in needed)
-    return columns, min(columns, max(block for _, block in needed))
-
-
 @dataclass
 class RowState:
     """The tensors of B rows with C columns; the first dimension of each is the row."""
 
     # On the model's device.
-    ids: Tensor  # [B, C] int64: tokens; the mask where nothing is written yet
+    ids: Tensor  # [B, C] int64: tokens; the mask, or a random token, where nothing is written yet
     length: Tensor  # [B] int64: columns of the row
     requested: Tensor  # [B] int64: those that the request is about; a completed last block has more
     origin: Tensor  # [B] int64: where the block grid starts
@@ -141,14 +81,18 @@ class RowState:
     steps_before: Tensor  # steps taken before the active block
     cached: Tensor  # start of the block whose first step the cache has seen, -1: none
     forwards: Tensor  # forward passes so far
+    encoded: Tensor  # further passes, of an encoder
     processed: Tensor  # positions computed so far
     hashed: Tensor  # of tokens and what may change; -1 - row where it was not computed: equal to no other
-    # On the model's device, where policies edit.
+    # On the model's device, where policies edit or the process is renoising.
     final: Tensor | None = None  # [B, C] bool: never to change again
-    edits: Tensor | None = None  # [B, C] int64: how often it was rewritten
+    edits: Tensor | None = None  # [B, C] int64: how often it was rewritten, where policies edit
+    accepted: Tensor | None = None  # [B, C] int32: since when it is kept, -1: it is not; on a canvas
 
     @classmethod
-    def initial(cls, requests: Sequence[Request], model: Denoiser, columns: int, editing: bool) -> RowState:
+    def initial(
+        cls, requests: Sequence[Request], model: Denoiser, columns: int, process: Process, editing: bool
+    ) -> RowState:
         """Return the state before the first step of these requests."""
         texts = [list(r.prompt) + [model.mask_id] * (columns_of(r, model) - len(r.prompt)) for r in requests]
         rows, shape = len(texts), (len(texts), columns)
@@ -157,8 +101,11 @@ class RowState:
             ids[row, : len(text)] = torch.tensor(text)
         length = torch.tensor([len(text) for text in texts])
         generated = (ids == model.mask_id) & (torch.arange(columns) < length[:, None])
+        key = torch.tensor([rng.row_key(r.seed, r.id, r.index) for r in requests])
+        ids = process.begin(ids, generated, key)
         # Block-causal models share one grid for prompt and answer; else blocks start at the first mask.
-        origin = torch.zeros_like(length) if model.block_size else generated.int().argmax(1)
+        shared = model.block_size and not has_canvases(model)
+        origin = torch.zeros_like(length) if shared else generated.int().argmax(1)
         block = torch.tensor([block_of(r, model) for r in requests])
         start, end, pending = _active_block(generated, origin, block, length)
 
@@ -174,9 +121,10 @@ class RowState:
             requested=put(torch.tensor([len(r.prompt) + r.length for r in requests])),
             origin=put(origin),
             block=put(block),
-            key=put(torch.tensor([rng.row_key(r.seed, r.id, r.index) for r in requests])),
+            key=put(key),
             step=put(counter()),
-            eos_stop=put(torch.tensor([r.eos_stop for r in requests], dtype=torch.bool)),
+            # A canvas after the one with the end of the text would change nothing before it.
+            eos_stop=put(torch.tensor([r.eos_stop or has_canvases(model) for r in requests])),
             generated=put(generated),
             commit_step=put(torch.full(shape, -1, dtype=torch.int32)),
             confidence=put(torch.zeros(shape)),
@@ -188,10 +136,12 @@ class RowState:
             steps_before=counter(),
             cached=counter(-1),
             forwards=counter(),
+            encoded=counter(),
             processed=counter(),
             hashed=_hash(ids, generated, length),
-            final=put(torch.zeros(shape, dtype=torch.bool)) if editing else None,
+            final=put(torch.zeros(shape, dtype=torch.bool)) if editing or process.renoises else None,
             edits=put(torch.zeros(shape, dtype=torch.int64)) if editing else None,
+            accepted=put(torch.full(shape, -1, dtype=torch.int32)) if process.renoises else None,
         )
 
     def take(self, slots: Sequence[int]) -> RowState:
@@ -237,6 +187,7 @@ class Rows:
 
     def __init__(self, requests: Sequence[Request], model: Denoiser, columns: int, block_width: int) -> None:
         self.model, self.columns, self.block_width = model, columns, block_width
+        self.process = process_of(model.mask_id, model.vocab_size)
         self.editing = any(r.policy.edit != "never" for r in requests)  # one structure: all of them or none
         self.eos_ids = torch.tensor(model.eos_ids, dtype=torch.int64, device=model.device)
         self.info = [RowInfo(request) for request in requests]
@@ -268,7 +219,7 @@ class Rows:
         self.columns, self.block_width = columns, block_width
 
     def _initial(self, requests: Sequence[Request]) -> RowState:
-        return RowState.initial(requests, self.model, self.columns, self.editing)
+        return RowState.initial(requests, self.model, self.columns, self.process, self.editing)
 
     def _summarize(self) -> None:
         """Derive from the requests what a step would otherwise have to ask the device for."""
@@ -278,7 +229,7 @@ class Rows:
         self.padded = any(n != self.width for n in lengths)
         self.completed = any(n != len(r.prompt) + r.length for n, r in zip(lengths, requests))
         self.traced = any(r.trace for r in requests)
-        self.stops_at_eos = any(r.eos_stop for r in requests)
+        self.stops_at_eos = has_canvases(self.model) or any(r.eos_stop for r in requests)
         # Rows can only ever be in the same state if they started from the same prompt.
         self.shared_prompts = len({r.prompt for r in requests}) < len(requests)
         repel = any(r.policy.repel for r in requests)
@@ -318,8 +269,12 @@ class Rows:
         return Window(positions, masked, predicted, text, index, row, column, count, state.start, state.end)
 
     def commit(self, window: Window, decision: Decision) -> None:
-        """Write what is committed. The other candidates stay what they are."""
+        """Write what is committed. The other candidates stay what they are, or become noise."""
         state, row, column = self.state, window.row, window.column
+        if decision.canvas is not None:
+            self._write_canvas(window, decision, decision.canvas)
+            state.step = state.step + 1
+            return
         chosen = decision.commit.flatten()[window.index]
         if decision.edit is not None:
             self._record_edits(window, decision, chosen)
@@ -334,6 +289,27 @@ class Rows:
             write(state.confidence, decision.confidence.flatten()[window.index])
             write(state.entropy, decision.entropy.flatten()[window.index])
         state.step = state.step + 1  # not in place: an observer may still hold the old one
+
+    def _write_canvas(self, window: Window, decision: Decision, canvas: Canvas) -> None:
+        """Write a canvas as the step left it, and note when its likeliest tokens changed and others were accepted."""
+        state, row, column = self.state, window.row, window.column
+        assert state.final is not None
+        assert state.accepted is not None
+        assert decision.entropy is not None
+        state.ids[row, column] = canvas.tokens.flatten()[window.index]
+        state.final[row, column] = canvas.ends[row]
+        if self.traced:
+            step = state.step[row].int()
+            changed = canvas.changed.flatten()[window.index]
+            for into, values in (
+                (state.commit_step, step),
+                (state.confidence, canvas.confidence.flatten()[window.index]),
+                (state.entropy, decision.entropy.flatten()[window.index]),
+            ):
+                into[row, column] = torch.where(changed, values, into[row, column])
+            since = state.accepted[row, column]
+            kept = torch.where(since < 0, step, since)
+            state.accepted[row, column] = torch.where(decision.commit.flatten()[window.index], kept, -1)
 
     def _record_edits(self, window: Window, decision: Decision, chosen: Tensor) -> None:
         """Note what is about to be overwritten, and make blocks final that this step leaves unchanged."""

@@ -14,6 +14,8 @@ from torch import Tensor
 from twotemp.engine.rows import Rows, Window, compact
 from twotemp.errors import UserError, unknown
 from twotemp.models.base import CachedDenoiser, Denoiser
+from twotemp.policies.choices import Embed
+from twotemp.policies.process import Decision
 
 CACHES = ("prefix", "dual")
 CacheKind = Literal["block", "prefix", "dual"]
@@ -22,11 +24,13 @@ CacheKind = Literal["block", "prefix", "dual"]
 class Runner(Protocol):
     """Computes the logits of a batch."""
 
+    embed: Embed | None  # what to make of predictions, for models that are conditioned on their own
+
     def logits(self, rows: Rows, window: Window) -> Tensor:
         """Return the logits [N, V] at the predicted positions of the window, row-major."""
         ...
 
-    def record_step(self, rows: Rows, window: Window) -> None:
+    def record_step(self, rows: Rows, window: Window, decision: Decision) -> None:
         """Note that the step with these logits was taken: its cost, and what the cache now holds."""
         ...
 
@@ -76,6 +80,8 @@ def runner_for(
 class UncachedRunner:
     """Computes the whole row at every step, exact for every model; the head only where something may be committed."""
 
+    embed: Embed | None = None
+
     def __init__(self, model: Denoiser) -> None:
         self.model = model
 
@@ -92,7 +98,7 @@ class UncachedRunner:
                 return distinct.spread(self.model.logits(ids[index], real, distinct.want(want, rows.width)))
         return self.model.logits(ids, real, want)
 
-    def record_step(self, rows: Rows, window: Window) -> None:
+    def record_step(self, rows: Rows, window: Window, decision: Decision) -> None:
         rows.state.forwards += 1
         rows.state.processed += rows.state.host_length
 
@@ -136,6 +142,8 @@ class WindowRunner:
     dual     approximate (Fast-dLLM): the same, but the columns after the block are frozen as well.
     """
 
+    embed: Embed | None = None
+
     def __init__(self, model: CachedDenoiser, rows: int, columns: int, kind: CacheKind) -> None:
         self.model = model
         self.kind = kind
@@ -159,7 +167,7 @@ class WindowRunner:
             logits.index_copy_(0, compact(member.to(self.model.device)[window.row], len(part)), part)
         return logits
 
-    def record_step(self, rows: Rows, window: Window) -> None:
+    def record_step(self, rows: Rows, window: Window, decision: Decision) -> None:
         begin, end, _ = self._span(rows, window)
         rows.state.forwards += 1
         rows.state.processed += end - begin

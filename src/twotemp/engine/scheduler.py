@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 
-from twotemp.engine.rows import columns_of, widths
+from twotemp.engine.requests import columns_of, widths
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser, LanguageModel
 from twotemp.models.weight_loading import free_bytes

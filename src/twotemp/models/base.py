@@ -22,7 +22,7 @@ ROLES = ("system", "user", "assistant")
 
 @runtime_checkable
 class Denoiser(Protocol):
-    """A masked diffusion LM q(x_0^k | x_t): for every masked position a distribution over tokens.
+    """A diffusion LM q(x_0^k | x_t): for every open position (a mask, or a random token) a distribution over tokens.
 
     Logits are *aligned to the position they predict*: a family whose network is trained with a shift
     (Dream) undoes it in its own file. Rows are token ids; text is handled outside, by the `tokenizer`.
@@ -30,7 +30,7 @@ class Denoiser(Protocol):
 
     name: str
     vocab_size: int  # width of the logits
-    mask_id: int
+    mask_id: int  # `records.NO_MASK`: there is none, open positions hold random tokens
     eos_ids: tuple[int, ...]  # end of text, end of turn: text is cut at the first of them
     forbidden_ids: tuple[int, ...]  # never to be written: the mask token, vocabulary rows without a token
     block_size: int | None  # None: fully bidirectional; else block-causal with blocks of this many positions
@@ -115,6 +115,7 @@ class LanguageModel(ABC):
     config: Mapping[str, Any]  # config.json as it was read
     # Optional; the defaults mean that nothing is known.
     lookback: int = 0  # how far before a position the network predicts it (Dream: 1)
+    canvases: bool = False  # writes canvases of `block_size` one after another, from the end of the prompt
     completes_blocks: bool = (
         True  # of a block-causal one: its sampler also writes what a last, partial block lacks
     )

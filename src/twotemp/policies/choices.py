@@ -32,7 +32,7 @@ _DREAM_EPS = 1e-3  # where Dream's time grid ends
 _DTYPES = {float: torch.float64, int: torch.int64}
 
 # What a score or a rule may ask for beyond the token and its confidence.
-Need = Literal["entropy", "margin", "probabilities", "top"]
+Need = Literal["entropy", "likeliest", "margin", "probabilities", "top"]
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,21 @@ class Prediction:
     probabilities: Tensor | None  # [N, V]: q itself
     log_top: Tensor | None  # [N]: log max_v q_v, whatever was drawn
     log_own: Tensor | None  # [N]: log q(the token that is written there), q untempered
+    likeliest: Tensor | None  # [N] int64: the argmax
+    soft: Tensor | None  # [N, D]: what `embed` makes of the distribution that the token was drawn from
+
+
+Embed = Callable[[Tensor], Tensor]  # [N, V] probabilities -> [N, D]
 
 
 def predict(
-    logits: Tensor, u: Tensor, row: Tensor, rules: TokenRules, needs: Set[Need], own: Tensor | None = None
+    logits: Tensor,
+    u: Tensor,
+    row: Tensor,
+    rules: TokenRules,
+    needs: Set[Need],
+    own: Tensor | None = None,
+    embed: Embed | None = None,
 ) -> Prediction:
     """Draw x ~ softmax(z / T_token) and report c = softmax(z)[x], the *untempered* probability of the token.
 
@@ -81,13 +92,15 @@ def predict(
         rules: How tokens are drawn, by row.
         needs: What to compute beyond the token and its confidence.
         own: [N], the tokens already written there, if their probability is needed.
+        embed: What to make of the distributions, for models that are conditioned on their own predictions. That of a
+            greedy draw is the untempered one.
     """
     tile = max(1, _TILE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     if len(logits) <= tile:
-        return _predict(logits, u, row, rules, needs, own)
+        return _predict(logits, u, row, rules, needs, own, embed)
     tiles = [slice(at, at + tile) for at in range(0, len(logits), tile)]
     parts = [
-        _predict(logits[part], u[part], row[part], rules, needs, None if own is None else own[part])
+        _predict(logits[part], u[part], row[part], rules, needs, None if own is None else own[part], embed)
         for part in tiles
     ]
     columns = zip(*([getattr(part, f.name) for f in fields(Prediction)] for part in parts))
@@ -95,14 +108,20 @@ def predict(
 
 
 def _predict(
-    logits: Tensor, u: Tensor, row: Tensor, rules: TokenRules, needs: Set[Need], own: Tensor | None
+    logits: Tensor,
+    u: Tensor,
+    row: Tensor,
+    rules: TokenRules,
+    needs: Set[Need],
+    own: Tensor | None,
+    embed: Embed | None,
 ) -> Prediction:
     if logits.dtype.itemsize < 4:  # sums over a vocabulary need more than half precision
         logits = logits.float()
     z = allowed(logits, row, rules)
     t_token = rules.t_token[row]
     peak = z.amax(-1, keepdim=True)
-    likeliest = z.argmax(-1) if rules.any_greedy else None
+    likeliest = z.argmax(-1) if rules.any_greedy or "likeliest" in needs else None
     shifted = z.sub_(peak)
     weights = torch.exp(shifted)
     total = weights.sum(-1)
@@ -117,7 +136,7 @@ def _predict(
     if rules.any_top_p:
         drawn = keep_top_p(drawn, rules.top_p[row])
 
-    if likeliest is None:
+    if likeliest is None or not rules.any_greedy:
         tokens = draw(drawn, u)
     else:
         tokens = torch.where(t_token > 0, draw(drawn, u), likeliest) if rules.any_drawn else likeliest
@@ -140,6 +159,8 @@ def _predict(
         q if "probabilities" in needs else None,
         log_top,
         None if own is None else (logits.gather(1, own[:, None]) - peak)[:, 0] - log_total,
+        likeliest if "likeliest" in needs else None,
+        None if embed is None else embed(drawn / drawn.sum(-1, keepdim=True)),
     )
 
 
@@ -244,6 +265,8 @@ class DrawnTokens:
     probabilities: Tensor | None = None  # [B, W, V]: q itself
     log_top: Tensor | None = None  # [B, W]: log max_v q_v, whatever was drawn
     log_own: Tensor | None = None  # [B, W]: log q(the token that is written there)
+    likeliest: Tensor | None = None  # [B, W] int64: argmax_v q_v
+    soft: Tensor | None = None  # [B, W, D]: what the model is conditioned on at the next step
 
 
 @dataclass(frozen=True)

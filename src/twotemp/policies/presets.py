@@ -14,7 +14,10 @@ from typing import Any
 from twotemp.errors import UserError, unknown
 from twotemp.records import PARAMETERS, Policy
 
-_EVERYWHERE = ("t_token", "top_k", "top_p", "eos", "repel")
+_EVERYWHERE = (
+    *("t_token", "top_k", "top_p", "eos", "repel"),
+    *("steps", "cooling", "stop_steps", "stop_entropy"),  # how a canvas of a model without a mask ends
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Preset:
     @property
     def settable(self) -> tuple[str, ...]:
         """The parameters that a user may set."""
-        return self.parameters + _EVERYWHERE
+        return tuple(dict.fromkeys(self.parameters + _EVERYWHERE))
 
     @property
     def experimental(self) -> bool:
@@ -176,6 +179,21 @@ PRESETS: dict[str, Preset] = {
             "all c > lambda and at least the K highest, c of the tempered and filtered q",
             "LLaDA-2's generate (T_token = 0 is greedy here; upstream's sampled at 1)",
             threshold=0.95,
+        ),
+        _preset(
+            _BEST,
+            "diffusion-gemma entropy_bound k t_pos",
+            "as eb, with H of the tempered q, T_token falling by the share `cooling` over the `steps` of a canvas; "
+            "what is not committed becomes random tokens, and the text is the likeliest tokens once they have stayed "
+            "the same for `stop_steps` steps with a mean H < `stop_entropy`; t_pos = 0 is upstream's",
+            "DiffusionGemma's generate (transformers)",
+            score="neg_entropy",
+            rule="entropy_bound",
+            confidence="drawn",
+            entropy_bound=0.1,
+            t_token=0.8,
+            cooling=0.5,
+            steps=48,
         ),
         # The order does not depend on the drawn token, or not at forks: other ways to diversity.
         _preset(

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,64 +15,11 @@ from twotemp import rng
 from twotemp.experimental.editing import EDITS, BlockText, choose_edits
 from twotemp.experimental.repulsion import Repulsion
 from twotemp.policies import choices
-from twotemp.policies.choices import DrawnTokens, StackedParameters
+from twotemp.policies.choices import DrawnTokens, StackedParameters, known
+from twotemp.policies.process import Decision, Memory, Noise, process_of
 from twotemp.records import Policy
 
-_STREAMS = (rng.Stream.TOKEN, rng.Stream.POSITION)
 _SINGLE = torch.finfo(torch.float32)
-
-
-@dataclass(frozen=True)
-class Noise:
-    """The noise of this step for each row: addressed, not drawn, so it does not depend on the batch."""
-
-    keys: Tensor  # [B] int64
-    step: Tensor  # [B] int64
-    positions: Tensor  # [B, W] int64
-
-    @cached_property
-    def _uniforms(self) -> Tensor:
-        """Uniforms of all streams, [S, B, W]: one computation starts fewer kernels than one for each."""
-        return rng.uniforms(self.keys, self.step, self.positions, _STREAMS)
-
-    def uniform(self, stream: rng.Stream) -> Tensor:
-        """Return uniforms in (0, 1), [B, W], of the choice of tokens or of positions."""
-        return self._uniforms[_STREAMS.index(stream)]
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What KL stability carries from step to step; other rules carry nothing."""
-
-    positions: Tensor  # [B, W]: which positions the rest is about
-    weights: Tensor  # [B, W, V] float32: the previous prediction, normalized
-    stable: Tensor  # [B, W] int64: for how many steps in a row the prediction has been stable
-
-    def take(self, index: Tensor) -> Memory:
-        """Return the memory of these rows."""
-        return Memory(self.positions[index], self.weights[index], self.stable[index])
-
-    def grow(self, rows: int, width: int) -> Memory:
-        """Return the memory with room for `rows` rows and blocks of `width`; nothing is known of the new entries."""
-        more, wider = rows - len(self.positions), width - self.positions.shape[1]
-        pad = torch.nn.functional.pad
-        return Memory(
-            pad(self.positions, (0, wider, 0, more), value=-1),
-            pad(self.weights, (0, 0, 0, wider, 0, more)),
-            pad(self.stable, (0, wider, 0, more)),
-        )
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The outcome of a step, [B, W]; meaningful where `masked` was True, or a token was edited."""
-
-    tokens: Tensor
-    commit: Tensor  # bool: the positions to write
-    confidence: Tensor  # of the drawn token
-    entropy: Tensor | None
-    log_norm: Tensor  # [N] of the predicted positions; not finite where the logits were not
-    edit: Tensor | None = None  # bool: those where a token was written before; None: the policies do not edit
 
 
 class PolicyBatch:
@@ -87,6 +33,8 @@ class PolicyBatch:
         eos_ids: Sequence[int] = (),
         forbidden_ids: Sequence[int] = (),
         mask_id: int | None = None,
+        vocab_size: int = 0,
+        embed: choices.Embed | None = None,
     ) -> None:
         """Stack the policies.
 
@@ -95,7 +43,9 @@ class PolicyBatch:
             device: Where their numbers are needed.
             eos_ids: End tokens, for policies that treat them specially.
             forbidden_ids: Tokens that no row may write.
-            mask_id: What a policy that remasks writes.
+            mask_id: What a policy that remasks writes; `records.NO_MASK`: the process is renoising.
+            vocab_size: Of the random tokens, if it is.
+            embed: See `choices.predict`.
         """
         first = policies[0]
         if any(p.structure != first.structure for p in policies):
@@ -104,8 +54,9 @@ class PolicyBatch:
         self.first_score = None if first.first_score == "same" else choices.SCORES[first.first_score]
         self.leftmost = first.fallback == "leftmost"
         self.edit = None if first.edit == "never" else EDITS[first.edit]
-        self.mask_id = mask_id
-        self.needs = frozenset(self.score.needs + self.rule.needs)
+        self.mask_id, self.embed = mask_id, embed
+        self.process = process_of(mask_id, vocab_size)
+        self.needs = frozenset(self.score.needs + self.rule.needs) | self.process.needs
         if self.first_score is not None:
             self.needs |= frozenset(self.first_score.needs)
         self.remembers = "probabilities" in self.rule.needs
@@ -117,13 +68,20 @@ class PolicyBatch:
             return torch.tensor(flags, device=device) if any(flags) else None
 
         self.eos_last = where(lambda p: p.eos == "last")
-        self.even_schedule = where(lambda p: p.steps > 0 and p.schedule == "even")
-        self.dream_schedule = where(lambda p: p.steps > 0 and p.schedule == "dream")
-        self.dream_exact_schedule = where(lambda p: p.steps > 0 and p.schedule == "dream-exact")
+        # On a canvas only a budget needs a schedule: other rules choose again at every step.
+        self.grows = self.process.renoises and first.rule == "budget"
+        scheduled = self.grows or not self.process.renoises
+        self.even_schedule = where(lambda p: scheduled and p.steps > 0 and p.schedule == "even")
+        self.dream_schedule = where(lambda p: scheduled and p.steps > 0 and p.schedule == "dream")
+        self.dream_exact_schedule = where(lambda p: scheduled and p.steps > 0 and p.schedule == "dream-exact")
+        self.any_cooling = any(p.cooling for p in policies)
+        # Whether `draw` and `choose` must be told how many steps a block has taken.
+        self.counts_steps = self.process.renoises or self.any_cooling or self.even_schedule is not None
         self.any_tempered = any(p.t_pos > 0 for p in policies)
         # Strictly left to right only the K leftmost masks can be committed.
         # (Samples that repel each other compare their predictions at every mask of the block.)
-        self.left_to_right = self.eos_last is None and all(p.left_to_right and not p.repel for p in policies)
+        left_to_right = all(p.left_to_right and not p.repel for p in policies)
+        self.left_to_right = self.eos_last is None and left_to_right and not self.process.renoises
         self.host_k = torch.tensor([p.k for p in policies])
         temperatures = [p.t_token for p in policies]
         if self.first_score is not None:
@@ -171,6 +129,7 @@ class PolicyBatch:
         index: Tensor,
         *,
         entropy: bool = False,
+        block_step: Tensor | None = None,
         text: BlockText | None = None,
     ) -> DrawnTokens:
         """Draw a token for every candidate (*what* to write).
@@ -181,6 +140,7 @@ class PolicyBatch:
             predicted: [B, W] bool.
             index: [N], the True entries of `predicted.flatten()`.
             entropy: Compute it even if no rule asks for it.
+            block_step: [B], steps taken in the active block so far, for temperatures that fall (None: 0).
             text: What is written in the block, for policies that edit.
         """
         own = None
@@ -190,9 +150,10 @@ class PolicyBatch:
             logits,
             noise.uniform(rng.Stream.TOKEN).flatten()[index],
             index // predicted.shape[1],
-            self._token_rules(noise.step),
+            self._token_rules(noise.step, block_step),
             self.needs | {"entropy"} if entropy else self.needs,
             own,
+            self.embed,
         )
 
         def spread(values: Tensor) -> Tensor:
@@ -214,13 +175,21 @@ class PolicyBatch:
             probabilities=optional(prediction.probabilities),
             log_top=optional(prediction.log_top),
             log_own=optional(prediction.log_own),
+            likeliest=optional(prediction.likeliest),
+            soft=optional(prediction.soft),
         )
 
-    def _token_rules(self, step: Tensor) -> choices.TokenRules:
-        """Return how tokens are drawn now: the first step of a row may have its own temperature."""
-        if self.first_score is None:
+    def _token_rules(self, step: Tensor, block_step: Tensor | None) -> choices.TokenRules:
+        """Return how tokens are drawn now: temperatures may fall in a block, and a row's first be another."""
+        if self.first_score is None and not self.any_cooling:
             return self.tokens
-        t_token = torch.where(step == 0, self.first_t_token, self.tokens.t_token)
+        t_token = self.tokens.t_token
+        if self.any_cooling and block_step is not None:
+            steps = self.parameters.steps.clamp_min(1)
+            share = torch.minimum(block_step, steps - 1) / steps
+            t_token = t_token * (1 - self.parameters.cooling * share).float()
+        if self.first_score is not None:
+            t_token = torch.where(step == 0, self.first_t_token, t_token)
         return replace(self.tokens, t_token=t_token)
 
     def choose(
@@ -240,7 +209,7 @@ class PolicyBatch:
             drawn: What `draw` returned.
             masked: [B, W] bool, the positions that may be committed.
             memory: What this method returned at the step before.
-            block_step: [B], steps taken in the active block so far, for schedules by block (None: 0).
+            block_step: [B], steps taken in the active block so far (None: 0); see `counts_steps`.
             text: What is written in the block, for policies that edit.
 
         Returns:
@@ -255,18 +224,25 @@ class PolicyBatch:
         late = self.eos_last
         if late is not None:
             late = late[:, None] & torch.isin(drawn.tokens, self.tokens.eos)
-        memory = self._remember(memory, drawn, masked) if self.remembers else None
+        carried = self._remember(memory, drawn, masked) if self.remembers else None
         order = choices.rank(score, masked, late)
-        stable = None if memory is None else memory.stable
+        stable = None if carried is None else carried.stable
         ranked = choices.Ranked(score, order, masked, late, drawn.entropy, stable, self.parameters)
         ready = self.rule.ready(ranked)
         if self.leftmost:
             order = choices.rank(-drawn.positions.double(), masked, late)
         if ready is not None and (self.leftmost or late is not None or not self.rule.takes_the_best):
             order = choices.first(ready, order)
-        commit = choices.commit(ready, masked, order, self._budget(noise.step, block_step, masked))
-        decision = Decision(drawn.tokens, commit, drawn.confidence, drawn.entropy, drawn.log_norm)
-        return decision if text is None else self._rewrite(decision, drawn, masked, text), memory
+        kept = self.process.kept(memory, drawn.positions) if self.grows else None
+        commit = choices.commit(ready, masked, order, self._budget(noise.step, block_step, masked, kept))
+        decision = Decision(
+            drawn.tokens, commit, drawn.confidence, drawn.entropy, drawn.log_norm, soft=drawn.soft
+        )
+        if text is not None:
+            decision = self._rewrite(decision, drawn, masked, text)
+        return self.process.close(
+            decision, noise, drawn, masked, self.parameters, block_step, memory, carried
+        )
 
     def _rewrite(self, decision: Decision, drawn: DrawnTokens, masked: Tensor, text: BlockText) -> Decision:
         """Return the decision with the tokens in doubt rewritten."""
@@ -278,29 +254,37 @@ class PolicyBatch:
             written = written.masked_fill(edit, self.mask_id)
         return replace(decision, tokens=written, commit=decision.commit | edit, edit=edit)
 
-    def _budget(self, step: Tensor, block_step: Tensor | None, masked: Tensor) -> Tensor:
-        """Return how many positions to commit at least, [B]: k, or with `steps` what the schedule says."""
+    def _budget(self, step: Tensor, block_step: Tensor | None, masked: Tensor, kept: Tensor | None) -> Tensor:
+        """Return how many positions to commit at least, [B]: k, or with `steps` what the schedule says.
+
+        On a canvas that many are added to those that were `kept` [B] at the step before.
+        """
         k = self.parameters.k
         if self.even_schedule is not None:
             taken = torch.zeros_like(step) if block_step is None else block_step
-            even = choices.even(masked.sum(1), self.parameters.steps, taken)
+            even = choices.even(_remaining(masked, kept), self.parameters.steps, taken)
             k = torch.where(self.even_schedule, even, k)
         if self.dream_schedule is not None:
-            dream = choices.dream(masked.sum(1), self.parameters.steps, step)
+            dream = choices.dream(_remaining(masked, kept), self.parameters.steps, step)
             k = torch.where(self.dream_schedule, dream, k)
         if self.dream_exact_schedule is not None:
-            exact = choices.dream_exact(masked.sum(1), self.parameters.steps, step)
+            exact = choices.dream_exact(_remaining(masked, kept), self.parameters.steps, step)
             k = torch.where(self.dream_exact_schedule, exact, k)
-        return k
+        return k if kept is None else k + kept
 
     def _remember(self, memory: Memory | None, drawn: DrawnTokens, masked: Tensor) -> Memory:
         """Compare predictions with the step before: stable where KL(q_now || q_before) < epsilon."""
-        at, now = drawn.positions, choices.known(drawn.probabilities)
+        at, now = drawn.positions, known(drawn.probabilities)
         if memory is None:
             return Memory(at, now, torch.zeros_like(at))
-        kl = (torch.special.xlogy(now, now) - torch.special.xlogy(now, memory.weights)).sum(-1)
+        kl = (torch.special.xlogy(now, now) - torch.special.xlogy(now, known(memory.weights))).sum(-1)
         still = masked & (at == memory.positions) & (kl < self.parameters.kl_bound[:, None])
-        return Memory(at, now, torch.where(still, memory.stable + 1, 0))
+        return Memory(at, now, torch.where(still, known(memory.stable) + 1, 0))
+
+
+def _remaining(masked: Tensor, kept: Tensor | None) -> Tensor:
+    """Return how many positions a budget does not have yet, [B]."""
+    return masked.sum(1) if kept is None else masked.sum(1) - kept
 
 
 def _float32(temperatures: Sequence[float], device: torch.device | str) -> Tensor:

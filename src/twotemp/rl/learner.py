@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from twotemp.engine.rows import DEFAULT_BLOCK
+from twotemp.engine.requests import DEFAULT_BLOCK
 from twotemp.engine.scheduler import CatchOutOfMemory
 from twotemp.errors import UserError
 from twotemp.likelihood import estimators

@@ -13,19 +13,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import version
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
-from twotemp.engine.entries import compact
 
+from twotemp.engine.rows import compact
 from twotemp.engine.scheduler import refuse_groups
 from twotemp.errors import UserError, unknown
 from twotemp.policies import parse
-from twotemp.policies.step import Memory, Noise, PolicyBatch
+from twotemp.policies.process import Memory, Noise
+from twotemp.policies.step import PolicyBatch
 from twotemp.records import Policy
 from twotemp.rng import row_key
 from twotemp_sglang import NAME
@@ -258,7 +260,7 @@ class TwoTempAlgorithm:
         for row, block in enumerate(blocks):
             block.write(*(plane[row].tolist() for plane in planes[:3]))
             if memory is not None:
-                block.memory = Memory(memory.positions[row], memory.weights[row], memory.stable[row])
+                block.memory = memory.each(itemgetter(row))
             if not planes[3, row, 0]:
                 _abort(block.req)
 
@@ -276,11 +278,10 @@ def _stack_memories(memories: Sequence[Memory | None]) -> Memory | None:
     known = next((memory for memory in memories if memory is not None), None)
     if known is None:
         return None
-    blank = Memory(
-        torch.full_like(known.positions, -1), torch.zeros_like(known.weights), torch.zeros_like(known.stable)
-    )
+    blank = replace(known.each(torch.zeros_like), positions=torch.full_like(known.positions, -1))
     rows = [memory or blank for memory in memories]
-    return Memory(*(torch.stack([getattr(row, name) for row in rows]) for name in vars(blank)))
+    names = [name for name, tensor in vars(blank).items() if tensor is not None]
+    return Memory(**{name: torch.stack([getattr(row, name) for row in rows]) for name in names})
 
 
 @lru_cache(maxsize=64)
