@@ -36,8 +36,8 @@ def tune(
     loading: options.LoadingOptions,
     decoding: options.DecodingOptions,
     working: DrawingOptions,
-    model: options.Model = "tiny",
     at: Annotated[str, "The goal: pass@16, or pass@NFE=200 (pass@k for 200 NFE per question)."] = "pass@16",
+    model: options.Model = "tiny",
     policies: Annotated[
         list[str],
         "The candidates. A name is tried over T_token, T_pos, lambda and K; parameters that are given are "

@@ -45,6 +45,14 @@ def grades(grader: Grader, items: Sequence[tuple[Problem, str]]) -> Iterator[Gra
         ) from error
 
 
+def answer_kind(problem: Problem) -> str:
+    """Return how a mathematical answer is written, "number" or "latex"."""
+    kind, kinds = problem.reference.get("kind", "number"), ("number", "latex")
+    if kind not in kinds:
+        raise unknown("kind of answer", kind, kinds)
+    return str(kind)
+
+
 @dataclass(frozen=True)
 class GraderEntry:
     """A built-in grader: its module and class, what it grades, and whether it has worker processes."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from twotemp.errors import unknown
-from twotemp.graders.base import Grader
+from twotemp.graders.base import Grader, answer_kind
 from twotemp.records import Grade, Problem
 
 _FIRST_BOXES = re.compile(r"\\boxed{(.*?)}")
@@ -44,21 +43,14 @@ class D1Grader(Grader):
         for problem, text in items:
             text = text[:_LONGEST]
             gold = str(problem.reference["answer"])
-            answer, rule = _read_number(text) if _is_number(problem) else _read_latex(text)
-            right = answer is not None and (
-                _same_number(gold, answer) if _is_number(problem) else _same_latex(gold, answer)
-            )
+            number = answer_kind(problem) == "number"
+            answer, rule = _read_number(text) if number else _read_latex(text)
+            same = _same_number if number else _same_latex
+            right = answer is not None and same(gold, answer)
             yield Grade("passed" if right else "failed", answer, rule)
 
     def same(self, problem: Problem, a: str, b: str) -> bool:
-        return float(a) == float(b) if _is_number(problem) else _same_latex(a, b)
-
-
-def _is_number(problem: Problem) -> bool:
-    kind = problem.reference.get("kind", "number")
-    if kind not in ("number", "latex"):
-        raise unknown("kind of answer", kind, ("number", "latex"))
-    return bool(kind == "number")
+        return float(a) == float(b) if answer_kind(problem) == "number" else _same_latex(a, b)
 
 
 def _as_number(text: str, which: int) -> str | None:

@@ -7,15 +7,15 @@ import re
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
-from twotemp.errors import UserError, unknown
+from twotemp.errors import UserError
 from twotemp.graders import quantities
+from twotemp.graders.base import answer_kind
 from twotemp.graders.extraction import final_answer
 from twotemp.graders.workers import Child, GraderWorker, PooledGrader, Verdict
 from twotemp.processes import minimal_environment, python_command
 from twotemp.records import Grade, Problem
 
 VERSION = "3"
-KINDS = ("number", "latex")
 LONGEST = 300  # characters of an answer; longer ones are not answers, and may be slow to parse
 SECONDS = 10.0  # to parse and compare one pair; the slowest real one seen takes 0.4 s on an idle machine
 START_SECONDS = 120.0  # importing sympy on a busy machine
@@ -83,9 +83,7 @@ class MathsGrader(PooledGrader[tuple[str, str]]):
 
 
 def _reference(problem: Problem) -> tuple[str, str]:
-    kind = problem.reference.get("kind", "number")
-    if kind not in KINDS:
-        raise unknown("kind of answer", kind, KINDS)
+    kind = answer_kind(problem)
     if "answer" not in problem.reference:
         raise UserError(f"problem {problem.id!r} has no reference answer; the maths grader needs `answer`")
     return str(problem.reference["answer"]), kind
