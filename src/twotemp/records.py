@@ -117,16 +117,12 @@ class Policy:
     t_token: Annotated[float, "token temperature, 0: greedy", "[0, inf)"] = 0.8
     first_t_token: Annotated[float, "token temperature of a first step with its own score", "[0, inf)"] = 0.8
     t_pos: Annotated[float, "position temperature", "[0, inf]"] = 0.0
-    k: Annotated[
-        int, "positions per step (budget), or the least number of them (other rules)", "[1, inf)"
-    ] = 1
+    k: Annotated[int, "positions per step (budget), or at least this many (other rules)", "[1, inf)"] = 1
     threshold: Annotated[float, "lambda", "[0, 1]"] = 1.0
     inclusive: Annotated[bool, "compare with >= instead of >"] = False
     entropy_bound: Annotated[float, "gamma", "[0, inf]"] = 0.0
     kl_bound: Annotated[float, "epsilon of KL stability", "[0, inf]"] = 0.0
-    kl_steps: Annotated[
-        int, "for how many steps in a row the prediction must have been stable", "[1, inf)"
-    ] = 1
+    kl_steps: Annotated[int, "steps in a row for which a prediction must be stable", "[1, inf)"] = 1
     edit_threshold: Annotated[float, "tau: when a written token is in doubt", "[0, 1]"] = 0.0
     edit_share: Annotated[float, "largest share of a block's tokens rewritten per step", "(0, 1]"] = 1.0
     edits: Annotated[int, "how often a position may be rewritten, so that rows end", "[0, inf)"] = 0

@@ -178,7 +178,7 @@ def watch_rows(setting: Setting, transport) -> tuple[list[str], Supervisor]:
 
 def evaluate_on(setting: Setting, transport) -> tuple[list[str], Supervisor]:
     with WorkerPool(transport, 1, load_text("tiny"), unit=5, hang_seconds=HANG_SECONDS) as pool:
-        return evaluate(setting, pool), pool.supervisor
+        return evaluate(setting, pool), pool
 
 
 def stream_http(setting: Setting, transport) -> tuple[list[str], Supervisor]:

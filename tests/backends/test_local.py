@@ -223,7 +223,7 @@ def test_a_row_that_does_not_fit_fails_alone():
 
 
 def test_a_service_without_slots_is_refused_at_once():
-    with pytest.raises(UserError, match="batch_size must be >= 1"):
+    with pytest.raises(UserError, match="batch_size must be an integer >= 1"):
         LocalService(ToyModel(), slots=0)
 
 

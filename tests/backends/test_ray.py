@@ -43,18 +43,18 @@ def test_nothing_is_lost_when_an_actor_fails(ray_cluster, tmp_path, how):
         def sample(self, requests):
             for number, sample in enumerate(pool.sample(requests)):
                 if number == 20 and how == "ray.kill":
-                    ray.kill(pool.supervisor._slots[0].link.actor)
+                    ray.kill(pool._slots[0].link.actor)
                 if number == 20 and how == "node removed":
                     ray_cluster.remove_node(ray_cluster.spare, allow_graceful=False)
                 yield sample
 
     with pool:
         if how == "node removed":
-            wait_for(lambda: pool.supervisor.ready == 2)  # both nodes have work
+            wait_for(lambda: pool.ready == 2)  # both nodes have work
         found = run(Struck(), tmp_path / "run")
     assert found == run(FreeBackend(), tmp_path / "here")
     assert len(list(marks.iterdir())) == (how in ("kill", "hang"))
-    assert (pool.supervisor.resent > 0) == (how != "never")
+    assert (pool.resent > 0) == (how != "never")
 
 
 def test_a_local_cluster_is_not_started_unless_it_may_be_reached():

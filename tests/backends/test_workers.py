@@ -42,7 +42,7 @@ def test_nothing_is_lost_or_comes_twice_when_a_worker_fails(tmp_path, marks, how
     with pool(Stumbling(marks, how), hang_seconds=2.0) as backend:
         found = run(backend, tmp_path / "run")
     assert len(list(marks.iterdir())) == 1, "it happened"
-    assert backend.supervisor.resent > 0
+    assert backend.resent > 0
     assert found == run(FreeBackend(), tmp_path / "here")
 
 
@@ -65,7 +65,7 @@ def test_a_killed_worker_changes_no_sample_of_a_real_engine(tmp_path, marks):
     with pool(Stumbling(marks, "kill", make=micro), text=model) as backend:
         assert_same(run(backend, tmp_path / "run"), expected)
     assert len(list(marks.iterdir())) == 1
-    assert backend.supervisor.resent > 0
+    assert backend.resent > 0
     assert_same(run(LocalBackend(model, batch_size=5), tmp_path / "other"), expected)
 
 
@@ -94,7 +94,7 @@ def test_requests_that_cost_three_workers_are_given_up_by_name(marks):
     ):
         list(backend.sample(requests(3)))
     assert len(list(marks.iterdir())) == 3
-    assert backend.supervisor.resent == 9
+    assert backend.resent == 9
 
 
 def test_workers_that_cannot_load_the_model_are_given_up(marks):
@@ -125,7 +125,7 @@ def test_a_mistake_of_the_users_is_raised_at_once(marks):
     ):
         list(backend.sample(requests(3)))
     assert len(list(marks.iterdir())) == 1
-    assert backend.supervisor.resent == 0
+    assert backend.resent == 0
 
 
 def test_after_a_mistake_the_next_requests_are_served(marks):
@@ -196,7 +196,7 @@ from twotemp.records import Request
 wanted = [Request("q", (1, 2), parse("ar"), length=8, index=index) for index in range(10**4)]
 transport = ProcessTransport(Stumbling(Path(sys.argv[1]), "hang", times=9))
 with WorkerPool(transport, 2, FreeText()) as backend:
-    print(*(slot.link.pid for slot in backend.supervisor._slots), flush=True)
+    print(*(slot.link.pid for slot in backend._slots), flush=True)
     for _ in backend.sample(wanted):
         pass
 """

@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Condition, Thread
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from twotemp import engine
-from twotemp.engine import Live, Observer, RowHandle, Written
+from twotemp.engine import EngineOptions, Live, Observer, RowHandle, Written
+from twotemp.engine.engine import check_options
 from twotemp.engine.scheduler import MOST_ROWS, fit_batch, gather, refuse_groups
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser, LanguageModel, language_model
 from twotemp.policies import policy
-from twotemp.records import Request, Sample, integer
+from twotemp.records import Request, Sample
 from twotemp.sampling.text import Prefix, chunks, finish
 
 log = logging.getLogger("twotemp")
@@ -114,20 +115,10 @@ class LocalBackend:
 
     workers = 1
 
-    def __init__(
-        self,
-        model: Denoiser,
-        *,
-        batch_size: int | None = None,
-        cache: str | None = None,
-        columns: int | None = None,
-        observer: Observer | None = None,
-    ) -> None:
-        """Keep a model and how to decode with it; the arguments are those of `twotemp.sample`."""
-        self.model, self.text, self.name = model, language_model(model), model.name
-        self._batch_size = None if batch_size is None else integer("batch_size", batch_size, least=1)
-        self._columns = None if columns is None else integer("columns", columns, least=1)
-        self._cache, self._observer = cache, observer
+    def __init__(self, model: Denoiser, **options: Unpack[EngineOptions]) -> None:
+        """Keep a model and how to decode with it."""
+        check_options(model, **options)
+        self.model, self.text, self.name, self._options = model, language_model(model), model.name, options
 
     @property
     def fingerprint(self) -> str:
@@ -142,15 +133,7 @@ class LocalBackend:
     ) -> Iterator[tuple[Request, Written | Sample]]:
         """Yield (request, sample) pairs; with `watch`, also the tokens written by each step before."""
         for chunk in chunks(requests):
-            for request, event in engine.events(
-                self.model,
-                chunk,
-                watch=watch,
-                batch_size=self._batch_size,
-                cache=self._cache,
-                columns=self._columns,
-                observer=self._observer,
-            ):
+            for request, event in engine.events(self.model, chunk, watch=watch, **self._options):
                 yield request, finish(self.text, request, event) if isinstance(event, Sample) else event
 
 

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 from twotemp.backends.local import Event
 from twotemp.backends.messages import AnyTransport
-from twotemp.backends.supervisor import HANG_SECONDS, LOAD_SECONDS, Supervisor
+from twotemp.backends.supervisor import HANG_SECONDS, Supervisor
 from twotemp.engine.scheduler import gather
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel
@@ -21,7 +21,7 @@ from twotemp.sampling.text import chunks
 UNIT, UNIT_BATCHES = 256, 4
 
 
-class WorkerPool:
+class WorkerPool(Supervisor):
     """A `Backend` whose model is loaded by workers. Use it as a context manager: the workers end with it."""
 
     def __init__(
@@ -33,7 +33,6 @@ class WorkerPool:
         batch_size: int | None = None,
         unit: int | None = None,
         hang_seconds: float = HANG_SECONDS,
-        load_seconds: float = LOAD_SECONDS,
     ) -> None:
         """Start the workers.
 
@@ -44,32 +43,11 @@ class WorkerPool:
             batch_size: The workers' batch size, if set.
             unit: Requests of a unit; None for enough to fill several batches.
             hang_seconds: See `Supervisor`.
-            load_seconds: See `Supervisor`.
         """
-        self.text, self.workers = text, workers
+        self.text = text
         self._unit = unit or max(UNIT, UNIT_BATCHES * (batch_size or 0))
         # A worker is sent its next unit when a quarter of the last one is left.
-        self.supervisor = Supervisor(
-            transport,
-            workers,
-            depth=self._unit // 4,
-            hang_seconds=hang_seconds,
-            load_seconds=load_seconds,
-        )
-
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.supervisor.close(drop=True)
-
-    @property
-    def name(self) -> str:
-        return self.supervisor.name
-
-    @property
-    def fingerprint(self) -> str:
-        return self.supervisor.fingerprint
+        super().__init__(transport, workers, depth=self._unit // 4, hang_seconds=hang_seconds)
 
     def sample(self, requests: Iterable[Request]) -> Iterator[Sample]:
         """See `Backend.sample`. Two units per worker are read ahead."""
@@ -79,7 +57,7 @@ class WorkerPool:
         try:
             while True:
                 while owed < ahead and (unit := next(units, None)) is not None:
-                    self.supervisor.submit_all(unit, events.put)
+                    self.submit_all(unit, events.put)
                     owed += len(unit)
                 if not owed:
                     return
@@ -91,7 +69,7 @@ class WorkerPool:
                 yield event
         finally:  # left early, or by an error: the rest is of no use to the caller
             if owed:
-                self.supervisor.cancel_all()
+                self.cancel_all()
 
 
 def cut(requests: Iterable[Request], size: int) -> Iterator[Sequence[Request]]:

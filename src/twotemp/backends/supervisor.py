@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from threading import Condition, Thread
 from time import monotonic
-from typing import Any
+from typing import Any, Self
 
 from twotemp.backends.local import Event, Handle, OnEvent
 from twotemp.backends.messages import (
@@ -91,7 +91,6 @@ class Supervisor:
         *,
         depth: int,
         hang_seconds: float = HANG_SECONDS,
-        load_seconds: float = LOAD_SECONDS,
     ) -> None:
         """Start the workers.
 
@@ -100,12 +99,10 @@ class Supervisor:
             workers: How many.
             depth: A worker is sent more while it owes at most this many requests; the rest waits in the driver.
             hang_seconds: Replace a worker that has work and has not taken a step for this long.
-            load_seconds: Replace a worker that has not loaded its model after this long.
         """
         self.workers = workers
         self.resent = 0  # requests that were owed by workers that were lost
-        self._transport, self._depth = transport, depth
-        self._hang_seconds, self._load_seconds = hang_seconds, load_seconds
+        self._transport, self._depth, self._hang_seconds = transport, depth, hang_seconds
         self._numbers = count()
         self._waiting: deque[Sequence[_Task]] = deque()
         self._changed = Condition()  # guards all of this; notified when `_card` or `_error` is set
@@ -122,7 +119,7 @@ class Supervisor:
         self._thread = Thread(target=self._run, name="twotemp-supervisor", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Supervisor:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -306,7 +303,7 @@ class Supervisor:
         return None if canceled else task
 
     def _check_clock(self, slot: _WorkerSlot, now: float) -> list[Delivery]:
-        limit = self._hang_seconds if slot.ready else self._load_seconds
+        limit = self._hang_seconds if slot.ready else LOAD_SECONDS
         if slot not in self._slots or now - slot.heard <= limit or (slot.ready and not slot.tasks):
             return []
         return self._replace(slot, f"{'no step' if slot.ready else 'no model loaded'} in {limit:g} s")

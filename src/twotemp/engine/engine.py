@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from typing import TypedDict, Unpack
 
 import torch
 
@@ -16,43 +17,23 @@ from twotemp.engine.runner import check_cache
 from twotemp.engine.scheduler import CatchOutOfMemory, Scheduler, check_whole, fit_batch, gather
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser
-from twotemp.records import Request, Sample
+from twotemp.records import Request, Sample, integer
 
 log = logging.getLogger("twotemp")
 
 
-def run(
-    model: Denoiser,
-    requests: Iterable[Request],
-    *,
-    batch_size: int | None = None,
-    cache: str | None = None,
-    columns: int | None = None,
-    observer: Observer | None = None,
-) -> Iterator[Sample]:
-    """Yield a sample of every request, as token ids, in the order in which they finish.
+class EngineOptions(TypedDict, total=False):
+    """How rows are decoded: keywords of `events`, which explains them."""
 
-    A sample depends on its request alone, not on the batch it was drawn in. Requests are trusted: they are checked
-    where they are created (`requests.check`, called by `sampling.text`).
+    batch_size: int | None
+    cache: str | None
+    columns: int | None
+    observer: Observer | None
 
-    Requests whose policies differ in structure (say LC and an entropy bound) are batched apart; numbers such as
-    T_pos may differ from row to row. Long rows go first, so that a batch holds rows of similar length.
 
-    Args:
-        model: The model.
-        requests: What to sample.
-        batch_size: Rows of a batch, at most. None takes what should fit into memory; if it does not, the batch is
-            halved and the run continues.
-        cache: None is exact; "prefix" and "dual" are Fast-dLLM's approximations for bidirectional models.
-        columns: Fixes the shape of every forward pass to `batch_size` rows of this many columns. In half precision,
-            rounding depends on the shape, so a sample depends on its request alone only if the shape is fixed.
-        observer: Sees every step, and may measure time; for instance a `Ledger`.
-
-    Returns:
-        An iterator over the samples, in the order in which rows finish.
-    """
-    pairs = events(model, requests, batch_size=batch_size, cache=cache, columns=columns, observer=observer)
-    return (event for _, event in pairs if isinstance(event, Sample))
+def run(model: Denoiser, requests: Iterable[Request], **options: Unpack[EngineOptions]) -> Iterator[Sample]:
+    """Yield a sample of every request, as token ids, in the order in which they finish: see `events`."""
+    return (event for _, event in events(model, requests, **options) if isinstance(event, Sample))
 
 
 def events(
@@ -65,14 +46,27 @@ def events(
     columns: int | None = None,
     observer: Observer | None = None,
 ) -> Iterator[tuple[Request, Written | Sample]]:
-    """Yield each request's sample with the request; requests are trusted: see `requests.check`.
+    """Yield each request with its sample, as token ids, in the order in which rows finish.
+
+    A sample depends on its request alone, not on the batch it was drawn in. Requests are trusted: they are checked
+    where they are created (`requests.check`, called by `sampling.text`).
+
+    Requests whose policies differ in structure (say LC and an entropy bound) are batched apart; numbers such as
+    T_pos may differ from row to row. Long rows go first, so that a batch holds rows of similar length.
 
     Args:
+        model: The model.
+        requests: What to sample.
         watch: Also yield what every step wrote into a row, before its sample.
-        batch_size, cache, columns, observer: See `run`.
+        batch_size: Rows of a batch, at most. None takes what should fit into memory; if it does not, the batch is
+            halved and the run continues.
+        cache: None is exact; "prefix" and "dual" are Fast-dLLM's approximations for bidirectional models.
+        columns: Fixes the shape of every forward pass to `batch_size` rows of this many columns. In half precision,
+            rounding depends on the shape, so a sample depends on its request alone only if the shape is fixed.
+        observer: Sees every step, and may measure time; for instance a `Ledger`.
     """
     waiting = list(requests)
-    _check_shape(model, cache, batch_size, columns)
+    check_options(model, batch_size, cache, columns)
     if not waiting:
         return iter(())
     structure = partial(_batch_key, model, columns)
@@ -91,11 +85,18 @@ def events(
     )
 
 
-def _check_shape(model: Denoiser, cache: str | None, batch_size: int | None, columns: int | None) -> None:
+def check_options(
+    model: Denoiser,
+    batch_size: int | None = None,
+    cache: str | None = None,
+    columns: int | None = None,
+    observer: Observer | None = None,
+) -> None:
+    """Raise a UserError for options that are no `EngineOptions` of this model."""
     check_cache(model, cache)
-    if batch_size is not None and batch_size < 1:
-        raise UserError(f"batch_size must be >= 1, not {batch_size}")
-    if columns is not None and (cache is not None or batch_size is None):
+    if batch_size is not None:
+        integer("batch_size", batch_size, least=1)
+    if columns is not None and integer("columns", columns, least=1) and (cache is not None or not batch_size):
         raise UserError(
             "columns fixes the shape of every forward pass: set batch_size as well, and leave cache out"
         )
@@ -145,16 +146,8 @@ class Live:
         *,
         observer: Observer | None = None,
     ) -> None:
-        """Create an engine without requests.
-
-        Args:
-            model: The model.
-            slots: Rows of each batch, at most.
-            cache: See `run`.
-            columns: See `run`.
-            observer: See `run`.
-        """
-        _check_shape(model, cache, slots, columns)
+        """Create an engine without requests; `slots` is the most rows of each batch, the rest is as in `events`."""
+        check_options(model, slots, cache, columns)
         self.model, self.slots, self.cache, self.columns = model, slots, cache, columns
         self.observer = observer or Observer()
         self._loops: dict[Hashable, _BatchLoop] = {}

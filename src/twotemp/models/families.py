@@ -22,17 +22,19 @@ from twotemp.models.native import OnLlama, OnQwen2, OnQwen3, OnQwen3Moe
 from twotemp.models.token_ids import Facts, PublishedIds
 from twotemp.models.transformer import Transformer
 
-_QWEN_ENDS, _QWEN_EOS = ("<|endoftext|>", "<|im_end|>"), (151_643, 151_645)
+_QWEN_ENDS = ("<|endoftext|>", "<|im_end|>")
+
+
+def _qwen_facts(family: str, sizes: tuple[int, ...], mask_id: int, **others: Any) -> Facts:
+    """Return the facts of a family with Qwen's tokenizer and the mask as its last token; see `PublishedIds`."""
+    published = PublishedIds(sizes, mask_id=mask_id, eos_ids=(151_643, 151_645), tokens=mask_id + 1)
+    return Facts(family, end_tokens=_QWEN_ENDS, published=published, **others)
 
 
 class Dream(OnQwen2):
     """Fully bidirectional, trained with a shift; also Dream-Coder and DiffuCoder."""
 
-    facts = Facts(
-        "Dream",
-        end_tokens=_QWEN_ENDS,
-        published=PublishedIds((152_064,), mask_id=151_666, eos_ids=_QWEN_EOS, tokens=151_667),
-    )
+    facts = _qwen_facts("Dream", (152_064,), mask_id=151_666)
     lookback = 1
 
     @classmethod
@@ -52,12 +54,8 @@ class FastDLLM(OnQwen2):
     published sampler always commits that one first; ours commits it like any other.
     """
 
-    facts = Facts(
-        "Fast_dLLM_Qwen",
-        end_tokens=_QWEN_ENDS,
-        published=PublishedIds((151_936, 152_064), mask_id=151_665, eos_ids=_QWEN_EOS, tokens=151_666),
-        blocks="always",
-        block_field="bd_size",
+    facts = _qwen_facts(
+        "Fast_dLLM_Qwen", (151_936, 152_064), mask_id=151_665, blocks="always", block_field="bd_size"
     )
     lookback = 1
 
@@ -65,11 +63,7 @@ class FastDLLM(OnQwen2):
 class RND1(OnQwen3Moe):
     """Fully bidirectional, with the shift of the autoregressive model it was made from."""
 
-    facts = Facts(
-        "rnd1",
-        end_tokens=_QWEN_ENDS,
-        published=PublishedIds((151_936,), mask_id=151_669, eos_ids=_QWEN_EOS, tokens=151_670),
-    )
+    facts = _qwen_facts("rnd1", (151_936,), mask_id=151_669)
     lookback = 1
 
 

@@ -9,10 +9,10 @@ from functools import wraps
 from html import escape
 from inspect import signature
 from pathlib import Path
-from typing import Any, ParamSpec, SupportsIndex, TypedDict, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, SupportsIndex, TypeVar, Unpack, overload
 
 from twotemp.backends.local import LocalBackend
-from twotemp.engine import Observer, Steps, StepView
+from twotemp.engine import EngineOptions, Observer, Steps, StepView
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser
 from twotemp.models.load import load_name
@@ -99,17 +99,13 @@ class StreamEvent:
     sample: Sample | None = None
 
 
-class InfillOptions(TypedDict, total=False):
+class InfillOptions(EngineOptions, total=False):
     """Keywords of `infill`, which `sample` explains."""
 
     ids: Sequence[str] | None
     stop: Sequence[str]
     trace: bool
-    batch_size: int | None
-    cache: str | None
-    columns: int | None
     on_step: Callable[[StepView], None] | None
-    observer: Observer | None
 
 
 class StreamOptions(InfillOptions, total=False):
@@ -267,25 +263,19 @@ def infill(
 def _prepare(
     model: Denoiser | str | Path,
     *prompting: *tuple[Prompt | Sequence[Prompt], Policy | str, int, int | None, int | None, int],
-    batch_size: int | None = None,
-    cache: str | None = None,
-    columns: int | None = None,
     on_step: Callable[[StepView], None] | None = None,
-    observer: Observer | None = None,
-    **prompt_options: Any,
+    **options: Any,
 ) -> tuple[LocalBackend, Iterator[Request]]:
-    """Return the backend and the requests of a call; what is not the backend's goes to `prompt_requests`."""
+    """Return the backend and the requests of a call; what is not the engine's goes to `prompt_requests`."""
+    decoding: Any = {name: options.pop(name) for name in EngineOptions.__annotations__ if name in options}
     if on_step is not None:
-        if observer is not None:
+        if decoding.get("observer") is not None:
             raise UserError(
                 "give on_step or an observer, not both: an observer's `step` is called with the same view"
             )
-        observer = Steps(on_step)
+        decoding["observer"] = Steps(on_step)
     model = load_name(model)
-    requests = prompt_requests(model, *prompting, **prompt_options)
-    return LocalBackend(
-        model, batch_size=batch_size, cache=cache, columns=columns, observer=observer
-    ), requests
+    return LocalBackend(model, **decoding), prompt_requests(model, *prompting, **options)
 
 
 def _in_order(
