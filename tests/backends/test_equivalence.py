@@ -232,11 +232,11 @@ def test_a_worker_frozen_by_a_signal_changes_no_row_of_an_http_stream(model, tmp
     """Unlike one that sleeps, a stopped process sends nothing at all, not even from its other threads."""
     (marks := tmp_path / "marks").mkdir()
     setting = Setting(model, tmp_path, request)
+    # Before the thread, which would wait in vain if the test is skipped for lack of Ray.
+    workers = setting.transport(transport, Stumbling(marks, "stop", after=6, make=tiny))
     with ThreadPoolExecutor(1) as watcher:
         stopped = watcher.submit(was_stopped, marks)
-        texts, service = stream_http(
-            setting, setting.transport(transport, Stumbling(marks, "stop", after=6, make=tiny))
-        )
+        texts, service = stream_http(setting, workers)
     assert stopped.result(), "the worker was stopped"
     assert len(list(marks.iterdir())) == 1
     assert service.resent > 0, "in the middle of a row"

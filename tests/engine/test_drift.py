@@ -83,7 +83,7 @@ def test_the_batch_size_changes_nothing(model):
     ("count", "length", "options", "message"),
     [
         (0, 8, {}, "nothing to compare"),
-        (1, 8, {"batch_size": 0}, "batch_size must be >= 1, not 0"),
+        (1, 8, {"batch_size": 0}, "batch_size must be an integer >= 1, not 0"),
     ],
 )
 def test_mistakes_are_named(model, count, length, options, message):

@@ -79,6 +79,6 @@ def test_a_shard_without_a_question_is_refused(tmp_path):
 
 def test_a_foreign_folder_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(UserError, match="holds something else than a run"):
+    with pytest.raises(UserError, match="holds something other than a run"):
         Evaluation(PLAN, tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]

@@ -261,7 +261,7 @@ def test_a_folder_of_another_kind_or_of_something_else_is_left_alone(tmp_path: P
             claim(tmp_path / "run", "grpo", RUN, step=step)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "todo.txt").write_text("")
-    with pytest.raises(UserError, match=r"something else than a run \(todo\.txt\)"):
+    with pytest.raises(UserError, match=r"something other than a run \(todo\.txt\)"):
         claim(tmp_path / "notes", "grpo", RUN)
     assert sorted(p.name for p in tmp_path.rglob("*.*")) == ["run.json", "todo.txt"]
 
@@ -295,11 +295,11 @@ def test_the_kind_of_a_folder(tmp_path: Path):
     with pytest.raises(UserError, match=f"one cell of a run; give the run: {tmp_path / 'evaluation'}"):
         expect(tmp_path / "evaluation" / "a@b", "evaluation")
     folders.write_json(tmp_path / "grpo" / "run.json", {**folders.identity.FORMAT, "kind": "x"})
-    with pytest.raises(UserError, match="'x', which this twotemp does not know"):
+    with pytest.raises(UserError, match=r"'x', which twotemp .* does not know"):
         kind_of(tmp_path / "grpo")
     for kind in (["x"], {"x": 1}, None):
         folders.write_json(tmp_path / "grpo" / "run.json", {**folders.identity.FORMAT, "kind": kind})
-        with pytest.raises(UserError, match="which this twotemp does not know"):
+        with pytest.raises(UserError, match=r"which twotemp .* does not know"):
             kind_of(tmp_path / "grpo")
     (tmp_path / "grpo" / "run.json").write_text("[" * 100_000)
     with pytest.raises(UserError, match=r"run\.json cannot be read"):

@@ -135,7 +135,7 @@ def test_the_embedded_denoiser_prefers_the_right_operation() -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(UserError, match="leave the system text out"):
         rewards.load("pll:tiny", system="think")
-    with pytest.raises(UserError, match="batch_size must be an integer >= 1"):
+    with pytest.raises(UserError, match="batch_size must be >= 1"):
         rewards.load("pll:tiny", batch_size=0)
     with pytest.raises(UserError, match="no model 'tinny'"):
         rewards.load("pll:tinny")

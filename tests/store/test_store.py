@@ -225,9 +225,9 @@ def test_foreign_folders_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"no run\.json"):
         Store.open(tmp_path / "nowhere")
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="something else than a run"):
+    with pytest.raises(UserError, match="something other than a run"):
         Store.create(tmp_path)
-    with pytest.raises(UserError, match="something else than a run"):
+    with pytest.raises(UserError, match="something other than a run"):
         Store.create(tmp_path / "notes.txt")
     for content, message in [
         ('{"format": "other"}', "not written by twotemp"),

@@ -11,7 +11,7 @@ from typing import Any
 from twotemp import tasks
 from twotemp.errors import UserError
 from twotemp.policies import parse, spell
-from twotemp.records import Policy, Problem
+from twotemp.records import Policy, Problem, integer
 from twotemp.serialization import read_yaml, record
 from twotemp.tasks import ProblemSet
 
@@ -30,7 +30,8 @@ class TaskChoice:
     allow_altered: bool = False  # accept a data file whose rows differ from the published ones
 
     def __post_init__(self) -> None:
-        _check_count(f"questions of {self.name}", self.questions)
+        if self.questions is not None:
+            integer(f"questions of {self.name}", self.questions, least=1)
 
     def problems(self) -> ProblemSet:
         """Load the problems, in the chosen order."""
@@ -65,9 +66,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name in ("n", "questions", "length", "block"):
-            _check_count(name, getattr(self, name))
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise UserError(f"seed must be an integer, not {self.seed!r}")
+            if getattr(self, name) is not None:
+                integer(name, getattr(self, name), least=1)
+        integer("seed", self.seed, least=None, most=None)
         if not self.tasks:
             raise UserError("no task given; name at least one, e.g. --tasks countdown-3")
         if not self.policies:
@@ -78,11 +79,6 @@ class Plan:
         ):
             if repeated := {name for name in names if names.count(name) > 1}:
                 raise UserError(f"{kind} {', '.join(sorted(repeated))} is given twice; name each once")
-
-
-def _check_count(name: str, value: int | None) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise UserError(f"{name} must be an integer >= 1, not {value!r}")
 
 
 # Fields that a plan has under the same name.

@@ -44,14 +44,14 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 
 
 def kind_of(folder: Path) -> RunKind | None:
-    """What kind of run a folder holds; None: it is not a run."""
+    """Return what kind of run a folder holds; None if it is not a run."""
     described = read_run(folder)
     if described is None:
         return None
     kind: RunKind = described.get("kind")  # type: ignore[assignment]
-    if kind not in list(KINDS):  # whatever it is: a damaged file may say anything
+    if kind not in list(KINDS):  # of any type: a damaged file may hold anything
         raise UserError(
-            f"{folder} holds {kind!r}, which this twotemp does not know; install the one that wrote it"
+            f"{folder} holds {kind!r}, which twotemp {__version__} does not know; install the version that wrote it"
         )
     return kind
 
@@ -80,27 +80,31 @@ def continued(
     free: Collection[str] = (),
     adjustable: Collection[str] = (),
 ) -> dict[str, Any]:
-    """run.json of this run in this folder, which may hold its beginning; anything else there is refused.
+    """Return run.json of a run that starts or continues in a folder; raise a UserError if it holds anything else.
 
-    free: names that may differ, as they do not change what is computed. adjustable: names that may differ, and the
-    change is recorded with the step after which it was made. A name covers all below it: `settings` covers
-    `settings.seed`. step: None where nothing is done yet that a change could contradict.
+    Args:
+        folder: The run directory.
+        kind: The kind of run.
+        identity: The settings, which must be those of the run in the folder.
+        step: The last finished step, recorded with changes; None if nothing is done yet that they could contradict.
+        free: Settings that may differ because they do not change what is computed. A name covers all below it:
+            `settings` covers `settings.seed`.
+        adjustable: Settings that may differ, where the change is recorded.
     """
-    # Listed first: of two processes that make a run the other may write run.json meanwhile, but nothing before it.
+    # Listed first: if two processes create a run, the other one may write run.json meanwhile, but nothing before it.
     others = _others(folder)
-    found = read_run(folder)
+    before = read_run(folder)
     now = {**FORMAT, "kind": kind, "twotemp": __version__, **to_json(identity)}
-    if found is None:
+    if before is None:
         if others:
             raise UserError(
-                f"{folder} holds something else than a run ({others[0]}); choose a new or an empty folder (--out)"
+                f"{folder} holds something other than a run ({others[0]}); choose a new or an empty folder (--out)"
             )
         return now
-    if found["kind"] != kind:
+    if before["kind"] != kind:
         expect(folder, kind)
     if step is None:
         return now
-    before = found
     changes = before.get("changes", [])
     different = differences(before, now)
     refuse(folder, KINDS[kind], {n: d for n, d in different.items() if not _covers((*free, *adjustable), n)})
