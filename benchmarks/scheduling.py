@@ -10,7 +10,7 @@ from benchmarks.measure import Contender, Spread, interleave, ratio, table
 from twotemp import tasks
 from twotemp.engine import Ledger, Observer, run
 from twotemp.engine.batch import Batch
-from twotemp.engine.requests import widths
+from twotemp.engine.scheduler import widths
 from twotemp.models.base import LanguageModel
 from twotemp.models.load import load
 from twotemp.policies import policy

@@ -8,7 +8,7 @@ import torch
 import twotemp
 from tests.helpers.toy import ToyModel
 from twotemp.engine import run, states
-from twotemp.engine.requests import check
+from twotemp.engine.scheduler import check
 from twotemp.errors import UserError
 from twotemp.policies import policy
 from twotemp.records import Request

@@ -8,7 +8,7 @@ import torch
 
 from twotemp.engine import Observer
 from twotemp.engine.batch import Batch
-from twotemp.engine.requests import widths
+from twotemp.engine.scheduler import widths
 
 
 def batch_of(model, wanted, cache=None) -> Batch:

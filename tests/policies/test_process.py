@@ -15,7 +15,7 @@ from tests.helpers.policy_steps import chi_square
 from tests.helpers.toy import FixedModel, UniformModel
 from twotemp import rng
 from twotemp.engine import Live, Steps, run
-from twotemp.engine.requests import check
+from twotemp.engine.scheduler import check
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse, policy
 from twotemp.records import NO_MASK, Policy, Request

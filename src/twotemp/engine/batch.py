@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from twotemp.engine.requests import block_of
 from twotemp.engine.rows import Rows, Window
 from twotemp.engine.runner import runner_for
+from twotemp.engine.scheduler import block_of
 from twotemp.errors import UserError
 from twotemp.experimental.repulsion import Repulsion
 from twotemp.models.base import Denoiser

@@ -12,9 +12,17 @@ from typing import TypedDict, Unpack
 import torch
 
 from twotemp.engine.batch import Batch, Observer, Written
-from twotemp.engine.requests import block_of, columns_of, widths
 from twotemp.engine.runner import check_cache
-from twotemp.engine.scheduler import CatchOutOfMemory, Scheduler, check_whole, fit_batch, gather
+from twotemp.engine.scheduler import (
+    CatchOutOfMemory,
+    Scheduler,
+    block_of,
+    check_whole,
+    columns_of,
+    fit_batch,
+    gather,
+    widths,
+)
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser
 from twotemp.records import Request, Sample, integer
@@ -49,7 +57,7 @@ def events(
     """Yield each request with its sample, as token ids, in the order in which rows finish.
 
     A sample depends on its request alone, not on the batch it was drawn in. Requests are trusted: they are checked
-    where they are created (`requests.check`, called by `sampling.text`).
+    where they are created (`scheduler.check`, called by `sampling.text`).
 
     Requests whose policies differ in structure (say LC and an entropy bound) are batched apart; numbers such as
     T_pos may differ from row to row. Long rows go first, so that a batch holds rows of similar length.

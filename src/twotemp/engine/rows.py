@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from twotemp import rng
-from twotemp.engine.requests import block_of, columns_of, has_canvases
+from twotemp.engine.scheduler import block_of, columns_of, has_canvases
 from twotemp.experimental.editing import BlockText
 from twotemp.experimental.repulsion import Repulsion, SampleGroups
 from twotemp.models.base import Denoiser

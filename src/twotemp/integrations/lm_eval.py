@@ -19,7 +19,7 @@ from lm_eval.utils import get_rolling_token_windows, hash_string, make_disjoint_
 from tqdm import tqdm
 
 from twotemp.backends.local import LocalBackend
-from twotemp.engine.requests import check
+from twotemp.engine.scheduler import check
 from twotemp.errors import UserError, unknown
 from twotemp.integrations.arguments import (
     answer_length,

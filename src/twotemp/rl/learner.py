@@ -17,8 +17,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from twotemp.engine.requests import DEFAULT_BLOCK
-from twotemp.engine.scheduler import CatchOutOfMemory
+from twotemp.engine.scheduler import DEFAULT_BLOCK, CatchOutOfMemory
 from twotemp.errors import UserError
 from twotemp.likelihood import estimators
 from twotemp.likelihood.queries import Completion, CompletionBatch, MaskedQueries, empty_query, log_q

@@ -95,7 +95,7 @@ def problem_requests(
         chat: Use the chat format; None where the model has one.
         tag: The tag of all requests.
     """
-    from twotemp.engine.requests import check  # torch, which the grading of stored samples does not need
+    from twotemp.engine.scheduler import check  # torch, which the grading of stored samples does not need
 
     last: Problem | None = None
     prompt: tuple[int, ...] = ()
@@ -149,7 +149,7 @@ def prompt_requests(
     All prompts are checked before the first request is made, and requests are made as they are needed. The arguments
     are those of `twotemp.sample`.
     """
-    from twotemp.engine.requests import check
+    from twotemp.engine.scheduler import check
     from twotemp.models.base import language_model
 
     text = language_model(model)

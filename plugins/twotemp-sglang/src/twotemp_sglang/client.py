@@ -23,8 +23,7 @@ from urllib.request import urlopen
 from twotemp.backends.pool import cut
 from twotemp.backends.supervisor import ATTEMPTS
 from twotemp.engine.batch import paper_nfe
-from twotemp.engine.requests import block_of
-from twotemp.engine.scheduler import refuse_groups
+from twotemp.engine.scheduler import block_of, refuse_groups
 from twotemp.errors import UserError, reading
 from twotemp.models.base import LanguageModel
 from twotemp.policies import policy
