@@ -5,7 +5,7 @@ Problem -> Request -> (engine) -> Sample -> (grader) -> Grade
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from numbers import Real
@@ -171,6 +171,21 @@ class Policy:
         """Whether every step writes the k leftmost masks, whatever the model says."""
         order = self.score, self.rule, self.first_score, self.edit, self.t_pos, self.steps
         return order == ("position", "budget", "same", "never", 0, 0)
+
+    # What a `twotemp.policies.Portfolio` has as well, so that callers need not tell the two apart.
+
+    @property
+    def components(self) -> tuple[Policy, ...]:
+        """The policies that draw samples: this one."""
+        return (self,)
+
+    def at(self, index: int) -> Policy:
+        """Return the policy of the sample with this index: itself."""
+        return self
+
+    def map(self, change: Callable[[Policy], Policy]) -> Policy:
+        """Return it changed."""
+        return change(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON data; T_pos = inf becomes "inf"."""

@@ -28,14 +28,14 @@ from twotemp.backends.supervisor import Supervisor
 from twotemp.backends.worker import ModelLoader
 from twotemp.evaluation import Evaluation, Plan, TaskChoice
 from twotemp.models.load import load_text
-from twotemp.policies import parse
+from twotemp.policies import parse_portfolio
 from twotemp.records import Problem
 from twotemp.sampling.text import prompt_names, prompt_requests
 from twotemp.tasks import ProblemSet
 
 PROMPT, POLICY, N, LENGTH, SEED = "20 10 15 -> 45", "tct:t_pos=0.3,t_token=1", 12, 24, 3
+PORTFOLIO = "2*lc:t_token=1 + tct:t_pos=0.3,t_token=1 + 2*tlc:t_pos=0.5,t_token=1"
 DOCUMENT = "task/7/0"  # lm-eval's requests are named after task, document and request
-BODY = {"prompt": PROMPT, "n": N, "max_tokens": LENGTH, "policy": POLICY, "seed": SEED}
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +43,16 @@ def model():
     return twotemp.load("tiny")
 
 
-def library(model, ids: list[str] | None = None) -> list[str]:
-    """Return the texts that `twotemp.sample` returns."""
+def body(policy: str) -> dict[str, Any]:
+    return {"prompt": PROMPT, "n": N, "max_tokens": LENGTH, "policy": policy, "seed": SEED}
+
+
+def library(model, policy: str = POLICY, ids: list[str] | None = None) -> list[str]:
+    """Return the texts that `twotemp.sample` returns; of a portfolio those of its components, drawn one by one."""
     options = {"n": N, "length": LENGTH, "seed": SEED, "chat": False, "ids": ids}
-    return [sample.text for sample in twotemp.sample(model, PROMPT, POLICY, **options)]
+    parsed = parse_portfolio(policy)
+    drawn = {c: twotemp.sample(model, PROMPT, c, **options) for c in parsed.components}
+    return [drawn[parsed.at(index)][index].text for index in range(N)]
 
 
 # --- every way to ask for samples -----------------------------------------------------------------------------
@@ -59,6 +65,7 @@ class Setting:
     model: Any
     folder: Path
     request: pytest.FixtureRequest
+    policy: str = POLICY
 
     def transport(self, name: str, make, beat: float = 0.0):
         """Return a transport to workers of this machine, or to actors of a Ray cluster."""
@@ -76,15 +83,22 @@ def evaluate(setting: Setting, backend) -> list[str]:
         toy_task.install(patch)
         task = replace(tasks.TASKS["toy"], load=lambda **options: ProblemSet((problem,), "one", "generated"))
         patch.setitem(tasks.TASKS, "toy", task)
-        plan = Plan((TaskChoice("toy"),), (parse(POLICY),), n=N, length=LENGTH, seed=SEED, chat=False)
+        plan = Plan(
+            (TaskChoice("toy"),),
+            (parse_portfolio(setting.policy),),
+            n=N,
+            length=LENGTH,
+            seed=SEED,
+            chat=False,
+        )
         with Evaluation(plan, setting.folder / "run") as evaluation:
-            (cell,) = evaluation.run_with(backend).cells()
-            return [sample.text for sample in sorted(cell.samples(), key=lambda sample: sample.index)]
+            samples = [s for cell in evaluation.run_with(backend).cells() for s in cell.samples()]
+            return [sample.text for sample in sorted(samples, key=lambda sample: sample.index)]
 
 
 def stream(setting: Setting) -> list[str]:
     texts = [""] * N
-    for event in twotemp.stream(setting.model, PROMPT, POLICY, N, LENGTH, seed=SEED, chat=False):
+    for event in twotemp.stream(setting.model, PROMPT, setting.policy, N, LENGTH, seed=SEED, chat=False):
         texts[event.index] += event.piece
     return texts
 
@@ -105,14 +119,14 @@ def eval_ray(setting: Setting) -> list[str]:
 
 def http(setting: Setting) -> list[str]:
     with client_of(setting.model) as client:
-        reply = client.post("/v1/completions", json=BODY).json()
+        reply = client.post("/v1/completions", json=body(setting.policy)).json()
     return [choice["text"] for choice in reply["choices"]]
 
 
 def serve_workers(setting: Setting) -> list[str]:
     service = Supervisor(setting.transport("process", tiny), 2, depth=4)
     with client_of(load_text("tiny"), service=service) as client:
-        reply = client.post("/v1/completions", json=BODY).json()
+        reply = client.post("/v1/completions", json=body(setting.policy)).json()
     return [choice["text"] for choice in reply["choices"]]
 
 
@@ -122,7 +136,7 @@ def lm_eval(setting: Setting) -> list[str]:
 
     from twotemp.integrations.lm_eval import TwoTemp
 
-    harness = TwoTemp(setting.model, policy=POLICY.replace(",", ";"), length=LENGTH, seed=SEED)
+    harness = TwoTemp(setting.model, policy=setting.policy.replace(",", ";"), length=LENGTH, seed=SEED)
     task, document, _ = DOCUMENT.split("/")
     instance = Instance("generate_until", {}, (PROMPT, {"until": []}), 0, metadata=(task, int(document), N))
     return harness.generate_until([instance] * N, disable_tqdm=True)
@@ -134,7 +148,7 @@ def inspect(setting: Setting) -> list[str]:
 
     from twotemp.integrations.inspect_ai import TwoTempAPI
 
-    api = TwoTempAPI("tiny", policy=POLICY.replace(",", ";"), length=LENGTH, chat=False)
+    api = TwoTempAPI("tiny", policy=setting.policy.replace(",", ";"), length=LENGTH, chat=False)
     try:
         config = GenerateConfig(num_choices=N, seed=SEED)
         output = asyncio.run(api.generate([ChatMessageUser(content=PROMPT)], [], "none", config))
@@ -146,11 +160,12 @@ def inspect(setting: Setting) -> list[str]:
 WAYS = [stream, eval_in_process, eval_workers, eval_ray, http, serve_workers, lm_eval, inspect]
 
 
+@pytest.mark.parametrize("policy", [POLICY, PORTFOLIO], ids=["policy", "portfolio"])
 @pytest.mark.parametrize("ask", WAYS)
-def test_the_same_requests_give_the_same_samples(model, tmp_path, request, ask):
-    expected = library(model, ids=[DOCUMENT] if ask is lm_eval else None)
+def test_the_same_requests_give_the_same_samples(model, tmp_path, request, ask, policy):
+    expected = library(model, policy, ids=[DOCUMENT] if ask is lm_eval else None)
     assert len(set(expected)) > 3, "the samples differ from each other"
-    assert ask(Setting(model, tmp_path, request)) == expected
+    assert ask(Setting(model, tmp_path, request, policy)) == expected
 
 
 # --- the same when a worker fails -----------------------------------------------------------------------------
@@ -160,7 +175,7 @@ HANG_SECONDS = 5.0
 
 def watch_rows(setting: Setting, transport) -> tuple[list[str], Supervisor]:
     """Submit requests as a server does, and put the texts together from the tokens of every step."""
-    requests = list(prompt_requests(setting.model, PROMPT, POLICY, N, LENGTH, seed=SEED, chat=False))
+    requests = list(prompt_requests(setting.model, PROMPT, setting.policy, N, LENGTH, seed=SEED, chat=False))
     with Supervisor(transport, 1, depth=4, hang_seconds=HANG_SECONDS) as service:
         _, events = submit(service, requests, watch=True)
         rows = collect(events, N, seconds=120)
@@ -187,7 +202,7 @@ def stream_http(setting: Setting, transport) -> tuple[list[str], Supervisor]:
     texts = [""] * N
     with (
         client_of(load_text("tiny"), service=service) as client,
-        client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as reply,
+        client.stream("POST", "/v1/completions", json=body(setting.policy) | {"stream": True}) as reply,
     ):
         for line in reply.iter_lines():
             if line.startswith("data: {"):

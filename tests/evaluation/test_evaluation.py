@@ -24,7 +24,7 @@ from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, Plan, Progress, TaskChoice, regrade, runner, work
 from twotemp.folders.files import FrameFile, read_batches
 from twotemp.models.load import load
-from twotemp.policies import parse
+from twotemp.policies import parse, parse_portfolio
 from twotemp.records import Grade, Request
 from twotemp.sampling import text as sampling_text
 
@@ -99,6 +99,19 @@ def test_more_questions_and_policies_may_be_added(model, tmp_path, whole):
     evaluate(model, replace(PLAN, questions=2, policies=POLICIES[:1]), tmp_path / "run")
     evaluate(model, PLAN, tmp_path / "run")
     assert rows(tmp_path / "run") == whole
+
+
+def test_a_portfolio_draws_only_its_places_and_what_its_components_lack(model, tmp_path, monkeypatch, whole):
+    portfolio = parse_portfolio("ar + tlc")
+    first = rows(evaluate(model, replace(PLAN, policies=(portfolio,)), tmp_path / "run"))
+    assert {(name.partition("@")[2], key.index) for name, key in first} == {("ar", 0), ("tlc", 1), ("tlc", 2)}
+    assert first.items() <= whole.items()
+    evaluate(model, replace(PLAN, policies=(*POLICIES, portfolio)), tmp_path / "run")
+    assert rows(tmp_path / "run") == whole
+    monkeypatch.setattr(engine, "events", never)
+    other = parse_portfolio("1*tct:threshold=0.3 + 1*ar")
+    evaluate(model, replace(PLAN, policies=(other, portfolio)), tmp_path / "run")
+    assert work.portfolios_of(tmp_path / "run") == [portfolio, other]
 
 
 def test_samples_that_repel_each_other_are_the_same_after_any_stop_and_stored_once(

@@ -41,7 +41,7 @@ def judge(sample: Sample) -> Grade:
 def evaluate(cell: Cell, n: int, shard: int = 0, of: int = 1, batch: int = 5) -> None:
     with cell.writer() as writer:
         todo = cell.missing(
-            QUESTIONS[shard::of], n
+            QUESTIONS[shard::of], range(n)
         )  # split by question, because the list of missing keys changes while others write
         for start in range(0, len(todo), batch):
             samples = [draw(*key, cell.config) for key in todo[start : start + batch]]

@@ -58,11 +58,11 @@ def test_infinite_temperature_survives(tmp_path: Path):
 
 
 def test_missing_lists_only_samples_that_are_not_stored(cell: Cell):
-    assert cell.missing(["a", "b"], 2) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    assert cell.missing(["a", "b"], range(2)) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
     with cell.writer() as writer:
         writer.samples([draw("a", 1), draw("b", 0)])
-    assert cell.missing(["a", "b"], 2) == [("a", 0), ("b", 1)]
-    assert cell.missing(["a"], 3) == [("a", 0), ("a", 2)]
+    assert cell.missing(["a", "b"], range(2)) == [("a", 0), ("b", 1)]
+    assert cell.missing(["a"], range(3)) == [("a", 0), ("a", 2)]
 
 
 def test_a_larger_n_adds_only_what_is_missing(cell: Cell):
@@ -205,7 +205,7 @@ def test_damage_is_an_error_that_names_the_cut(cell: Cell, place: float):
     subprocess.run(command, shell=True, check=True)  # the fix the message names
     assert [s.index for s in cell.samples()] == list(range(whole))
     evaluate(cell, 2)
-    assert not cell.missing(QUESTIONS, 2)
+    assert not cell.missing(QUESTIONS, range(2))
 
 
 def test_a_file_of_another_run_is_not_mixed_in(tmp_path: Path):

@@ -27,7 +27,7 @@ from twotemp.errors import UserError, unknown
 from twotemp.folders import replacing
 from twotemp.folders.files import TEMPORARY
 from twotemp.models.load import stored_parameters
-from twotemp.policies import parse
+from twotemp.policies import parse_portfolio
 from twotemp.records import Problem
 from twotemp.report.grpo import COMPARED, compare
 from twotemp.rl import results
@@ -98,7 +98,7 @@ def grpo(
     chosen = tasks.get(task)
     options = {**vars(rollouts), **vars(learning)}
     settings = GrpoSettings(
-        parse(policy),
+        parse_portfolio(policy),
         length=chosen.length if length is None else length,
         seed=seed,
         **{**options, **_recipe(recipe, model), **_given(options, context)},

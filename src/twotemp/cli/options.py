@@ -15,8 +15,7 @@ from twotemp.cli.console import say_cache
 from twotemp.errors import UserError, unknown
 from twotemp.evaluation import Plan, TaskChoice
 from twotemp.evaluation.plan import policies_in
-from twotemp.policies import parse
-from twotemp.records import Policy
+from twotemp.policies import AnyPolicy, parse_portfolio
 from twotemp.store import Store
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class TaskOptions:
     altered: Altered = False
     chat: Chat = None
 
-    def plan(self, decoding: DecodingOptions, policies: Sequence[Policy], **fields: Any) -> Plan:
+    def plan(self, decoding: DecodingOptions, policies: Sequence[AnyPolicy], **fields: Any) -> Plan:
         """Return the plan of an evaluation with these options and further fields."""
         return Plan(
             self.choices(),
@@ -114,12 +113,12 @@ class TaskOptions:
         )
 
 
-def split_policies(text: str) -> tuple[Policy, ...]:
-    """Parse a list such as `ar,tct:t_pos=0.1,threshold=0.6,@tuned.yaml`: two policies and those of a file."""
+def split_policies(text: str) -> tuple[AnyPolicy, ...]:
+    """Parse a list such as `ar,lc + tlc:t_pos=0.5,@tuned.yaml`: a policy, a portfolio and those of a file."""
     specs: list[str] = []
     for spec in split_specs(text):
         specs += policies_in(spec[1:]) if spec.startswith("@") else [spec]
-    return tuple(parse(spec) for spec in specs)
+    return tuple(parse_portfolio(spec) for spec in specs)
 
 
 def split_specs(text: str) -> list[str]:

@@ -14,8 +14,8 @@ from rich.table import Table
 from twotemp.cli import options
 from twotemp.cli.console import output, progress, say, show_log
 from twotemp.errors import UserError
-from twotemp.policies import parse
-from twotemp.records import Policy, Sample
+from twotemp.policies import AnyPolicy, Portfolio, parse, parse_portfolio
+from twotemp.records import Sample
 from twotemp.serialization import json_text
 
 
@@ -23,7 +23,10 @@ def sample(
     prompts: Annotated[list[str], typer.Argument(help="Prompts; `-` reads one per line from stdin.")],
     loading: options.LoadingOptions,
     model: options.Model = "tiny",
-    policy: Annotated[str, "A name from `twotemp policies`, or tct:t_pos=0.1,threshold=0.6."] = "tct",
+    policy: Annotated[
+        str,
+        "A name from `twotemp policies`, tct:t_pos=0.1,threshold=0.6, or a portfolio: lc + tlc:t_pos=0.5.",
+    ] = "tct",
     t_token: Annotated[float | None, "Token temperature; short for --policy NAME:t_token=…"] = None,
     t_pos: Annotated[
         float | None, "Position temperature, `inf` allowed; short for --policy NAME:t_pos=…"
@@ -56,6 +59,8 @@ def sample(
       twotemp sample --policy tlc --t-pos 1 -n 8 --length 12 "20 10 15 -> 45"
 
       twotemp sample --model GSAI-ML/LLaDA-8B-Instruct --device cuda --length 256 -n 8 "What is 7 * 8?"
+
+      twotemp sample --policy "lc + tlc:t_pos=0.5" -n 8 --length 12 "20 10 15 -> 45"
 
       cat prompts.txt | twotemp sample --json - > samples.jsonl
     """
@@ -119,8 +124,14 @@ def _prompts(arguments: list[str]) -> list[str]:
     return texts
 
 
-def _policy(spec: str, shortcuts: dict[str, Any]) -> Policy:
+def _policy(spec: str, shortcuts: dict[str, Any]) -> AnyPolicy:
     """Parse a policy with the parameters of --t-token, --t-pos, --threshold and -k added."""
+    if not shortcuts:
+        return parse_portfolio(spec)
+    if isinstance(parse_portfolio(spec), Portfolio):
+        raise UserError(
+            f"--policy {spec!r} has several policies: write the parameters of each after its name"
+        )
     name, _, parameters = spec.partition(":")
     spelled = {part.partition("=")[0].strip() for part in parameters.split(",")}
     for key in shortcuts:

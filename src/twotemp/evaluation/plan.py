@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from twotemp import tasks
 from twotemp.errors import UserError
-from twotemp.policies import parse, spell
+from twotemp.policies import AnyPolicy, parse_portfolio, spell
 from twotemp.records import Policy, Problem, integer
 from twotemp.serialization import read_yaml, record
 from twotemp.tasks import ProblemSet
@@ -53,7 +54,7 @@ class Plan:
     """What to draw. With a model's weights, it decides every sample."""
 
     tasks: tuple[TaskChoice, ...]
-    policies: tuple[Policy, ...]
+    policies: tuple[AnyPolicy, ...]
     n: int = 64  # samples per question
     questions: int | None = None  # take this many from the start of each task; None: all
     length: int | None = None  # tokens of an answer; None: the task's default
@@ -79,6 +80,14 @@ class Plan:
         ):
             if repeated := {name for name in names if names.count(name) > 1}:
                 raise UserError(f"{kind} {', '.join(sorted(repeated))} is given twice; name each once")
+
+    def indices(self) -> dict[Policy, list[int]]:
+        """Return which samples of each policy are needed: all n, or those it draws in portfolios."""
+        needed: dict[Policy, dict[int, None]] = defaultdict(dict)
+        for policy in self.policies:
+            for index in range(self.n):
+                needed[policy.at(index)][index] = None
+        return {policy: sorted(indices) for policy, indices in needed.items()}
 
 
 # Fields that a plan has under the same name.
@@ -113,7 +122,7 @@ class Experiment:
         """Return the plan, with other task choices if they are given."""
         return Plan(
             tasks=tuple(tasks or (TaskChoice(name) for name in self.tasks)),
-            policies=tuple(parse(spec) for spec in self.policies),
+            policies=tuple(parse_portfolio(spec) for spec in self.policies),
             **{name: getattr(self, name) for name in _SHARED},
         )
 

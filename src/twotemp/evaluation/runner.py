@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING
 from twotemp import graders, tasks
 from twotemp.errors import UserError
 from twotemp.evaluation.plan import Plan, TaskChoice
-from twotemp.evaluation.work import CellWork, Grading, LoadedTask, missing_chunks, record_data_files
+from twotemp.evaluation.work import (
+    CellWork,
+    Grading,
+    LoadedTask,
+    missing_chunks,
+    record_data_files,
+    record_portfolios,
+)
 from twotemp.folders import unbroken
 from twotemp.graders.base import Grader
-from twotemp.policies import spell
+from twotemp.policies import Portfolio, spell
 from twotemp.records import Grade, Policy, Request, Sample
 from twotemp.sampling.text import CHUNK, ProblemRequest, problem_requests
 from twotemp.store import Cell, Config, Store
@@ -62,6 +69,9 @@ class Evaluation(AbstractContextManager["Evaluation"]):
             record_data_files(
                 self.store.path, {c.name: (c.data, c.allow_altered) for c in plan.tasks if c.data is not None}
             )
+            record_portfolios(
+                self.store.path, [policy for policy in plan.policies if isinstance(policy, Portfolio)]
+            )
         except BaseException:
             self.close()
             raise
@@ -77,7 +87,8 @@ class Evaluation(AbstractContextManager["Evaluation"]):
     @property
     def samples(self) -> int:
         """How many samples of these tasks the run will hold, including those of earlier runs."""
-        return self.plan.n * len(self.plan.policies) * sum(len(loaded.problems) for loaded in self._tasks)
+        per_question = sum(map(len, self.plan.indices().values()))
+        return per_question * sum(len(loaded.problems) for loaded in self._tasks)
 
     @property
     def grader_names(self) -> dict[str, str]:
@@ -110,10 +121,11 @@ class Evaluation(AbstractContextManager["Evaluation"]):
     def run_with(self, backend: Backend, *, watch: ProgressCallback | None = None) -> Store:
         """Do what `run` does with any backend, which must use the plan's cache."""
         name, mark = backend.name, backend.fingerprint
+        # A portfolio has no cell: its samples are those of its components.
         cells = [
-            (loaded, self._cell(name, mark, loaded, policy))
+            (loaded, self._cell(name, mark, loaded, policy), indices)
             for loaded in self._tasks
-            for policy in self.plan.policies
+            for policy, indices in self.plan.indices().items()
         ]
         with ExitStack() as stack:
             works = [
@@ -121,11 +133,11 @@ class Evaluation(AbstractContextManager["Evaluation"]):
                     loaded,
                     cell,
                     stack.enter_context(cell.writer()),
-                    cell.missing(loaded.problems, self.plan.n),
+                    cell.missing(loaded.problems, indices),
                 )
-                for loaded, cell in cells
+                for loaded, cell, indices in cells
             ]
-            counter = _counter(works, self.plan.n, watch)
+            counter = _counter(works, self.samples, watch)
             with Grading(works, counter.graded) as grading:
                 self._draw(backend, works, counter, grading)
         return self.store
@@ -249,13 +261,12 @@ class _Unwritten:
             work.writer.samples(sample for sample in samples if sample.key not in work.writer)
 
 
-def _counter(works: Sequence[CellWork], n: int, watch: ProgressCallback | None) -> ProgressCounter:
+def _counter(works: Sequence[CellWork], all_samples: int, watch: ProgressCallback | None) -> ProgressCounter:
     """Return a counter that includes what earlier runs stored."""
     left = {(work.loaded.task.name, question): 0 for work in works for question in work.loaded.problems}
     for work in works:
         for question, _ in work.missing:
             left[work.loaded.task.name, question] += 1
-    all_samples = n * sum(len(work.loaded.problems) for work in works)
     counter = ProgressCounter(left, all_samples, (work.name for work in works), watch)
     for work in works:
         stored = work.cell.grades(work.loaded.grader.name).items()

@@ -12,11 +12,11 @@ from threading import Condition, Thread
 from typing import Any, TypeVar
 
 from twotemp import graders, tasks
-from twotemp.errors import UserError
+from twotemp.errors import UserError, reading
 from twotemp.evaluation.plan import TaskChoice
 from twotemp.folders import read_json, write_json
 from twotemp.graders.base import Grader, grades
-from twotemp.policies import spell
+from twotemp.policies import Portfolio, policy_from_dict, spell
 from twotemp.records import Grade, Problem, Sample
 from twotemp.sampling.text import CHUNK, ProblemRequest, answer
 from twotemp.store import Cell, Store, Writer
@@ -24,6 +24,7 @@ from twotemp.tasks import ProblemSet, Task
 from twotemp.tasks.data import imported
 
 DATA = "data.json"  # beside run.json: the local data files by task
+PORTFOLIOS = "portfolios.json"  # beside run.json
 
 
 def task_of(cell: Cell) -> Task:
@@ -95,6 +96,23 @@ def problems_of(
             f"{problems.digest[:12]}…); give the file it was drawn from: --data {config.task}=FILE"
         )
     return problems
+
+
+def record_portfolios(run: Path, portfolios: Iterable[Portfolio]) -> None:
+    """Record which portfolios a run holds the samples of: they have no cells, and a report should show them."""
+    recorded = portfolios_of(run)
+    if new := [portfolio for portfolio in portfolios if portfolio not in recorded]:
+        write_json(run / PORTFOLIOS, [portfolio.to_dict() for portfolio in [*recorded, *new]])
+
+
+def portfolios_of(run: Path) -> list[Portfolio]:
+    """Return the portfolios that a run records."""
+    file = run / PORTFOLIOS
+    if not file.exists():
+        return []
+    with reading(file, "it is damaged; remove it, and give the portfolios to `twotemp eval` again"):
+        portfolios = [policy_from_dict(entry) for entry in read_json(file)]
+    return [portfolio for portfolio in portfolios if isinstance(portfolio, Portfolio)]
 
 
 WRITE_GRADES = 64  # grades written together; a kill loses at most these

@@ -8,8 +8,7 @@ from typing import Any
 
 from twotemp.models.base import LanguageModel
 from twotemp.models.load import load
-from twotemp.policies import parse
-from twotemp.records import Policy
+from twotemp.policies import AnyPolicy, parse_portfolio
 
 log = logging.getLogger("twotemp")
 
@@ -19,12 +18,12 @@ def load_model(name: str, *, eos_id: int | None = None, **options: Any) -> Langu
     return load(name, eos_ids=None if eos_id is None else [eos_id], **options)
 
 
-def policy_of(spec: str) -> Policy:
-    """Return the policy of a spelling such as `tct:t_pos=0.2;threshold=0.6`.
+def policy_of(spec: str) -> AnyPolicy:
+    """Return the policy or portfolio of a spelling such as `tct:t_pos=0.2;threshold=0.6`.
 
     Both harnesses split their arguments at commas, so semicolons may separate the parameters.
     """
-    return parse(str(spec).replace(";", ","))
+    return parse_portfolio(str(spec).replace(";", ","))
 
 
 def device_of(device: str | None) -> str | None:
@@ -65,7 +64,7 @@ def answer_length(model: LanguageModel, prompt: Sequence[int], limit: int | None
 
 
 def origin(
-    model: LanguageModel, policy: Policy, block: int | None, seed: int, cache: str | None, compile: bool
+    model: LanguageModel, policy: AnyPolicy, block: int | None, seed: int, cache: str | None, compile: bool
 ) -> dict[str, Any]:
     """Return the settings that `twotemp import` needs, for the harness to store with the samples."""
     return {

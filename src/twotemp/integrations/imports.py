@@ -14,7 +14,7 @@ from typing import Any
 
 from twotemp.errors import UserError, reading, unknown
 from twotemp.folders import write_json
-from twotemp.policies import spell
+from twotemp.policies import policy_from_dict, spell
 from twotemp.records import Grade, Key, Policy, Problem, Sample
 from twotemp.serialization import json_text
 from twotemp.store import Config, Store
@@ -111,7 +111,7 @@ def lm_eval(paths: Sequence[Path], metric: str | None, verdicts: bool) -> Iterat
                 task = log.name.removeprefix("samples_").removesuffix(f"_{date}.jsonl")
                 rows = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
                 if any(name.startswith(f"{task}/") for name in records):  # others were scored, not sampled
-                    yield _lm_eval_task(task, origin, records, rows, metric, verdicts)
+                    yield from _lm_eval_task(task, origin, records, rows, metric, verdicts)
 
 
 def _lm_eval_task(
@@ -121,8 +121,8 @@ def _lm_eval_task(
     rows: Sequence[dict[str, Any]],
     metric: str | None,
     verdicts: bool,
-) -> HarnessCell:
-    """Return one task's samples, matched to lm-eval's documents.
+) -> Iterable[HarnessCell]:
+    """Return one task's samples, matched to lm-eval's documents; a portfolio's by component.
 
     Args:
         task: The task's name.
@@ -141,7 +141,16 @@ def _lm_eval_task(
     known = list(dict.fromkeys(f"{name},{row['filter']}" for row in rows for name in row["metrics"]))
     chosen = _choose("metric", metric, known) if verdicts else known[0]
     name, _, answer_filter = chosen.partition(",")
-    result = HarnessCell("lm-eval", task, origin, metric=f"lm-eval {chosen}" if verdicts else None)
+    drawn_by = policy_from_dict(origin["policy"])
+    results = {
+        policy: HarnessCell(
+            "lm-eval",
+            task,
+            {**origin, "policy": policy.to_dict()},
+            metric=f"lm-eval {chosen}" if verdicts else None,
+        )
+        for policy in drawn_by.components
+    }
     waiting = defaultdict(list)  # the requests of each prompt: documents may share a prompt
     for request, prompt in origin["prompts"].items():
         if request.startswith(f"{task}/") and request.endswith("/0"):
@@ -156,18 +165,18 @@ def _lm_eval_task(
         request = waiting[row["prompt_hash"]].pop(0)
         target = str(row["target"]).rpartition("####")[2].strip()  # GSM8K's mark of the answer
         arguments = row["arguments"]["gen_args_0"]
-        result.problems[request] = Problem(
-            request, task, arguments["arg_0"], {**row["doc"], "answer": target}
-        )
+        problem = Problem(request, task, arguments["arg_0"], {**row["doc"], "answer": target})
         prompt = tuple(origin["prompts"][request]["tokens"])
         for text, record in zip(row["resps"][0], records[request], strict=True):
-            sample = _sample(origin, record, prompt, text)
+            result = results[drawn_by.at(record["index"])]
+            result.problems[request] = problem
+            sample = _sample(result.origin, record, prompt, text)
             result.samples.append(sample)
             if verdicts:
                 filtered = row["filtered_resps"][0]
                 answer = filtered[0] if isinstance(filtered, list) else filtered
                 result.grades.append((sample.key, _grade(row[name], answer, chosen)))
-    return result
+    return [result for result in results.values() if result.samples]
 
 
 def _sample(

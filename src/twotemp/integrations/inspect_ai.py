@@ -24,7 +24,8 @@ from twotemp.backends import Event
 from twotemp.backends.local import LocalService
 from twotemp.errors import UserError
 from twotemp.integrations.arguments import answer_length, load_model, origin, policy_of
-from twotemp.records import Policy, Request, Sample
+from twotemp.policies import AnyPolicy
+from twotemp.records import Request, Sample
 from twotemp.sampling.text import Prompt, prompt_ids, prompt_names, prompt_requests
 
 POLICY = {"temperature": "t_token", "top_p": "top_p", "top_k": "top_k"}  # inspect's name -> ours
@@ -89,7 +90,9 @@ class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be inst
         (template,) = prompt_requests(
             self.model, [row], policy, 1, length, self.block, seed, ids=[name], stop=stop
         )
-        requests = [replace(template, index=first + choice) for choice in range(choices)]
+        requests = [
+            replace(template, index=index, policy=policy.at(index)) for index in range(first, first + choices)
+        ]
         samples = await asyncio.gather(*map(self._draw, requests))
         written = sum(len(sample.tokens) for sample in samples)
         return ModelOutput(
@@ -122,9 +125,10 @@ class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be inst
         finally:
             self._service.cancel(handle)
 
-    def _policy(self, config: GenerateConfig) -> Policy:
+    def _policy(self, config: GenerateConfig) -> AnyPolicy:
         options = {ours: getattr(config, name) for name, ours in POLICY.items()}
-        return replace(self.policy, **{name: value for name, value in options.items() if value is not None})
+        given = {name: value for name, value in options.items() if value is not None}
+        return self.policy.map(lambda policy: replace(policy, **given))
 
     def _address(self, row: Sequence[int], choices: int) -> tuple[str, int]:
         """Return the id of a request and its first index, which decide the noise of its samples.

@@ -165,7 +165,8 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
                 self._check(options)
                 templates[name] = self._template(name, context, options)
                 self._prompts[name] = {"hash": hash_string(context), "tokens": templates[name].prompt}
-            rows.append(replace(templates[name], index=repeats[name]))
+            index = repeats[name]
+            rows.append(replace(templates[name], index=index, policy=self.policy.at(index)))
             repeats[name] += 1
         samples = self._backend().sample(rows)
         bar = tqdm(samples, total=len(rows), disable=disable_tqdm, desc="twotemp samples")
@@ -182,7 +183,7 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
         for key in options:
             if key not in known:
                 raise unknown("generation argument", key, known)
-        if self._cached and _varies(self.policy) and not options.get("do_sample"):
+        if self._cached and any(map(_varies, self.policy.components)) and not options.get("do_sample"):
             raise UserError(
                 "--use_cache stores one text per prompt and would return it for every repeat; add "
                 "--gen_kwargs do_sample=True, which makes lm-eval ignore the stored text, or leave --use_cache out"
@@ -264,15 +265,16 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
         return score(self.model, contexts, targets, draws=self.draws, seed=self.seed, batch_size=size)
 
     def _greedy(self, pairs: Sequence[tuple[Row, Row]]) -> dict[tuple[Row, int], Row]:
-        """Return (context, length) -> the tokens that the policy writes without noise."""
+        """Return (context, length) -> the tokens that the (first) policy writes without noise."""
         if not self.greedy:
             return {}
+        first = self.policy.at(0)
         contexts = list(dict.fromkeys((context, len(target)) for context, target in pairs))
         requests = [
             Request(
                 id=str(number),
                 prompt=row,
-                policy=replace(_greedy(self.policy), k=min(self.policy.k, length)),
+                policy=replace(_greedy(first), k=min(first.k, length)),
                 length=length,
                 block=self.block,
             )

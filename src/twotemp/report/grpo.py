@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from twotemp.analysis import unique
 from twotemp.errors import UserError
 from twotemp.folders import disk_errors
-from twotemp.records import Policy
+from twotemp.policies import AnyPolicy, policy_from_dict
 from twotemp.report import style
 from twotemp.report.figures import SavedFigure, available, grid, legend, save, styled
 from twotemp.report.style import label as policy_label
@@ -55,7 +55,7 @@ class GrpoRun:
     name: str  # of its directory
     model: str
     task: str
-    policy: Policy
+    policy: AnyPolicy
     records: tuple[StepRecord, ...]
     evaluations: tuple[Checkup, ...]
 
@@ -78,7 +78,7 @@ def read(folder: Path) -> GrpoRun:
         folder.resolve().name,
         described["model"],
         described["task"],
-        Policy.from_dict(described["settings"]["policy"]),
+        policy_from_dict(described["settings"]["policy"]),
         records,
         tuple(results.read_checkups(folder)),
     )

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from twotemp.policies import PRESETS
+from twotemp.policies import PRESETS, AnyPolicy, Portfolio
 from twotemp.records import Policy
 
 _PAPER = {  # display name, colour, marker
@@ -45,9 +45,9 @@ def dataset(model: str, task: str, models: Collection[str]) -> str:
     return f"{task_name(task)}, {model_name(model)}" if len(set(models)) > 1 else task_name(task)
 
 
-def parameters(policy: Policy, hide: Collection[str] = ()) -> dict[str, Any]:
+def parameters(policy: AnyPolicy, hide: Collection[str] = ()) -> dict[str, Any]:
     """Return the parameters that a label shows: T_pos of a tempered policy, and all that differ from the preset."""
-    if policy.name not in PRESETS:
+    if isinstance(policy, Portfolio) or policy.name not in PRESETS:
         return {}
     preset = PRESETS[policy.name]
     return {
@@ -58,8 +58,10 @@ def parameters(policy: Policy, hide: Collection[str] = ()) -> dict[str, Any]:
     }
 
 
-def label(policy: Policy, *, plain: bool = False, hide: Collection[str] = ()) -> str:
+def label(policy: AnyPolicy, *, plain: bool = False, hide: Collection[str] = ()) -> str:
     """Return `TCT ($T_pos=0.1$)` for figures and LaTeX; plain: `TCT (t_pos=0.1)`, for terminals and Markdown."""
+    if isinstance(policy, Portfolio):
+        return policy.written(lambda component: label(component, plain=plain, hide=hide))
     return _labelled(policy.name, parameters(policy, hide), plain)
 
 
@@ -115,7 +117,7 @@ _OTHER = ("#56B4E9", "#332288", "#882255", "#117733", "#AA4499", "#999933", "#44
 TEMPERED = ("tlc", "tct")
 
 
-def line(policy: Policy) -> dict[str, Any]:
+def line(policy: AnyPolicy) -> dict[str, Any]:
     """Return the matplotlib line properties of a policy."""
     if policy.name in _PAPER:
         (_, colour, marker), dashes = _PAPER[policy.name], "-"
@@ -134,7 +136,7 @@ def line(policy: Policy) -> dict[str, Any]:
     }
 
 
-def ramp(policy: Policy, index: int, count: int) -> dict[str, Any]:
+def ramp(policy: AnyPolicy, index: int, count: int) -> dict[str, Any]:
     """Return the policy's line in shade `index` of `count`, from pale to dark."""
     base = line(policy)
     red, green, blue = (int(base["color"][i : i + 2], 16) for i in (1, 3, 5))

@@ -23,7 +23,8 @@ from torch import Tensor
 from twotemp.backends import Backend
 from twotemp.errors import UserError
 from twotemp.graders.base import Grader
-from twotemp.records import Grade, Policy, Problem, Sample
+from twotemp.policies import AnyPolicy
+from twotemp.records import Grade, Problem, Sample
 from twotemp.sampling.text import ProblemRequest, answer, problem_requests
 from twotemp.tasks import SOURCES, Task
 
@@ -107,7 +108,7 @@ def collect(
     backend: Backend,
     grader: Grader,
     problems: Mapping[int, Problem],
-    policy: Policy,
+    policy: AnyPolicy,
     rewards: Mapping[Reward, float],
     *,
     size: int,

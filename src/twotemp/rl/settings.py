@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from twotemp.errors import UserError
+from twotemp.policies import AnyPolicy, policy_from_dict
 from twotemp.records import Policy, integer, number
 from twotemp.serialization import record
 
@@ -59,7 +60,7 @@ class GrpoSettings(RolloutSettings, LearningSettings):
     The fields of the two parts are options of `twotemp grpo`; their annotations are its help.
     """
 
-    policy: Policy
+    policy: AnyPolicy
     length: int  # tokens of a completion
     seed: int = 0
 
@@ -67,12 +68,13 @@ class GrpoSettings(RolloutSettings, LearningSettings):
         from twotemp.likelihood import estimators
 
         estimator = estimators.get(self.likelihood)
-        estimator.check(self.policy)
-        if self.policy.repel:
-            raise UserError(
-                f"policy {self.policy.name} has repel={self.policy.repel:g}: its samples are not drawn from the "
-                "model's own predictions, and GRPO's likelihoods are of these; set repel=0"
-            )
+        for policy in self.policy.components:
+            estimator.check(policy)
+            if policy.repel:
+                raise UserError(
+                    f"policy {policy.name} has repel={policy.repel:g}: its samples are not drawn from the "
+                    "model's own predictions, and GRPO's likelihoods are of these; set repel=0"
+                )
         least = {"size": 2, "lora_rank": 0}
         whole = "length groups size batch_size draws iterations merge_steps micro_batch save_every lora_rank".split()
         for name in (*whole, "lora_alpha", *(["block"] if self.block is not None else [])):
@@ -87,12 +89,12 @@ class GrpoSettings(RolloutSettings, LearningSettings):
             number(name, getattr(self, name), "[0, inf)")
         if self.tokens_per_forward is not None:
             number("tokens_per_forward", self.tokens_per_forward, "[1, inf)")
-            if self.policy.rule != "threshold":
+            if not isinstance(self.policy, Policy) or self.policy.rule != "threshold":
                 raise UserError(
                     f"tokens_per_forward is held by moving lambda, which policy {self.policy.name!r} does not "
                     "have; use ct or tct, or leave it out"
                 )
-        if self.policy.t_token == 0 and self.policy.t_pos == 0:
+        if all(policy.t_token == 0 and policy.t_pos == 0 for policy in self.policy.components):
             raise UserError(
                 f"policy {self.policy.name!r} with t_token=0 and t_pos=0 draws every sample of a group the same, "
                 "so there is nothing to learn from; raise one of them"
@@ -105,7 +107,7 @@ class GrpoSettings(RolloutSettings, LearningSettings):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GrpoSettings:
         """Return the settings that `to_dict` wrote."""
-        return record(cls, {**data, "policy": Policy.from_dict(data["policy"])}, "the settings")
+        return record(cls, {**data, "policy": policy_from_dict(data["policy"])}, "the settings")
 
 
 # Settings by name; what is not here is the default. d1's are those of its training script for LLaDA-8B, without its

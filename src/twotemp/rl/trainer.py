@@ -119,7 +119,7 @@ class Trainer:
         self.rewards: dict[Reward, float] = {correct: 1.0, **extra_rewards}
         if settings.format_weight:
             self.rewards[answered] = settings.format_weight
-        self.state = State(threshold=settings.policy.threshold if settings.tokens_per_forward else None)
+        self.state = State(threshold=settings.policy.at(0).threshold if settings.tokens_per_forward else None)
         stream = dataset.training(settings.seed)  # before there is a folder: it may be refused
         if accelerator.is_main_process:
             held.enter_context(only_writer(out))
@@ -181,7 +181,7 @@ class Trainer:
         mine = dict(problems[accelerator.process_index :: accelerator.num_processes])
         policy = settings.policy
         if self.state.threshold is not None:
-            policy = replace(policy, threshold=self.state.threshold)
+            policy = replace(policy.at(0), threshold=self.state.threshold)
         with self.learner.sampling() as model:
             return collect(
                 self._backend(model),
@@ -206,7 +206,7 @@ class Trainer:
         numbers = accelerator.reduce(numbers.to(accelerator.device), "sum").cpu()
         means = results.summarise(numbers, settings.size, accelerator.num_processes)
         rows = settings.groups * settings.size
-        threshold = settings.policy.threshold if state.threshold is None else state.threshold
+        threshold = settings.policy.at(0).threshold if state.threshold is None else state.threshold
         controlled = state.threshold
         if controlled is not None and settings.tokens_per_forward is not None:
             controlled = next_threshold(controlled, means["tokens_per_forward"], settings.tokens_per_forward)

@@ -16,7 +16,8 @@ from twotemp.engine import EngineOptions, Observer, Steps, StepView
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser
 from twotemp.models.load import load_name
-from twotemp.records import PARAMETERS, Key, Policy, Request, Sample
+from twotemp.policies import AnyPolicy
+from twotemp.records import PARAMETERS, Key, Request, Sample
 from twotemp.sampling.text import Prefix, Prompt, prompt_requests
 
 P = ParamSpec("P")
@@ -139,7 +140,7 @@ def explain_keywords(function: Callable[P, R]) -> Callable[P, R]:
 def sample(
     model: Denoiser | str | Path,
     prompts: Prompt | Sequence[Prompt],
-    policy: Policy | str,
+    policy: AnyPolicy | str,
     n: int = 1,
     length: int | None = None,
     block: int | None = None,
@@ -167,7 +168,7 @@ def sample(
             last is kept for the next call. Load it yourself to choose its device or dtype.
         prompts: One or several; each is a text, a list of chat messages {"role": ..., "content": ...}, or token ids
             (a list, a NumPy array, a tensor).
-        policy: A `Policy`, or its spelling such as "tct:t_pos=0.2".
+        policy: A `Policy` or `Portfolio`, or its spelling such as "tct:t_pos=0.2" or "lc + tlc:t_pos=0.5".
         n: Samples per prompt.
         length: Tokens to generate; None for a quarter of the model's context, at least 32 and at most 256.
         block: Width of the semi-autoregressive blocks (32; a block-causal model has its own).
@@ -206,7 +207,7 @@ def sample(
 def stream(
     model: Denoiser | str | Path,
     prompts: Prompt | Sequence[Prompt],
-    policy: Policy | str,
+    policy: AnyPolicy | str,
     n: int = 1,
     length: int | None = None,
     block: int | None = None,
@@ -233,7 +234,7 @@ def stream(
 def infill(
     model: Denoiser | str | Path,
     texts: Prompt | Sequence[Prompt],
-    policy: Policy | str,
+    policy: AnyPolicy | str,
     n: int = 1,
     block: int | None = None,
     seed: int = 0,
@@ -262,7 +263,7 @@ def infill(
 
 def _prepare(
     model: Denoiser | str | Path,
-    *prompting: *tuple[Prompt | Sequence[Prompt], Policy | str, int, int | None, int | None, int],
+    *prompting: *tuple[Prompt | Sequence[Prompt], AnyPolicy | str, int, int | None, int | None, int],
     on_step: Callable[[StepView], None] | None = None,
     **options: Any,
 ) -> tuple[LocalBackend, Iterator[Request]]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from twotemp.errors import UserError
-from twotemp.policies import parse
+from twotemp.policies import AnyPolicy, Portfolio, parse_portfolio
 from twotemp.records import Finish, Policy, Problem, Request, Sample, first_eos, integer
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ProblemRequest:
     """One sample to draw of a problem."""
 
     problem: Problem
-    policy: Policy
+    policy: AnyPolicy  # a portfolio: its policy at `index`
     index: int = 0
     id: str | None = None  # of the request, which addresses its noise; None: the problem's
 
@@ -107,7 +107,7 @@ def problem_requests(
         request = Request(
             id=item.problem.id if item.id is None else item.id,
             prompt=prompt,
-            policy=item.policy,
+            policy=item.policy.at(item.index),
             length=length,
             block=block,
             seed=seed,
@@ -132,7 +132,7 @@ def answer(problem: Problem, text: str) -> str:
 def prompt_requests(
     model: Denoiser,
     prompts: Prompt | Sequence[Prompt],
-    policy: Policy | str,
+    policy: AnyPolicy | str,
     n: int = 1,
     length: int | None = None,
     block: int | None = None,
@@ -163,7 +163,7 @@ def prompt_requests(
         Request(
             id=name,
             prompt=row,
-            policy=chosen,
+            policy=chosen.at(0),
             length=_default_length(text, row) if length is None else integer("length", length),
             block=None if block is None else integer("block", block, least=1),
             seed=integer("seed", seed, least=None, most=None),
@@ -175,9 +175,10 @@ def prompt_requests(
         for name, row, digest, label in zip(names, rows, hashes, labels)
     ]
     for first in firsts:
-        check(first, model)
+        for component in chosen.components:
+            check(replace(first, policy=component), model)
     indices = range(integer("n", n, least=1, most=None))
-    return (replace(first, index=index) for first in firsts for index in indices)
+    return (replace(first, index=index, policy=chosen.at(index)) for first in firsts for index in indices)
 
 
 def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -221,11 +222,13 @@ def _label(prompt: Any, number: int, count: int) -> str:
     return f"the prompt {short}" if count == 1 else f"prompt {number} of {count}, {short}"
 
 
-def _policy(policy: Policy | str) -> Policy:
+def _policy(policy: AnyPolicy | str) -> AnyPolicy:
     if isinstance(policy, str):
-        return parse(policy)
-    if not isinstance(policy, Policy):
-        raise UserError(f'a policy is a Policy or a spelling such as "tct:t_pos=0.2", not {policy!r}')
+        return parse_portfolio(policy)
+    if not isinstance(policy, Policy | Portfolio):
+        raise UserError(
+            f'a policy is a Policy, a Portfolio or a spelling such as "tct:t_pos=0.2", not {policy!r}'
+        )
     return policy
 
 

@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 from twotemp.engine.scheduler import refuse_groups
 from twotemp.errors import UserError, unknown
 from twotemp.models.base import LanguageModel, Message
-from twotemp.policies import PRESETS, parse, policy
+from twotemp.policies import PRESETS, AnyPolicy, parse_portfolio, policy
 from twotemp.records import PARAMETERS, Policy, Request
 from twotemp.sampling.text import prompt_requests
 
@@ -94,7 +94,7 @@ class CompletionRequest:
 
     chat: bool
     rows: tuple[Request, ...]  # sample i of prompt j is at j * n + i
-    policy: Policy
+    policy: AnyPolicy
     seed: int
     stream: bool
     diffusing: bool
@@ -228,7 +228,7 @@ def _length(fields: Mapping[str, Any], chat: bool, limits: Limits) -> int | None
     return length
 
 
-def _policy(fields: Mapping[str, Any], limits: Limits) -> Policy:
+def _policy(fields: Mapping[str, Any], limits: Limits) -> AnyPolicy:
     """Return the named policy, with parameters from other fields; `temperature` is T_token."""
     spec = fields.get("policy", DEFAULT_POLICY)
     if not isinstance(spec, str) or len(spec) > limits.text:
@@ -240,19 +240,25 @@ def _policy(fields: Mapping[str, Any], limits: Limits) -> Policy:
         chosen = _chosen(spec, tuple(numbers), *numbers.values())
     except UserError as error:
         raise FieldError("policy", str(error)) from None
-    if chosen.edits > limits.edits:
+    if any(component.edits > limits.edits for component in chosen.components):
         raise FieldError("edits", f"edits must be at most {limits.edits}")
     return chosen
 
 
 @lru_cache(maxsize=256, typed=True)  # typed: 1 and 1.0 are equal, but only one of them is a K
-def _chosen(spec: str, names: tuple[str, ...], *values: Any) -> Policy:
-    """Return a policy, the same object for the same arguments: such rows are batched with less work."""
-    base = parse(spec)
-    spelled = {name: getattr(base, name) for name in PRESETS[base.name].settable}
-    chosen = policy(base.name, **spelled | dict(zip(names, values)))
-    refuse_groups(chosen, "a server")
-    return chosen
+def _chosen(spec: str, names: tuple[str, ...], *values: Any) -> AnyPolicy:
+    """Return a policy or portfolio, the same object for the same arguments: such rows are batched with less work.
+
+    The named parameters are set in every policy of a portfolio.
+    """
+
+    def change(base: Policy) -> Policy:
+        spelled = {name: getattr(base, name) for name in PRESETS[base.name].settable}
+        chosen = policy(base.name, **spelled | dict(zip(names, values)))
+        refuse_groups(chosen, "a server")
+        return chosen
+
+    return parse_portfolio(spec).map(change)
 
 
 def _number(name: str, value: Any) -> Any:

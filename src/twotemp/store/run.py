@@ -164,10 +164,10 @@ class Cell:
         """Yield key, costs and text of every sample, without tokens and trace: ten times faster to read."""
         return self._newest(parse_light)
 
-    def missing(self, questions: Iterable[str], n: int) -> list[tuple[str, int]]:
-        """Return (question, sample index) of the samples still to draw for n per question, question by question."""
+    def missing(self, questions: Iterable[str], indices: Sequence[int]) -> list[tuple[str, int]]:
+        """Return (question, sample index) of the samples that are still to draw, question by question."""
         have = {(row["request"], row["index"]) for row in self.light_rows()}
-        return [(q, i) for q in questions for i in range(n) if (q, i) not in have]
+        return [(q, i) for q in questions for i in indices if (q, i) not in have]
 
     def _newest(self, parse: Callable[[bytes], dict[str, Any]]) -> Iterator[dict[str, Any]]:
         seen: set[Key] = set()

@@ -86,7 +86,8 @@ def tune(
         spent.update((policy, measurement.spent) for policy, measurement in zip(policies, measurements))
         return measurements
 
-    rounds = race(plan.policies, measure, policy_distances, budget=budget, questions=len(ids))
+    candidates = [component for policy in plan.policies for component in policy.components]
+    rounds = race(candidates, measure, policy_distances, budget=budget, questions=len(ids))
     ranked = standings(rounds, policy_distances)
     return Tuned(goal, choice, backend.name, sum(spent.values()), rounds, ranked)
 

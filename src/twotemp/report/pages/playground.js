@@ -69,7 +69,7 @@ async function copy(text, what) {
   catch { window.prompt("Copy this:", text); }
 }
 const quoted = (text) => JSON.stringify(text);
-const withToken = (panel) => panel.spec + (panel.spec.includes(":") ? "," : ":") + `t_token=${$("#t").value}`;
+const withToken = (panel) => panel.spec.split(ENTRIES).map((entry) => entry.trim() + (entry.includes(":") ? "," : ":") + `t_token=${$("#t").value}`).join(" + ");
 const python = () => `import twotemp
 
 model = twotemp.load(${quoted(about.model)})

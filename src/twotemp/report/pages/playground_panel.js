@@ -19,10 +19,12 @@ const asCell = (commits) => {
   return {text: done ? last.text : "", step: done ? last.step : Infinity, confidence: last?.surely, ...(before.length ? {before} : {})};
 };
 
+const PORTFOLIO = "portfolio", ENTRIES = /\+(?=\s*(?:\d+\s*\*\s*)?[A-Za-z])/;  // between policies; not the plus of 1e+6
+
 class Panel {
   constructor(side, spec) {
     this.side = side; this.rows = []; this.grades = new Map(); this.chosen = 0; this.step = 0; this.timer = null; this.due = false; this.follow = true;
-    this.policy = make("select", {"aria-label": `Policy ${side.toUpperCase()}`}, ...Object.keys(about.policies).map((p) => make("option", {value: p}, p.toUpperCase())));
+    this.policy = make("select", {"aria-label": `Policy ${side.toUpperCase()}`}, ...Object.keys(about.policies).map((p) => make("option", {value: p}, p.toUpperCase())), ...(source.live ? [] : [make("option", {value: PORTFOLIO}, PORTFOLIO)]));
     this.controls = make("div", {class: "controls"});
     this.formula = make("p", {class: "formula"});
     this.canvas = make("div", {class: "canvas", role: "group", "aria-label": "Canvas"});
@@ -44,8 +46,9 @@ class Panel {
     this.policy.addEventListener("change", () => { this.parameters({}); run(); });
     this.slider.addEventListener("input", () => { this.stop(); this.follow = false; this.show(+this.slider.value); });
     this.play.addEventListener("click", () => this.timer ? this.stop() : this.start());
-    const [name, rest] = [spec.split(":")[0], spec.split(":")[1] || ""];
-    this.policy.value = name in about.policies ? name : "tct";
+    const [name, rest] = [spec.split(":")[0], spec.split(":")[1] || ""], portfolio = !source.live && ENTRIES.test(spec);
+    this.spelling = portfolio ? spec : "lc + tlc:t_pos=0.5";
+    this.policy.value = portfolio ? PORTFOLIO : name in about.policies ? name : "tct";
     this.parameters(Object.fromEntries(rest.split(",").filter(Boolean).map((part) => part.split("="))));
   }
 
@@ -53,6 +56,13 @@ class Panel {
     const preset = about.policies[this.policy.value];
     this.values = {};
     this.controls.replaceChildren(make("label", {}, "policy", this.policy));
+    if (!preset) {
+      const input = make("input", {type: "text", size: 32, value: this.spelling});
+      input.addEventListener("change", () => { this.spelling = input.value; run(); });
+      this.controls.append(make("label", {}, "policies in the order of the samples", input));
+      this.formula.textContent = "Each sample by the policy at its place; the last policy draws all that follow. With counts: 3*ct + tct.";
+      return;
+    }
     for (const name of [...preset.parameters].sort((x, y) => (y === "t_pos") - (x === "t_pos"))) {
       this.values[name] = given[name] ?? preset.defaults[name];
       if (name === "t_pos") {
@@ -83,10 +93,11 @@ class Panel {
 
   get spec() {
     const preset = about.policies[this.policy.value];
+    if (!preset) return this.spelling;
     const changed = Object.entries(this.values).filter(([name, value]) => plain(value) !== plain(preset.defaults[name]));
     return this.policy.value + (changed.length ? ":" + changed.map(([name, value]) => `${name}=${plain(value)}`).join(",") : "");
   }
-  get title() { return this.policy.value.toUpperCase() + ("t_pos" in this.values ? ` ${shown(this.values.t_pos)}` : ""); }
+  get title() { return this.policy.value === PORTFOLIO ? this.spelling : this.policy.value.toUpperCase() + ("t_pos" in this.values ? ` ${shown(this.values.t_pos)}` : ""); }
 
   begin(n, length) {
     this.stop();

@@ -1,0 +1,119 @@
+"""A portfolio: which policy draws which sample of a prompt.
+
+Sample i is exactly the one that policy `at(i)` draws at index i, so stored samples of the components are those of the
+portfolio. They are ordered, not exchangeable: the first k are the same portfolio, a random subset is another one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from twotemp.errors import UserError
+from twotemp.policies import presets
+from twotemp.records import Policy, integer
+
+_NEXT = re.compile(r"\+(?=\s*(?:\d+\s*\*\s*)?[A-Za-z])")  # not the plus of 1e+06
+_ENTRY = re.compile(r"\s*(?:(\d+)\s*\*)?(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Portfolio:
+    """Policies with the number of samples that each draws, in the order of the sample index.
+
+    `parse_portfolio` makes one, in canonical form: neighbours differ.
+    """
+
+    entries: tuple[tuple[int, Policy], ...]
+    cycle: bool = (
+        False  # after the last entry start again; otherwise the last policy draws all further samples
+    )
+
+    def __post_init__(self) -> None:
+        for count, policy in self.entries:
+            integer("the count of a portfolio's policy", count, least=1)
+            if policy.repel:
+                raise UserError(
+                    f"policy {presets.spell(policy)} cannot be part of a portfolio: its samples depend on those "
+                    "before them; set repel=0"
+                )
+
+    @property
+    def name(self) -> str:
+        """Its spelling."""
+        return spell(self)
+
+    @property
+    def components(self) -> tuple[Policy, ...]:
+        """The policies that draw samples, in the order of their first one."""
+        return tuple(dict.fromkeys(policy for _, policy in self.entries))
+
+    def at(self, index: int) -> Policy:
+        """Return the policy that draws the sample with this index."""
+        left = index % sum(count for count, _ in self.entries) if self.cycle else index
+        for count, policy in self.entries:
+            if left < count:
+                return policy
+            left -= count
+        return self.entries[-1][1]
+
+    def map(self, change: Callable[[Policy], Policy]) -> Policy | Portfolio:
+        """Return the portfolio of the changed policies."""
+        return _canonical([(count, change(policy)) for count, policy in self.entries], self.cycle)
+
+    def written(self, name: Callable[[Policy], str]) -> str:
+        """Return it as a sum of names with their counts, as in `3*ct + tct`."""
+        last = len(self.entries) - 1
+        return " + ".join(
+            name(policy) if count == 1 and not (self.cycle and number == last) else f"{count}*{name(policy)}"
+            for number, (count, policy) in enumerate(self.entries)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        return {"cycle": self.cycle, "entries": [[count, policy.to_dict()] for count, policy in self.entries]}
+
+
+AnyPolicy = Policy | Portfolio
+
+
+def policy_from_dict(data: Mapping[str, Any]) -> AnyPolicy:
+    """Return the policy or portfolio whose `to_dict` this is."""
+    if "entries" not in data:
+        return Policy.from_dict(data)
+    entries = [(count, Policy.from_dict(policy)) for count, policy in data["entries"]]
+    return _canonical(entries, data["cycle"])
+
+
+def parse_portfolio(spec: str) -> AnyPolicy:
+    """Return the portfolio of a spelling, or the policy if it names a single one.
+
+    `lc + tlc:t_pos=0.5`: the first sample by LC, all others by TLC. An entry without a count has one sample, and the
+    last one all that follow. `3*ct + 5*tct`: the last entry has a count too, so the eight samples repeat.
+
+    >>> portfolio = parse_portfolio("lc + 2*tlc:t_pos=0.5 + ar")
+    >>> [portfolio.at(index).name for index in range(5)]
+    ['lc', 'tlc', 'tlc', 'ar', 'ar']
+    """
+    parts = [_ENTRY.fullmatch(part) for part in _NEXT.split(spec)]
+    counts, specs = zip(*(part.groups() for part in parts if part))
+    entries = [(int(count or 1), presets.parse(policy)) for count, policy in zip(counts, specs)]
+    return _canonical(entries, cycle=counts[-1] is not None)
+
+
+def spell(given: AnyPolicy) -> str:
+    """Return the shortest spelling that `parse_portfolio` reads as this policy or portfolio."""
+    return presets.spell(given) if isinstance(given, Policy) else given.written(presets.spell)
+
+
+def _canonical(entries: list[tuple[int, Policy]], cycle: bool) -> AnyPolicy:
+    """Return a portfolio whose neighbours differ; a policy if it is the only one."""
+    runs: list[tuple[int, Policy]] = [
+        (sum(count for count, _ in run), policy) for policy, run in groupby(entries, lambda entry: entry[1])
+    ]
+    if len(runs) == 1:
+        return runs[0][1]
+    return Portfolio(tuple(runs if cycle else [*runs[:-1], (1, runs[-1][1])]), cycle)
