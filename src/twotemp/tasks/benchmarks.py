@@ -8,57 +8,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import replace
 
 from twotemp.errors import UserError
 from twotemp.tasks.base import Task
-from twotemp.tasks.data import DataRow, PublishedFile, Subset, benchmark
+from twotemp.tasks.data import PUBLISHED, DataRow, Subset, benchmark
 
-GSM8K = PublishedFile(
-    hub="openai/gsm8k",
-    file="main/test-00000-of-00001.parquet",
-    fields=("question", "answer"),
-    rows=1319,
-    sha256="3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
-    rows_sha256="bcf98c509c975fc0fa0c7c615c6a1a6611b85b92385534672a1d6bc3a0b3faf4",
-)
-GSM8K_TRAIN = replace(
-    GSM8K,
-    file="main/train-00000-of-00001.parquet",
-    split="train",
-    rows=7473,
-    sha256="17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465",
-    rows_sha256="7872d7430bd1f3904adfb70339181a42888060d417bec111f8475c7e5ff838a1",
-)
-MATH500 = PublishedFile(
-    hub="HuggingFaceH4/MATH-500",
-    file="test.jsonl",
-    fields=("problem", "solution", "answer", "subject", "level", "unique_id"),
-    rows=500,
-    sha256="35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132",
-    rows_sha256="f0e14f6a55023938003783525bbf1247f233aa72434e6ff701f0b5776aacafca",
-    key="unique_id",
-)
-HUMANEVAL = PublishedFile(
-    hub="openai/openai_humaneval",
-    file="openai_humaneval/test-00000-of-00001.parquet",
-    fields=("task_id", "prompt", "canonical_solution", "test", "entry_point"),
-    rows=164,
-    sha256="1d49078ba3e2b196b9344535bef34a43021f038fad9561d6ee7c53450609a6a2",
-    rows_sha256="d369e2ad2e20ddd08a512d9633718b08100772f7caac340eb26a74213f591130",
-    key="task_id",
-)
-MBPP = PublishedFile(
-    hub="google-research-datasets/mbpp",
-    file="full/test-00000-of-00001.parquet",
-    fields=("task_id", "text", "code", "test_list", "test_setup_code", "challenge_test_list"),
-    rows=500,
-    sha256="9bcaa67d5c2943e95eb9d9127e844f0551a77ac910c664aa45a4ebd75d239bd9",
-    rows_sha256="7f200b2e677f214b2a6f2cb64cba66d208e86b6f2af5049aca2cceaed866d1df",
-    key="task_id",
-    keys=range(11, 511),
-)
-
+GSM8K, MATH500, HUMANEVAL, MBPP = (PUBLISHED[name] for name in ("gsm8k", "math500", "humaneval", "mbpp"))
 MBPP_SECONDS = {123: 20.0}  # its reference solution takes 4 s by itself
 
 
@@ -158,7 +113,7 @@ _TASKS = (
             "full": Subset(GSM8K),
             "d1_seed42": Subset(GSM8K, lambda _: seed42(GSM8K.rows, 300)),
             "first300": Subset(GSM8K, lambda _: range(300)),
-            "train": Subset(GSM8K_TRAIN),
+            "train": Subset(PUBLISHED["gsm8k_train"]),
         },
     ),
     benchmark(

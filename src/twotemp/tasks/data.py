@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from twotemp.errors import UserError, unknown
 from twotemp.folders import read_json
 from twotemp.records import Problem
-from twotemp.serialization import record
+from twotemp.serialization import read_yaml, record
 from twotemp.tasks.base import ProblemSet, Task
 
 IMPORTED = "problems.json"  # in the folder of a cell: the problems imported with its samples
@@ -32,15 +32,29 @@ T = TypeVar("T")
 class PublishedFile:
     """One file of a benchmark as its authors published it."""
 
-    hub: str  # dataset id; "": not on the hub
-    file: str  # its path there, or where else it is published
+    file: str  # its path on the hub, or where else it is published
     fields: tuple[str, ...]
     rows: int
-    sha256: str  # of the published jsonl file; "": not known
-    rows_sha256: str  # of its rows, `digest_rows`; "": not known, compare the bytes of the file
+    hub: str = ""  # dataset id; "": not on the hub
+    sha256: str = ""  # of the published jsonl file; "": not known
+    rows_sha256: str = ""  # of its rows, `digest_rows`; "": not known, compare the bytes of the file
     key: str | None = None  # the field that identifies a row; None: its index in the file
     keys: range | None = None  # the keys of this split, if there are files with all splits
     split: str = "test"
+
+
+def _published_files() -> dict[str, PublishedFile]:
+    path = Path(__file__).with_name("published.yaml")
+    files = {}
+    for name, entry in read_yaml(path, "list of published files").items():
+        keys = {"keys": range(*entry["keys"])} if "keys" in entry else {}
+        files[name] = record(
+            PublishedFile, {**entry, "fields": tuple(entry["fields"]), **keys}, f"{path}, {name}"
+        )
+    return files
+
+
+PUBLISHED = _published_files()
 
 
 @dataclass(frozen=True)

@@ -11,48 +11,8 @@ from typing import Any
 
 from twotemp.tasks.base import Task
 from twotemp.tasks.benchmarks import seed42
-from twotemp.tasks.data import DataRow, PublishedFile, Subset, benchmark
+from twotemp.tasks.data import PUBLISHED, DataRow, PublishedFile, Subset, benchmark
 
-_EVALPLUS = ("task_id", "prompt", "entry_point", "canonical_solution", "base_input", "plus_input", "atol")
-HUMANEVAL_PLUS = PublishedFile(
-    hub="",
-    file="HumanEvalPlus.jsonl.gz (release v0.1.10 of evalplus/humanevalplus_release on GitHub)",
-    fields=_EVALPLUS,
-    rows=164,
-    sha256="272720b90ac375502c8ed23cd791c2a93dfb22a911641a494da74a426c09f101",
-    rows_sha256="",
-    key="task_id",
-)
-MBPP_PLUS = PublishedFile(
-    hub="",
-    file="MbppPlus.jsonl.gz (release v0.2.0 of evalplus/mbppplus_release on GitHub)",
-    fields=(*_EVALPLUS, "assertion"),
-    rows=378,
-    sha256="af43697e8791c4c149bdfd6b489d8b5412507551ac20e28a439f650b8225db63",
-    rows_sha256="",
-    key="task_id",
-)
-# No digest of these two was available; a run records that of the file it used.
-AIME24 = PublishedFile(
-    "HuggingFaceH4/aime_2024", "data/train-00000-of-00001.parquet", ("problem", "answer"), 30, "", ""
-)
-AIME25 = PublishedFile("math-ai/aime25", "test.jsonl", ("problem", "answer"), 30, "", "")
-SUDOKU = PublishedFile(
-    hub="",
-    file="dataset/4x4_test_sudoku.csv (dllm-reasoning/d1 on GitHub)",
-    fields=("Puzzle", "Solution"),
-    rows=500,
-    sha256="ef86c7c28ebef88484d85fda59b3909a7b621241aa1abf36343437dbc4a3ffb6",
-    rows_sha256="7e1065493df4ac18fe0019efa7ae3fd3b1b044858bd6a488ea2e7a32be781de5",
-)
-COUNTDOWN = PublishedFile(
-    hub="",
-    file="dataset/countdown_cd3_test.jsonl (dllm-reasoning/d1 on GitHub)",
-    fields=("input", "output"),
-    rows=256,
-    sha256="9916f614621e26fb2b035ed4ea641e35e4fff0d533bb9b9c7bcaaa61017d88c6",
-    rows_sha256="d6fddd013753477845fdf3681a1613bb75749f6ef62a596b4324734634986d72",
-)
 EVALPLUS_SECONDS = 30.0  # for up to 1,000 inputs; EvalPlus has a limit for each input instead
 
 # d1's instructions, to the letter: what a published score was measured with.
@@ -174,7 +134,7 @@ PUBLISHED_TASKS = (
         "humaneval-plus",
         "HumanEval with more tests (164 problems)",
         "programs",
-        HUMANEVAL_PLUS,
+        PUBLISHED["humaneval_plus"],
         {
             "evalplus": lambda row: (
                 "Please provide a self-contained Python script that solves the following problem in a markdown code "
@@ -188,7 +148,7 @@ PUBLISHED_TASKS = (
         "mbpp-plus",
         "MBPP with more tests (378 problems)",
         "programs",
-        MBPP_PLUS,
+        PUBLISHED["mbpp_plus"],
         {
             "evalplus": lambda row: (
                 "Please provide a self-contained Python script that solves the following problem in a markdown code "
@@ -198,13 +158,13 @@ PUBLISHED_TASKS = (
         },
         lambda row: _evalplus_reference(row, body=False),
     ),
-    _aime(2024, AIME24),
-    _aime(2025, AIME25),
+    _aime(2024, PUBLISHED["aime24"]),
+    _aime(2025, PUBLISHED["aime25"]),
     benchmark(
         "sudoku-d1",
         "4x4 Sudoku of d1 (500 puzzles, 256 in d1's tables)",
         "sudoku",
-        SUDOKU,
+        PUBLISHED["sudoku"],
         {
             "d1": lambda row: (
                 f"{_SUDOKU_INSTRUCTION}\n\nSolve the following Sudoku puzzle: {row['Puzzle']}\n",
@@ -212,13 +172,16 @@ PUBLISHED_TASKS = (
             )
         },
         lambda row: {"puzzle": row["Puzzle"]},
-        subsets={"d1_seed42": Subset(SUDOKU, lambda rows: seed42(rows, 256)), "full": Subset(SUDOKU)},
+        subsets={
+            "d1_seed42": Subset(PUBLISHED["sudoku"], lambda rows: seed42(rows, 256)),
+            "full": Subset(PUBLISHED["sudoku"]),
+        },
     ),
     benchmark(
         "countdown-d1",
         "Countdown of d1, three numbers (256 questions)",
         "expression",
-        COUNTDOWN,
+        PUBLISHED["countdown"],
         {
             "d1": lambda row: (
                 f"{_COUNTDOWN_INSTRUCTION}\n\nNumbers: {_numbers(row)}\nTarget: {int(row['output'])}",
