@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -164,3 +165,11 @@ def test_a_peer_declares_which_tasks_it_supports():
     limited_peer = peers.Peer(lambda model, task: task.prompts, thresholds=False, batches=False)
     assert [limited_peer.can(task) for task in (alone, batch, threshold)] == [True, False, False]
     assert all(peers.Peer(limited_peer.sample).can(task) for task in (alone, batch, threshold))
+
+
+def test_the_checkpoint_of_real_size_has_the_published_tensors() -> None:
+    """LLaDA-8B's published index has 291 names and 16,031,162,368 bytes."""
+    from benchmarks.real_size import CONFIG, shapes
+
+    sizes = [2 * math.prod(shape) for shape in shapes(CONFIG).values()]
+    assert (len(sizes), sum(sizes)) == (291, 16_031_162_368)
