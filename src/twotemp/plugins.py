@@ -1,6 +1,7 @@
-"""Add tasks, graders and policies from outside the source tree.
+"""Add tasks, graders, policies and rewards from outside the source tree.
 
-A plug-in is a Python file or module that calls `add_task`, `add_grader` or `add_policy` when it is imported:
+A plug-in is a Python file or module that calls `add_task`, `add_grader`, `add_policy` or `add_reward` when it is
+imported:
 
     # mine.py
     from twotemp import plugins
@@ -32,6 +33,7 @@ from typing import Any, TypeVar
 from twotemp import graders, tasks
 from twotemp.errors import UserError
 from twotemp.graders.base import Grader
+from twotemp.graders.rewards import REWARDS, Reward
 from twotemp.policies import PRESETS, Preset
 from twotemp.records import Policy
 from twotemp.tasks import Task
@@ -94,7 +96,7 @@ def _guarded(name: str, module: str, load: Callable[[], T]) -> T:
     A module that stays imported would not register anything when the plug-in is loaded again.
     """
     package = module.partition(".")[0]
-    registries: tuple[dict[str, Any], ...] = (tasks.TASKS, graders.GRADERS, PRESETS)
+    registries: tuple[dict[str, Any], ...] = (tasks.TASKS, graders.GRADERS, PRESETS, REWARDS)
     before = [dict(registry) for registry in registries]
     modules, named = {*sys.modules}, list(NAMED)
     try:
@@ -124,6 +126,11 @@ def add_task(task: Task) -> None:
 def add_grader(name: str, make: Callable[[], Grader]) -> None:
     """Register a grader; `make` is called without arguments for a new one, so a class will do."""
     _add("grader", graders.GRADERS, name, make)
+
+
+def add_reward(name: str, reward: Reward) -> None:
+    """Register a reward function of GRPO (`--reward NAME=WEIGHT`) with the arguments that `graders.rewards` lists."""
+    _add("reward", REWARDS, name, reward)
 
 
 def add_policy(policy: Policy, parameters: Sequence[str] = (), formula: str = "", source: str = "") -> None:

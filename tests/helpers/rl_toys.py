@@ -11,6 +11,7 @@ import torch
 
 from recipes import tokenizer
 from twotemp import tasks
+from twotemp.graders.rewards import correct
 from twotemp.models import llada
 from twotemp.models.llada import LLaDA
 from twotemp.policies import policy
@@ -110,7 +111,7 @@ def go(
         Budget.parse(budget),
         out,
         accelerator=accelerator(cpu=True),
-        extra_rewards=extra,
+        rewards={correct: 1.0, **extra} if extra else None,
         stop=stop,
     )
 

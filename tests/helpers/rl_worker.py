@@ -57,7 +57,7 @@ def work(
     model.forbidden_ids += forbidden
     dataset = Dataset(rl_toys.TASK, rl_toys.ManyNumbers(), held_out=held_out)
     with ExitStack() as stack:
-        trainer = Trainer(model, dataset, settings, out, workers, stack, {})
+        trainer = Trainer(model, dataset, settings, out, workers, stack)
         trainer.run(Budget.parse(budget), lambda record, used: None, lambda: False)
     sharded = any(isinstance(p, DTensor) for p in trainer.learner.network.parameters())
     assert sharded == (mode == "fsdp"), "FSDP2 shards every parameter, DDP none"

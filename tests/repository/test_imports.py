@@ -72,7 +72,7 @@ ALLOWED = {
     "rl": {
         *_DATA,
         *("backends", "engine", "folders", "graders", "likelihood", "metrics", "models", "policies"),
-        *("sampling", "tasks"),
+        *("rng", "sampling", "tasks"),
     },
     "report": {*_DATA, "analysis", "folders", "forks", "metrics", "policies", "rl", "tuning"},
     "tuning": {*_DATA, "evaluation", "metrics", "policies", "store", "tasks"},

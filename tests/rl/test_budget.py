@@ -13,17 +13,11 @@ import torch
 from tests.helpers import rl_toys
 from twotemp import tasks
 from twotemp.errors import UserError
+from twotemp.graders.rewards import answered, correct
 from twotemp.policies import policy
 from twotemp.records import Grade, Policy, Problem, Sample, Trace
 from twotemp.rl import results
-from twotemp.rl.rollouts import (
-    Rollouts,
-    answered,
-    correct,
-    reward_columns,
-    total_rewards,
-    training_problems,
-)
+from twotemp.rl.rollouts import Rollouts, reward_columns, total_rewards, training_problems
 from twotemp.rl.settings import Budget
 from twotemp.rl.trainer import MOST, next_threshold
 

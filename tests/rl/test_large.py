@@ -31,7 +31,7 @@ from twotemp.rl.checkpoint import export, latest
 from twotemp.rl.learner import Learner
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.rollouts import training_problems
-from twotemp.rl.settings import RECIPES
+from twotemp.rl.settings import RECIPES, read_recipe
 
 
 def half_model():
@@ -117,7 +117,7 @@ def settings_of(tmp_path, monkeypatch, billions: float, *more: str) -> tuple[dic
         found.update(settings)
         raise UserError("stopped here")
 
-    monkeypatch.setattr(command, "stored_parameters", lambda model: int(billions * 1e9))
+    monkeypatch.setattr(command, "stored_parameters", lambda model, revision: int(billions * 1e9))
     monkeypatch.setattr(command, "GrpoSettings", stop)
     asked = ["grpo", "--budget", "1steps", "--out", str(tmp_path / "run"), "--device", "cpu", *more]
     done = CliRunner().invoke(app, asked)
@@ -140,7 +140,7 @@ def test_training_a_large_model_with_the_settings_of_a_small_one_warns(tmp_path,
     assert "warning: these were chosen for a model of 0.8 million parameters" in said
     assert found["learning_rate"] == 5e-4
     with pytest.raises(UserError, match="recipe"):
-        command._recipe("d2", "tiny")
+        read_recipe("d2")
 
 
 def test_weight_decay_shrinks_the_weights(tmp_path):

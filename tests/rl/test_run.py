@@ -99,7 +99,7 @@ def test_nfe_and_time_budgets_stop(tmp_path):
 
 def rollouts_of(model, size: int = 4, problems=None):
     problems = problems or {seed: next(training_problems(rl_toys.TASK, seed)) for seed in range(3)}
-    from twotemp.rl.rollouts import correct
+    from twotemp.graders.rewards import correct
 
     tct = rl_toys.settings().policy
     return collect(

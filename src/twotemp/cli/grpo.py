@@ -21,11 +21,12 @@ from twotemp import graders, tasks
 from twotemp.backends import Backend
 from twotemp.cli.commands import STOPPED
 from twotemp.cli.console import ProgressBar, output, progress, say
-from twotemp.cli.options import LoadingOptions, Model, Seed
+from twotemp.cli.options import Chat, LoadingOptions, Model, Seed
 from twotemp.cli.workers import WorkerOptions, Workload
 from twotemp.errors import UserError, unknown
 from twotemp.folders import replacing
 from twotemp.folders.files import TEMPORARY
+from twotemp.graders.rewards import parse_rewards
 from twotemp.models.load import stored_parameters
 from twotemp.policies import parse_portfolio
 from twotemp.records import Problem
@@ -35,7 +36,15 @@ from twotemp.rl.checkpoint import export
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.results import Checkup, StepRecord
 from twotemp.rl.rollouts import Dataset
-from twotemp.rl.settings import LARGE, RECIPES, Budget, GrpoSettings, LearningSettings, RolloutSettings
+from twotemp.rl.settings import (
+    LARGE,
+    RECIPES,
+    Budget,
+    GrpoSettings,
+    LearningSettings,
+    RolloutSettings,
+    read_recipe,
+)
 from twotemp.rl.trainer import train
 
 MODEL = "model"  # the folder of the trained model, in the run's folder
@@ -52,6 +61,18 @@ class CheckingOptions(WorkerOptions):
     ] = None
 
 
+def _set_defaults(context: typer.Context, recipe: str | None) -> str | None:
+    """Let the options of a recipe take the place of the defaults; called before other options are read."""
+    if recipe is not None:
+        options = read_recipe(recipe)
+        known = {parameter.name: parameter for parameter in context.command.params}
+        for name in options:
+            if name not in known:
+                raise unknown(f"option of `twotemp grpo` in {recipe}", name, known)
+        context.default_map = {**(context.default_map or {}), **options}
+    return recipe
+
+
 def grpo(
     context: typer.Context,
     out: Annotated[Path, "The run's folder; an unfinished run is continued."],
@@ -59,6 +80,7 @@ def grpo(
     rollouts: RolloutSettings,
     learning: LearningSettings,
     checking: CheckingOptions,
+    loading: LoadingOptions,
     task: Annotated[str, typer.Option("--task", "--tasks", help="The task to learn.")] = "countdown-3",
     model: Model = "tiny",
     policy: Annotated[
@@ -67,18 +89,33 @@ def grpo(
     data: Annotated[
         Path | None, "Training problems in the task's format (generated tasks need none)."
     ] = None,
+    prompt: Annotated[str | None, "The prompt template of the training problems (`twotemp tasks`)."] = None,
+    subset: Annotated[str | None, "The training problems of a task that has several sets."] = None,
+    grader: Annotated[str | None, "Another grader (`twotemp graders`)."] = None,
+    chat: Chat = None,
+    reward: Annotated[
+        list[str] | None,
+        "NAME=WEIGHT of a reward (default: correct=1); may be repeated. Others: answered, d1-answer, d1-integer, "
+        "d1-strict-format, d1-soft-format, d1-xml-count, d1-tags.",
+    ] = None,
     eval_data: Annotated[Path | None, "Held-out problems, if the task has none itself."] = None,
+    eval_prompt: Annotated[
+        str | None, "The prompt template of the held-out problems (default: that of --prompt)."
+    ] = None,
     held_out: Annotated[
         int, typer.Option(min=0, help="The most problems of the greedy evaluation; 0 for none.")
     ] = 200,
     length: Annotated[int | None, "Tokens of an answer (default: the task's length)."] = None,
     recipe: Annotated[
         str | None,
-        "tiny or d1: settings that are not given (default: d1 for models of 1 billion parameters or more).",
+        typer.Option(
+            is_eager=True,
+            callback=_set_defaults,
+            help="tiny, d1 or a file such as recipes/grpo/tiny.yaml: options that are not given (default: d1 for "
+            "models of 1 billion parameters or more).",
+        ),
     ] = None,
     seed: Seed = 0,
-    device: Annotated[str | None, "cpu (default: what accelerate finds)."] = None,
-    mask_id: Annotated[int | None, "Mask token id, if the checkpoint does not define it."] = None,
 ) -> None:
     """Train a model with GRPO, evaluate it greedily before and after, and save it.
 
@@ -88,35 +125,45 @@ def grpo(
 
       twotemp grpo --model tiny --task countdown-3 --policy tct --budget 10m --out runs/tct
 
+      twotemp grpo --recipe recipes/grpo/tiny.yaml --budget 10m --out runs/tiny
+
       torchrun --nproc-per-node 4 --no-python twotemp grpo --model tiny --task countdown-3 --budget 2h --out runs/four
     """
     limit = Budget.parse(budget)
-    if device not in (None, "cpu"):
+    if loading.device not in (None, "cpu"):
         raise UserError(
-            f"--device {device}: give cpu, or leave it out and accelerate takes a GPU where there is one"
+            f"--device {loading.device}: give cpu, or leave it out and accelerate takes a GPU where there is one"
         )
+    if loading.device_map:
+        raise UserError("--device-map is for sampling: start with torchrun and --fsdp to shard the weights")
+    rewards = parse_rewards(reward) if reward else None
     chosen = tasks.get(task)
     options = {**vars(rollouts), **vars(learning)}
     settings = GrpoSettings(
         parse_portfolio(policy),
         length=chosen.length if length is None else length,
         seed=seed,
-        **{**options, **_recipe(recipe, model), **_given(options, context)},
+        **{**options, **_by_size(recipe, model, loading.revision), **_given(options, context)},
     )
-    held_out_problems = _held_out(chosen, eval_data, held_out)
-    run = TrainingRun(out, model, mask_id, device)
+    held_out_problems = _held_out(chosen, eval_data, held_out, eval_prompt or prompt)
+    run = TrainingRun(out, model, loading)
     with _stop_requests() as stop_requested:
-        processes = accelerator(bf16=settings.bf16, cpu=device == "cpu")
+        processes = accelerator(bf16=settings.bf16, cpu=loading.device == "cpu")
         if processes.num_processes > 1 and checking.chosen:
             raise UserError("torchrun's processes share the evaluations: leave --workers and --ray out")
-        with closing(graders.get(chosen.grader)) as grader, progress(f"grpo {task}, % of the budget") as bar:
+        with (
+            closing(graders.get(grader or chosen.grader)) as judge,
+            progress(f"grpo {task}, % of the budget") as bar,
+        ):
             state = train(
                 run.load(processes.device),
-                Dataset(chosen, grader, data, held_out_problems),
+                Dataset(chosen, judge, data, held_out_problems, prompt, subset, chat),
                 settings,
                 limit,
                 out,
                 accelerator=processes,
+                rewards=rewards,
+                loading=run.identity(),
                 on_step=partial(_show_step, bar) if processes.is_main_process else _ignore_step,
                 stop=stop_requested,
                 evaluating=partial(run.workers, checking, settings.batch_size) if checking.chosen else None,
@@ -138,23 +185,33 @@ class TrainingRun:
 
     out: Path
     model: str
-    mask_id: int | None
-    device: str | None
+    loading: LoadingOptions
 
     def load(self, device: torch.device | str) -> Any:
         """Load the model as it was before the training."""
-        return twotemp.load(self.model, mask_id=self.mask_id, device=device)
+        return twotemp.load(self.model, **{**self.loading.options(), "device": device})
+
+    def identity(self) -> dict[str, Any]:
+        """Return those of the loading options that change results and were given."""
+        options = self.loading.options()
+        return {name: value for name, value in options.items() if value and name != "device"}
 
     def export(self, folder: Path) -> Path:
         """Write the model of the last checkpoint."""
-        return export(self.model, self.out, folder, mask_id=self.mask_id)
+        return export(self.model, self.out, folder, **self.loading.text_options())
 
     @contextmanager
     def workers(self, checking: CheckingOptions, batch_size: int | None) -> Iterator[Backend]:
         """Yield a backend of workers with the weights of the last checkpoint."""
         with TemporaryDirectory(prefix=TEMPORARY, dir=self.out) as folder:
             saved = self.export(Path(folder) / MODEL)
-            job = Workload(str(saved), LoadingOptions(device=self.device), 0, batch_size, unit=UNIT)
+            job = Workload(
+                str(saved),
+                LoadingOptions(device=self.loading.device, dtype=self.loading.dtype),
+                0,
+                batch_size,
+                unit=UNIT,
+            )
             with checking.backend(job) as (backend, _):
                 yield backend
 
@@ -173,26 +230,23 @@ def _given(options: Mapping[str, Any], context: typer.Context) -> dict[str, Any]
     return {name: value for name, value in options.items() if name not in defaults}
 
 
-def _recipe(name: str | None, model: str) -> Mapping[str, Any]:
-    """Return the settings of a recipe, by default that of the model's size, and say which it is."""
-    if name is not None and name not in RECIPES:
-        raise unknown("recipe", name, RECIPES)
-    count = stored_parameters(model)
-    chosen = name or ("d1" if count >= LARGE else "tiny")
-    if count >= LARGE:
-        say(f"{count / 1e9:.1f} billion parameters: settings of --recipe {chosen}")
-        if chosen == "tiny":
-            say(
-                "warning: these were chosen for a model of 0.8 million parameters; --recipe d1 is for large ones"
-            )
-    return RECIPES[chosen]
+def _by_size(recipe: str | None, model: str, revision: str | None) -> Mapping[str, Any]:
+    """Return the settings for a model of its size where no recipe was chosen, and say which they are."""
+    count = stored_parameters(model, revision)
+    if count < LARGE:
+        return {}
+    chosen = recipe or "d1"
+    say(f"{count / 1e9:.1f} billion parameters: settings of --recipe {chosen}")
+    if chosen == "tiny":
+        say("warning: these were chosen for a model of 0.8 million parameters; --recipe d1 is for large ones")
+    return RECIPES["d1"] if recipe is None else {}
 
 
-def _held_out(task: tasks.Task, data: Path | None, count: int) -> tuple[Problem, ...]:
+def _held_out(task: tasks.Task, data: Path | None, count: int, prompt: str | None) -> tuple[Problem, ...]:
     """Return the problems of the greedy evaluation; a file that the user names need not be the published one."""
     if not count:
         return ()
-    return task.problems(data=data, allow_altered=data is not None).problems[:count]
+    return task.problems(data=data, prompt=prompt, allow_altered=data is not None).problems[:count]
 
 
 def _show_step(bar: ProgressBar, record: StepRecord, used: float) -> None:

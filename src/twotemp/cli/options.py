@@ -182,6 +182,7 @@ class LoadingOptions:
     dtype: Annotated[
         str | None, "float32, bfloat16, … (default: float32 on a CPU, else the checkpoint's)."
     ] = None
+    revision: Annotated[str | None, "Branch, tag or commit of a hub id."] = None
     mask_id: Annotated[int | None, "Mask token id, if the checkpoint does not define it."] = None
     eos_ids: Annotated[
         list[int] | None,
@@ -213,3 +214,8 @@ class LoadingOptions:
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments of `twotemp.load`, which the fields are named after."""
         return dict(vars(self))
+
+    def text_options(self) -> dict[str, Any]:
+        """Return those of `options` that concern a model without its weights: the arguments of `load_text`."""
+        names = ("mask_id", "eos_ids", "block_size", "revision")
+        return {name: getattr(self, name) for name in names}

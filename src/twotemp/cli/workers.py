@@ -59,8 +59,7 @@ class Workload:
         """Return the model without its weights, which encodes the prompts."""
         from twotemp.models.load import load_text
 
-        ids = self.loading
-        return load_text(self.model, mask_id=ids.mask_id, eos_ids=ids.eos_ids, block_size=ids.block_size)
+        return load_text(self.model, **self.loading.text_options())
 
     def pool(self, transport: AnyTransport, count: int) -> WorkerPool:
         """Return the workers that a transport starts."""

@@ -87,9 +87,10 @@ def load_text(
     mask_id: int | None = None,
     eos_ids: Collection[int] | None = None,
     block_size: int | None = None,
+    revision: str | None = None,
 ) -> LanguageModel:
     """Return a model without its weights: it encodes, decodes and knows its special ids; arguments as in `load`."""
-    folder = locate(source, weights=False)
+    folder = locate(source, revision, weights=False)
     config = read_json(folder / "config.json")
     overrides = _overrides(source, mask_id, eos_ids, block_size)
     return family(config).from_folder(folder, config, name=str(source), overrides=overrides, storage=None)
@@ -200,9 +201,9 @@ def _download(
         ) from error
 
 
-def stored_parameters(source: str | Path) -> int:
-    """Return how many numbers a checkpoint's weights have; `source` as in `load`."""
-    headers = read_headers(weight_files(locate(source)))
+def stored_parameters(source: str | Path, revision: str | None = None) -> int:
+    """Return how many numbers a checkpoint's weights have; arguments as in `load`."""
+    headers = read_headers(weight_files(locate(source, revision)))
     return sum(torch.Size(shape).numel() for shape, _ in headers.values())
 
 

@@ -52,11 +52,20 @@ def trainable(model: Transformer, settings: GrpoSettings) -> Any:
         raise UserError(
             "LoRA needs peft: pip install 'twotemp[train]' (or lora_rank=0 for all weights)"
         ) from None
-    config = LoraConfig(r=settings.lora_rank, lora_alpha=settings.lora_alpha, target_modules="all-linear")
+    targets = settings.lora_targets
+    config = LoraConfig(
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=settings.lora_dropout,
+        target_modules=targets if targets == "all-linear" else targets.split(","),
+    )
     model.module.name_or_path = model.name  # what the saved adapter names as its base
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)  # the same initial values on every worker
-        return get_peft_model(model.module, config, adapter_name=ADAPTER_NAME)
+        try:
+            return get_peft_model(model.module, config, adapter_name=ADAPTER_NAME)
+        except ValueError as error:
+            raise UserError(f"--lora-targets {targets}: {str(error).splitlines()[0]}") from error
 
 
 def published_adapter(

@@ -22,12 +22,14 @@ from twotemp.errors import UserError
 from twotemp.likelihood import estimators
 from twotemp.likelihood.queries import Completion, CompletionBatch, MaskedQueries, empty_query, log_q
 from twotemp.models.transformer import Transformer
+from twotemp.models.weight_loading import is_quantized
 from twotemp.records import Sample
 from twotemp.rl.checkpoint import ADAPTER_NAME, published_adapter, trainable
 from twotemp.rl.objective import advantages, grpo_loss
 from twotemp.rl.parallel import accumulating, assign, distribute, gathered, most, reshard, whole
 from twotemp.rl.rollouts import Rollouts
 from twotemp.rl.settings import GrpoSettings
+from twotemp.rng import row_key
 
 log = logging.getLogger("twotemp")
 ADAM_BETAS = (0.9, 0.99)  # d1's
@@ -80,6 +82,12 @@ class Learner:
                 f"the weights of {model.name!r} are in half precision, where most updates are rounded away; train "
                 "adapters (--lora-rank 128), or a checkpoint that is stored in float32"
             )
+        if not settings.lora_rank and is_quantized(model.module):
+            raise UserError(
+                "quantized weights cannot be trained; train adapters (--lora-rank 128) beside them"
+            )
+        if settings.fsdp and is_quantized(model.module):
+            raise UserError("FSDP2 does not shard quantized weights; leave --fsdp or --quantize out")
         self.network = trainable(model, settings)
         self.peft = self.network if settings.lora_rank else None
         self.reference = _frozen_copy(model) if settings.beta and not self.peft else None
@@ -155,11 +163,11 @@ class Learner:
         used = graded if settings.beta else advantage != 0
         advantage = advantage[used].to(self.accelerator.device)
         completions = self._completions(_select(used, rollouts.samples))
-        self.network.train()
         # Old and reference log-probabilities of every iteration's queries, before the first update.
         batches = [self._micro_batches(completions, iteration) for iteration in range(settings.iterations)]
         old = [self._without_gradient(batch) if number else None for number, batch in enumerate(batches)]
         reference = [self._reference(batch) if settings.beta else None for batch in batches]
+        self.network.train()
         # An update of one iteration moves the weights at its very end; of several, a later one may fail after that.
         snapshot = self._snapshot() if settings.iterations > 1 else None
         changes = self.changes
@@ -201,7 +209,7 @@ class Learner:
         sums = torch.zeros(3, device=accelerator.device)
         for number, queries in enumerate(batch):
             last = number == len(batch) - 1
-            with nullcontext() if last else accumulating(self.scorer):
+            with nullcontext() if last else accumulating(self.scorer), self._dropout(number):
                 new = self._log_q(self.scorer, queries)
                 row, weight = queries.terms()
                 loss = grpo_loss(
@@ -225,9 +233,29 @@ class Learner:
                 "same command with a lower --learning-rate or --max-grad-norm, or without --bf16, continues "
                 "after them"
             )
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.learning_rate * min(1.0, (self._updates() + 1) / max(1, settings.warmup))
         self.changes += 1  # before the step: interrupted, it may have changed some of the weights
         self.optimizer.step()
         return total, kl, clipped, grad_norm
+
+    def _updates(self) -> int:
+        """Return how many updates the weights went through, also before a restart."""
+        return max(
+            (int(state["step"]) for state in self.optimizer.state.values() if "step" in state), default=0
+        )
+
+    @contextmanager
+    def _dropout(self, number: int) -> Iterator[None]:
+        """Draw the dropout of a micro-batch by its place in the run, so that a continued run repeats it."""
+        if not self.settings.lora_dropout:
+            yield
+            return
+        device = self.accelerator.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            place = f"{self._updates()} {number} {self.accelerator.process_index}"
+            torch.manual_seed(row_key(self.settings.seed, place, 0))
+            yield
 
     def _micro_batches(self, completions: CompletionBatch | None, iteration: int) -> list[MaskedQueries]:
         """Return the queries of one inner iteration, in the same number of micro-batches on every worker."""

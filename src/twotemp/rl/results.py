@@ -168,6 +168,7 @@ def evaluate(
     *,
     length: int,
     block: int | None,
+    chat: bool | None = None,
 ) -> tuple[Point, ...]:
     """Evaluate greedy CT at each of `THRESHOLDS`; every worker grades its share of the problems. Collective.
 
@@ -178,6 +179,7 @@ def evaluate(
         accelerator: the other workers.
         length: tokens of an answer.
         block: width of a decoding block; None: the default.
+        chat: use the chat format; None: if the model has one.
 
     Returns:
         A point for each threshold.
@@ -190,7 +192,9 @@ def evaluate(
         for number in mine
         for index, threshold in enumerate(THRESHOLDS)
     )
-    samples = list(backend.sample(problem_requests(backend.text, asks, length=length, block=block)))
+    samples = list(
+        backend.sample(problem_requests(backend.text, asks, length=length, block=block, chat=chat))
+    )
     asked = [problems[int(sample.request)] for sample in samples]
     grades = grader.grade((problem, answer(problem, s.text)) for problem, s in zip(asked, samples))
     table = torch.zeros(len(THRESHOLDS), len(problems), 3, dtype=torch.float64)  # passed, graded, NFE

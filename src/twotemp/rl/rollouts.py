@@ -1,17 +1,11 @@
-"""Groups of samples of training problems, drawn from the weights being trained, and their rewards.
-
-Reward functions have TRL's signature: `reward(completions=..., **columns) -> list[float | None]`. Columns are lists
-with an entry per completion: `prompts`, `completion_ids`, the fields of the problem's reference (so that a function
-written for TRL finds its `answer`), and `grade`, the task grader's verdict. None means that a completion could not
-be scored: it is left out, never taken for wrong.
-"""
+"""Groups of samples of training problems, drawn from the weights being trained, and their rewards."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -23,13 +17,13 @@ from torch import Tensor
 from twotemp.backends import Backend
 from twotemp.errors import UserError
 from twotemp.graders.base import Grader
+from twotemp.graders.rewards import Reward, reward_name
 from twotemp.policies import AnyPolicy
 from twotemp.records import Grade, Problem, Sample
 from twotemp.sampling.text import ProblemRequest, answer, problem_requests
 from twotemp.tasks import SOURCES, Task
 
 TRAIN = "train"  # the subset of a published task that is for training
-Reward = Callable[..., Sequence[float | None]]
 
 
 @dataclass(frozen=True)
@@ -40,12 +34,15 @@ class Dataset:
     grader: Grader
     data: Path | None = None  # a file of training problems; None: the task generates them
     held_out: tuple[Problem, ...] = ()
+    prompt: str | None = None  # the template of the training problems; None: the task's first
+    subset: str | None = None  # the training problems; None: those named `train`
+    chat: bool | None = None  # None: the chat format if the model has one
 
     def training(self, seed: int) -> Iterator[Problem]:
         """Return the endless stream of training problems."""
-        return training_problems(self.task, seed, self.data)
+        return training_problems(self.task, seed, self.data, prompt=self.prompt, subset=self.subset)
 
-    def to_dict(self) -> dict[str, str | None]:
+    def to_dict(self) -> dict[str, str | bool | None]:
         """Return the names of the parts, and the number and a digest of the held-out problems."""
         text = "\n".join(f"{problem.id} {problem.prompt}" for problem in self.held_out)
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -54,20 +51,33 @@ class Dataset:
             "grader": self.grader.name,
             "data": None if self.data is None else str(self.data),
             "held_out": f"{len(self.held_out)} questions {digest}",
+            "prompt": self.prompt,
+            "subset": self.subset,
+            "chat": self.chat,
         }
 
 
-def training_problems(task: Task, seed: int, data: Path | None = None) -> Iterator[Problem]:
+def training_problems(
+    task: Task, seed: int, data: Path | None = None, *, prompt: str | None = None, subset: str | None = None
+) -> Iterator[Problem]:
     """Return an endless stream: the train split of a task, or a file's problems, both reordered every epoch.
 
     A generated task has no epochs: its problems are all different.
 
     It is a function of the seed, so that a run is continued by skipping the problems it has used. A file is read, or
     refused, before the first problem is asked for.
+
+    Args:
+        task: whose problems.
+        seed: of the order, or of generated problems.
+        data: a file of problems; None for those of the task.
+        prompt: the name of their template; None for the task's first.
+        subset: the name of a subset of the task; None for `train`, if the task has it.
     """
-    if data is not None or TRAIN in task.subsets:
-        named = {"subset": TRAIN} if data is None else {"data": data, "allow_altered": True}
-        problems = task.problems(**named).problems
+    if data is not None or subset is not None or TRAIN in task.subsets:
+        options: dict[str, Any] = {"prompt": prompt}
+        options |= {"subset": subset or TRAIN} if data is None else {"data": data, "allow_altered": True}
+        problems = task.problems(**options).problems
         if not problems:
             raise UserError(f"{data} has no problem to learn from; give another file (--data)")
         return _epochs(problems, seed)
@@ -115,6 +125,8 @@ def collect(
     seed: int,
     length: int,
     block: int | None,
+    prompt_tokens: int | None = None,
+    chat: bool | None = None,
 ) -> Rollouts:
     """Draw a group of samples for each problem and compute their rewards.
 
@@ -131,6 +143,8 @@ def collect(
         seed: of the noise.
         length: tokens of a completion.
         block: width of a decoding block; None: the default.
+        prompt_tokens: keep only the last ones of a prompt; None: all.
+        chat: use the chat format; None: if the model has one.
     """
     started = perf_counter()
     asks = [
@@ -138,7 +152,11 @@ def collect(
         for number, problem in problems.items()
         for index in range(size)
     ]
-    wanted = list(problem_requests(backend.text, asks, length=length, block=block, seed=seed, trace=True))
+    wanted = list(
+        problem_requests(backend.text, asks, length=length, block=block, seed=seed, trace=True, chat=chat)
+    )
+    if prompt_tokens is not None:
+        wanted = [replace(request, prompt=request.prompt[-prompt_tokens:]) for request in wanted]
     by_key = {sample.key: sample for sample in backend.sample(wanted)}
     drawn = perf_counter()
     samples = tuple(by_key[request.key] for request in wanted)
@@ -154,16 +172,6 @@ def collect(
         seconds_drawing=drawn - started,
         seconds_grading=perf_counter() - drawn,
     )
-
-
-def correct(*, completions: list[str], grade: Sequence[Grade], **columns: Any) -> list[float | None]:
-    """Return 1 where the task's grader says passed, 0 where it does not, None where it could not tell."""
-    return [None if g.outcome == "ungraded" else float(g.passed) for g in grade]
-
-
-def answered(*, completions: list[str], grade: Sequence[Grade], **columns: Any) -> list[float | None]:
-    """Return 1 where the grader could find an answer, right or wrong: a reward for the format."""
-    return [None if g.outcome == "ungraded" else float(g.answer is not None) for g in grade]
 
 
 def reward_columns(
@@ -195,7 +203,7 @@ def _reward_values(
     reward: Reward, completions: list[str], columns: Mapping[str, list[Any]]
 ) -> list[float | None]:
     """Call a reward function and check what it returns."""
-    name = getattr(reward, "__name__", type(reward).__name__)
+    name = reward_name(reward)
     try:
         values = list(reward(completions=completions, **columns))
     except Exception as error:

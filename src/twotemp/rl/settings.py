@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
-from twotemp.errors import UserError
+from twotemp.errors import UserError, unknown
 from twotemp.policies import AnyPolicy, policy_from_dict
 from twotemp.records import Policy, integer, number
-from twotemp.serialization import record
+from twotemp.serialization import read_yaml, record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,8 @@ class RolloutSettings:
     block: Annotated[int | None, "Block width (default 32, or the model's)."] = None
     batch_size: Annotated[int, "Rows decoded together on a worker."] = 128
     format_weight: Annotated[float, "Reward for any answer the grader can find, right or wrong."] = 0.0
+    prompt_tokens: Annotated[int | None, "Cut prompts to their last tokens (default: keep all)."] = None
+    cache: Annotated[str | None, "prefix or dual: faster rollouts, approximate."] = None
     tokens_per_forward: Annotated[float | None, "Hold this speed by moving lambda (ct, tct)."] = None
 
 
@@ -42,11 +45,16 @@ class LearningSettings:
     epsilon: Annotated[float, "Clip of the probability ratio."] = 0.5
     beta: Annotated[float, "Weight of the KL to the untrained model."] = 0.0
     scale_advantage: Annotated[bool, "Divide advantages by the group's std."] = False
-    learning_rate: Annotated[float, "Of AdamW; constant."] = 5e-4
+    learning_rate: Annotated[float, "Of AdamW; constant after the warm-up."] = 5e-4
+    warmup: Annotated[int, "Updates over which the learning rate rises to it."] = 0
     weight_decay: Annotated[float, "Of AdamW."] = 0.0
     max_grad_norm: Annotated[float, "Clip of the gradient's norm."] = 1.0
     lora_rank: Annotated[int, "0 trains all weights."] = 32
     lora_alpha: Annotated[int, "Scale of the adapters times their rank."] = 64
+    lora_dropout: Annotated[float, "Dropout before the adapters, in updates only."] = 0.0
+    lora_targets: Annotated[
+        str, "Linear layers with an adapter: all-linear, or names such as q_proj,v_proj."
+    ] = "all-linear"
     bf16: Annotated[bool, "Training passes in bfloat16 (autocast)."] = False
     gradient_checkpointing: Annotated[bool, "Less memory, more time."] = False
     fsdp: Annotated[bool, "Shard the weights over workers (FSDP2)."] = False
@@ -75,9 +83,10 @@ class GrpoSettings(RolloutSettings, LearningSettings):
                     f"policy {policy.name} has repel={policy.repel:g}: its samples are not drawn from the "
                     "model's own predictions, and GRPO's likelihoods are of these; set repel=0"
                 )
-        least = {"size": 2, "lora_rank": 0}
+        least = {"size": 2, "lora_rank": 0, "warmup": 0}
         whole = "length groups size batch_size draws iterations merge_steps micro_batch save_every lora_rank".split()
-        for name in (*whole, "lora_alpha", *(["block"] if self.block is not None else [])):
+        optional = (name for name in ("block", "prompt_tokens") if getattr(self, name) is not None)
+        for name in (*whole, "lora_alpha", "warmup", *optional):
             integer(name, getattr(self, name), least.get(name, 1))
         if self.merge_steps > 1 and not estimator.merges:
             raise UserError(
@@ -87,6 +96,7 @@ class GrpoSettings(RolloutSettings, LearningSettings):
             number(name, getattr(self, name), "(0, inf)")
         for name in ("beta", "format_weight", "weight_decay"):
             number(name, getattr(self, name), "[0, inf)")
+        number("lora_dropout", self.lora_dropout, "[0, 1)")
         if self.tokens_per_forward is not None:
             number("tokens_per_forward", self.tokens_per_forward, "[1, inf)")
             if not isinstance(self.policy, Policy) or self.policy.rule != "threshold":
@@ -110,8 +120,8 @@ class GrpoSettings(RolloutSettings, LearningSettings):
         return record(cls, {**data, "policy": policy_from_dict(data["policy"])}, "the settings")
 
 
-# Settings by name; what is not here is the default. d1's are those of its training script for LLaDA-8B, without its
-# dropout of 0.05, which would take random numbers that a continued run does not repeat.
+# Settings by name; what is not here is the default. d1's are those of its training script for LLaDA-8B; its warm-up
+# is 1e-4 of a run of 10 epochs of GSM8K, which are 112,000 updates.
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "tiny": {},
     "d1": {
@@ -122,15 +132,42 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "micro_batch": 4,
         "beta": 0.04,
         "learning_rate": 3e-6,
+        "warmup": 12,
         "weight_decay": 0.1,
         "max_grad_norm": 0.2,
         "lora_rank": 128,
         "lora_alpha": 64,
+        "lora_dropout": 0.05,
         "bf16": True,
         "gradient_checkpointing": True,
     },
 }
 LARGE = 1_000_000_000  # parameters; from here on the default recipe is d1
+
+
+def read_recipe(name: str) -> dict[str, Any]:
+    """Return the options of a recipe by their names in Python: an entry of `RECIPES`, or those of a YAML file.
+
+    A file may have a `title`, and a `base`: another recipe, by name or by its path from the file, whose options it
+    changes.
+    """
+    if name in RECIPES:
+        return dict(RECIPES[name])
+    if not name.endswith((".yaml", ".yml")):
+        raise unknown("recipe", name, (*RECIPES, "a YAML file"))
+    return _read_file(Path(name), ())
+
+
+def _read_file(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in before:
+        raise UserError(f"{path} is its own base; remove a `base:` line")
+    found = read_yaml(path, "recipe")
+    found.pop("title", None)
+    base = found.pop("base", None)
+    options = {str(key).replace("-", "_"): value for key, value in found.items()}
+    if base is None or base in RECIPES:
+        return {**(RECIPES[base] if base else {}), **options}
+    return {**_read_file(path.parent / str(base), (*before, path.resolve())), **options}
 
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

@@ -16,7 +16,9 @@ from accelerate import Accelerator
 
 from twotemp.backends import Backend
 from twotemp.backends.local import LocalBackend
+from twotemp.engine.runner import check_cache
 from twotemp.folders import continued, only_writer, write_run
+from twotemp.graders.rewards import Reward, answered, correct, reward_name
 from twotemp.models.transformer import Transformer
 from twotemp.records import Problem
 from twotemp.rl import checkpoint, results
@@ -24,7 +26,7 @@ from twotemp.rl.checkpoint import State
 from twotemp.rl.learner import Learner, NotANumber
 from twotemp.rl.parallel import most
 from twotemp.rl.results import Checkup, StepRecord
-from twotemp.rl.rollouts import Dataset, Reward, Rollouts, answered, collect, correct
+from twotemp.rl.rollouts import Dataset, Rollouts, collect
 from twotemp.rl.settings import Budget, GrpoSettings
 
 # Settings that change time and memory, not what is computed (beyond the rounding of floats).
@@ -54,7 +56,8 @@ def train(
     out: Path,
     *,
     accelerator: Accelerator,
-    extra_rewards: Mapping[Reward, float] | None = None,
+    rewards: Mapping[Reward, float] | None = None,
+    loading: Mapping[str, Any] | None = None,
     on_step: OnStep = lambda record, used: None,
     stop: Callable[[], bool] = lambda: False,
     evaluating: EvaluationBackend | None = None,
@@ -70,7 +73,8 @@ def train(
         budget: when to stop.
         out: the run's folder; receives run.json, steps.jsonl, evaluation.json and checkpoints/.
         accelerator: the device and the other workers.
-        extra_rewards: reward functions beside correctness, with their weights.
+        rewards: reward functions with their weights; None: correctness.
+        loading: how the model was loaded, as far as it changes results; a run is continued with the same.
         on_step: is called after every step.
         stop: is asked before every step; True ends the run.
         evaluating: opens another backend for the evaluations; None: the model itself, on this device.
@@ -80,7 +84,7 @@ def train(
     """
     budget.check(settings.groups * settings.size)
     with ExitStack() as held:
-        trainer = Trainer(model, dataset, settings, out, accelerator, held, extra_rewards or {}, evaluating)
+        trainer = Trainer(model, dataset, settings, out, accelerator, held, rewards, evaluating, loading)
         return trainer.run(budget, on_step, stop)
 
 
@@ -106,8 +110,9 @@ class Trainer:
         out: Path,
         accelerator: Accelerator,
         held: ExitStack,
-        extra_rewards: Mapping[Reward, float],
+        rewards: Mapping[Reward, float] | None = None,
         evaluating: EvaluationBackend | None = None,
+        loading: Mapping[str, Any] | None = None,
     ) -> None:
         """Start a run, or continue the one in `out`. The arguments are those of `train`, and one more.
 
@@ -116,7 +121,9 @@ class Trainer:
         """
         self.evaluating = evaluating
         self.dataset, self.settings, self.out, self.accelerator = dataset, settings, out, accelerator
-        self.rewards: dict[Reward, float] = {correct: 1.0, **extra_rewards}
+        check_cache(model, settings.cache)
+        self.loading = loading or {}
+        self.rewards: dict[Reward, float] = {correct: 1.0} if rewards is None else dict(rewards)
         if settings.format_weight:
             self.rewards[answered] = settings.format_weight
         self.state = State(threshold=settings.policy.at(0).threshold if settings.tokens_per_forward else None)
@@ -184,7 +191,7 @@ class Trainer:
             policy = replace(policy.at(0), threshold=self.state.threshold)
         with self.learner.sampling() as model:
             return collect(
-                self._backend(model),
+                self._backend(model, settings.cache),
                 self.dataset.grader,
                 mine,
                 policy,
@@ -193,6 +200,8 @@ class Trainer:
                 seed=settings.seed,
                 length=settings.length,
                 block=settings.block,
+                prompt_tokens=settings.prompt_tokens,
+                chat=self.dataset.chat,
             )
 
     def _learn(self, rollouts: Rollouts, seconds_before: float, started: float) -> StepRecord:
@@ -239,7 +248,8 @@ class Trainer:
         return {
             "model": model.name,
             **self.dataset.to_dict(),
-            "rewards": {_name(reward): weight for reward, weight in self.rewards.items()},
+            "loading": dict(self.loading),
+            "rewards": {reward_name(reward): weight for reward, weight in self.rewards.items()},
             "settings": self.settings.to_dict(),
         }
 
@@ -267,6 +277,7 @@ class Trainer:
                 self.accelerator,
                 length=self.settings.length,
                 block=self.settings.block,
+                chat=self.dataset.chat,
             )
         if self.accelerator.is_main_process:
             questions = tuple(problem.id for problem in held_out)
@@ -274,8 +285,8 @@ class Trainer:
             results.add_checkup(self.out, checkup)
         self.accelerator.wait_for_everyone()
 
-    def _backend(self, model: Transformer) -> Backend:
-        return LocalBackend(model, batch_size=self.settings.batch_size)
+    def _backend(self, model: Transformer, cache: str | None = None) -> Backend:
+        return LocalBackend(model, batch_size=self.settings.batch_size, cache=cache)
 
     def _used(self, budget: Budget) -> float:
         return budget.used(self.state.seconds, self.state.nfe, self.state.step)
@@ -284,7 +295,3 @@ class Trainer:
         """Return whether one of the workers wants to stop. Collective."""
         vote = torch.tensor(float(stop), device=self.accelerator.device)
         return bool(self.accelerator.reduce(vote, "sum") > 0)
-
-
-def _name(reward: Reward) -> str:
-    return str(getattr(reward, "__name__", type(reward).__name__))

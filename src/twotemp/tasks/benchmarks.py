@@ -39,6 +39,10 @@ def seed42(rows: int, count: int) -> Sequence[int]:
     return [int(row) for row in np.random.RandomState(42).choice(rows, count, replace=False)]
 
 
+# Of d1's training script, which differs from its evaluation.
+_D1_TRAIN = (
+    "\nRespond in the following format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>\n\n\n"
+)
 _D1_GSM8K = _d1_instruction(gap=" ")
 _D1_MATH = _d1_instruction(end='" \n')  # with a stray quote, space and line break
 
@@ -107,6 +111,7 @@ _TASKS = (
         {
             "d1": lambda row: (f"{_D1_GSM8K}\n\n{row['question']}", "<reasoning>"),
             "justgrpo": lambda row: (row["question"], ""),
+            "d1_train": lambda row: (_D1_TRAIN + row["question"], ""),
         },
         _gsm8k_reference,
         subsets={
@@ -129,6 +134,11 @@ _TASKS = (
             ),
             "llada_oc": lambda row: (
                 f"{row['problem']}\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
+                "",
+            ),
+            "d1_train": lambda row: (
+                f"{_D1_TRAIN}You are a math expert. You will be given a question to solve. Solve it step by step. "
+                f"Wrap the final answer in a \\boxed{{}}. \n\n{row['problem']}",
                 "",
             ),
         },
