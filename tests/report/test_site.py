@@ -337,8 +337,24 @@ except SystemExit as stop:
 """
 
 
+# Pages whose code needs an extra: its module and its name.
+OPTIONAL = {
+    "docs/diffusers.md": ("diffusers", "diffusers"),
+    "docs/inspect.md": ("inspect_ai", "inspect"),
+    "docs/lm-eval.md": ("lm_eval", "lm-eval"),
+}
+
+
+def skip_without_extra(block: examples.CodeBlock) -> None:
+    """Skip the test if the page's extra is not installed."""
+    if block.page in OPTIONAL:
+        module, extra = OPTIONAL[block.page]
+        pytest.importorskip(module, reason=f"needs the extra: pip install 'twotemp[{extra}]'")
+
+
 @pytest.mark.parametrize("block", PYTHON, ids=str)
 def test_python_in_the_pages_runs(block):
+    skip_without_extra(block)
     exec(block.code, {})
 
 
@@ -355,17 +371,12 @@ def test_a_server_answers_the_requests_of_the_pages(block, tmp_path):
     assert json.loads(answer)["choices"]
 
 
-OPTIONAL = {"docs/inspect.md": ("inspect_ai", "inspect"), "docs/lm-eval.md": ("lm_eval", "lm-eval")}
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("block", RUN, ids=str)
 def test_blocks_run(block, tmp_path):
     """They run with few questions and samples; servers are stopped once they are ready."""
-    if block.page in OPTIONAL:
-        module, extra = OPTIONAL[block.page]
-        pytest.importorskip(module, reason=f"needs the extra: pip install 'twotemp[{extra}]'")
+    skip_without_extra(block)
     for folder in ("experiments", "benchmarks", "recipes"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     examples.run_shell(prerequisites(block) + block.code, tmp_path, main=SMALL)

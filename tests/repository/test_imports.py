@@ -41,6 +41,7 @@ ALLOWED = {
         *(
             "backends",
             "engine",
+            "experimental",
             "folders",
             "likelihood",
             "models",
