@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from twotemp.models import llada
 from twotemp.models.llada import LLaDA
 from twotemp.policies import policy
 from twotemp.records import Grade, Problem
+from twotemp.rl.objective import OBJECTIVES, Objective, Terms
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.rollouts import Dataset
 from twotemp.rl.settings import Budget, GrpoSettings
@@ -114,6 +115,22 @@ def go(
         rewards={correct: 1.0, **extra} if extra else None,
         stop=stop,
     )
+
+
+def terms_of(new, old, reference, advantage, weight) -> Terms:
+    """Return terms for an objective, each the only one of its row."""
+    rows = torch.arange(len(new))
+    return Terms(new, old, reference, weight, rows, rows, advantage, torch.ones(len(new)), rows)
+
+
+def poison_loss(set_item: Callable[[str, Objective], None], when: Callable[[], bool]) -> None:
+    """Make the loss of GRPO NaN where `when()`; `set_item` replaces an entry of `OBJECTIVES`."""
+    entry = OBJECTIVES["grpo"]
+
+    def poisoned(terms, clip):
+        return entry.loss(replace(terms, new=terms.new * float("nan")) if when() else terms, clip)
+
+    set_item("grpo", replace(entry, loss=poisoned))
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

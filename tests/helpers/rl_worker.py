@@ -15,9 +15,8 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from tests.helpers import rl_toys
-from twotemp.rl import learner as learner_module
 from twotemp.rl import trainer as trainer_module
-from twotemp.rl.objective import grpo_loss
+from twotemp.rl.objective import OBJECTIVES
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.rollouts import Dataset
 from twotemp.rl.settings import Budget
@@ -48,9 +47,7 @@ def work(
     if workers.process_index:
         trainer_module.perf_counter = lambda: haste * perf_counter()
         calls = count()
-        learner_module.grpo_loss = lambda new, *args, **kwargs: grpo_loss(
-            new * float("nan") if next(calls) == poison else new, *args, **kwargs
-        )
+        rl_toys.poison_loss(OBJECTIVES.__setitem__, lambda: next(calls) == poison)
     held_out = rl_toys.TASK.problems().problems[:5]
     settings = rl_toys.settings(**changes, fsdp=mode == "fsdp")
     model = rl_toys.micro_model()

@@ -24,7 +24,7 @@ from twotemp.likelihood.estimators import ESTIMATORS
 from twotemp.likelihood.queries import Completion, CompletionBatch, MaskedQueries, log_q
 from twotemp.policies import policy
 from twotemp.records import Policy, Request, Sample, Trace
-from twotemp.rl.objective import grpo_loss
+from twotemp.rl.objective import Clip, grpo
 
 START, MASK = 2, 3
 Step = tuple[tuple[int, int], ...]  # (position, token) of everything a step committed
@@ -204,7 +204,7 @@ def test_deferral_has_finite_values_and_gradients():
         new = log_q(model.logits, queries, torch.tensor(model.forbidden_ids))
         assert torch.isfinite(new).all()
         weight = torch.ones_like(new)
-        grpo_loss(new, new.detach(), None, weight, weight, epsilon=0.5, beta=0.0).total.backward()
+        grpo(rl_toys.terms_of(new, new.detach(), None, weight, weight), Clip(0.5, 0.5, 0.0)).total.backward()
         grads = [p.grad for p in model.module.parameters() if p.grad is not None]
         assert all(torch.isfinite(grad).all() for grad in grads)
         assert any(grad.abs().max() > 0 for grad in grads)

@@ -26,7 +26,7 @@ from twotemp.likelihood.queries import (
 )
 from twotemp.policies import policy
 from twotemp.records import Request, Sample
-from twotemp.rl.objective import grpo_loss
+from twotemp.rl.objective import Clip, grpo
 
 MASK, EOS = 4, 3
 PROMPT, LENGTH = 2, 3
@@ -281,7 +281,7 @@ def test_empty_query_gives_every_weight_a_zero_gradient():
     for forbidden in (torch.tensor([0]), ids[:-1], ids):
         new = log_q(model.logits, empty_query(0, "cpu"), forbidden)
         _, weight = empty_query(0, "cpu").terms()
-        loss = grpo_loss(new, new.detach(), new.detach(), weight, weight, epsilon=0.5, beta=0.1)
+        loss = grpo(rl_toys.terms_of(new, new.detach(), new.detach(), weight, weight), Clip(0.5, 0.5, 0.1))
         assert (loss.total, loss.kl, loss.clipped) == (0, 0, 0)
         loss.total.backward()
         grads = {name: p.grad for name, p in model.module.named_parameters()}

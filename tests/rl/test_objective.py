@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from twotemp.rl.objective import STD_FLOOR, advantages, group_std, grpo_loss
+from tests.helpers.rl_toys import terms_of
+from twotemp.rl.objective import STD_FLOOR, Clip, Terms, advantages, group_std, grpo
 
 NAN = math.nan
 
@@ -46,9 +47,8 @@ def test_group_std():
 def loss_of(ratio: float, advantage: float, epsilon: float = 0.2) -> tuple[float, float, float]:
     """Loss, its gradient in log q, and whether it was clipped, for one term."""
     new = torch.tensor([math.log(ratio)], requires_grad=True)
-    found = grpo_loss(
-        new, torch.zeros(1), None, torch.tensor([advantage]), torch.ones(1), epsilon=epsilon, beta=0.0
-    )
+    one = terms_of(new, torch.zeros(1), None, torch.tensor([advantage]), torch.ones(1))
+    found = grpo(one, Clip(epsilon, epsilon, 0.0))
     found.total.backward()
     return found.total.item(), new.grad.item(), found.clipped.item()
 
@@ -72,7 +72,7 @@ def test_kl_is_the_k3_estimator_and_pulls_to_the_reference():
     new = torch.tensor([-1.0, -2.0], requires_grad=True)
     reference = torch.tensor([-1.5, -2.0])
     weight = torch.tensor([1.0, 3.0])
-    found = grpo_loss(new, new.detach(), reference, torch.zeros(2), weight, epsilon=0.2, beta=0.5)
+    found = grpo(terms_of(new, new.detach(), reference, torch.zeros(2), weight), Clip(0.2, 0.2, 0.5))
     kl = math.exp(-0.5) + 0.5 - 1
     assert found.kl.item() == pytest.approx(kl)
     assert found.total.item() == pytest.approx(0.5 * kl)
@@ -82,7 +82,7 @@ def test_kl_is_the_k3_estimator_and_pulls_to_the_reference():
 
 def test_k3_has_the_expectation_of_the_kl():
     q, p = torch.tensor([0.2, 0.3, 0.5]), torch.tensor([0.5, 0.25, 0.25])
-    found = grpo_loss(q.log(), q.log(), p.log(), torch.zeros(3), q, epsilon=0.2, beta=1.0)
+    found = grpo(terms_of(q.log(), q.log(), p.log(), torch.zeros(3), q), Clip(0.2, 0.2, 1.0))
     torch.testing.assert_close(found.kl, (q * (q / p).log()).sum())
 
 
@@ -137,16 +137,19 @@ def test_the_loss_equals_trl(beta):
     oracle.backward()
 
     ours = logps.clone().requires_grad_()
-    row = mask.nonzero()[:, 0]
-    found = grpo_loss(
+    row, column = mask.nonzero(as_tuple=True)
+    terms = Terms(
         ours[mask],
         old[mask],
         ref[mask] if beta else None,
-        advantage[row],
-        torch.ones(int(mask.sum())),
-        epsilon=0.2,
-        beta=beta,
+        torch.ones(len(row)),
+        row,
+        column,
+        advantage,
+        mask.sum(1),
+        torch.arange(6) // 3,
     )
+    found = grpo(terms, Clip(0.2, 0.2, beta))
     loss = found.total / mask.sum()
     loss.backward()
     torch.testing.assert_close(loss, oracle)

@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from twotemp.likelihood.estimators import ESTIMATORS
 from twotemp.records import Grade
 from twotemp.rl import checkpoint, results
 from twotemp.rl.learner import Learner
-from twotemp.rl.objective import advantages
+from twotemp.rl.objective import OBJECTIVES, advantages
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.rollouts import collect, training_problems
 
@@ -51,12 +52,24 @@ def test_a_run_records_its_steps_and_evaluations(tmp_path):
     assert after.points[2].nfe == rl_toys.LENGTH  # lambda = 1 commits one position per step
 
 
-@pytest.mark.parametrize("lora_rank", [4, 0])
-def test_a_stopped_run_continues_to_the_same_weights(tmp_path, lora_rank):
-    go(tmp_path / "whole", "5steps", lora_rank=lora_rank)
-    go(tmp_path / "parts", "5steps", lora_rank=lora_rank, stop=iter([False, False, False, True]).__next__)
+# Every objective, and what else a step's update depends on.
+VARIANTS = [
+    {"lora_rank": 4},
+    {"lora_rank": 0},
+    *({"objective": name, "likelihood": "elbo", "draws": 2, "beta": 0.0} for name in OBJECTIVES),
+    {"likelihood": "order"},
+    {"likelihood": "coupled"},
+    {"likelihood": "quadrature", "draws": 2, "objective": "sequence"},
+    {"likelihood": "trajectory", "merge_steps": 2, "epsilon_high": 0.8},
+]
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())))
+def test_a_stopped_run_continues_to_the_same_weights(tmp_path, changes):
+    go(tmp_path / "whole", "5steps", **changes)
+    go(tmp_path / "parts", "5steps", **changes, stop=iter([False, False, False, True]).__next__)
     assert checkpoint.latest(tmp_path / "parts").name == "step-00000003"
-    go(tmp_path / "parts", "5steps", lora_rank=lora_rank)
+    go(tmp_path / "parts", "5steps", **changes)
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "parts"))
     rewards = [[r.reward for r in results.read_steps(tmp_path / name)] for name in ("whole", "parts")]
     assert rewards[0] == rewards[1]
@@ -204,18 +217,22 @@ def test_a_kill_while_saving_leaves_the_last_checkpoint_whole(tmp_path, monkeypa
     assert go(tmp_path, "3steps").step == 3
 
 
-def test_a_run_killed_at_any_moment_continues_to_the_same_weights(tmp_path):
+@pytest.mark.parametrize(
+    "changes",
+    [{}, *(pytest.param(changes, marks=pytest.mark.slow) for changes in VARIANTS[2:])],
+    ids=lambda changes: "-".join(map(str, changes.values())) or "default",
+)
+def test_a_run_killed_at_any_moment_continues_to_the_same_weights(tmp_path, changes):
     """SIGKILL a forked process again and again at random moments; what it left is always whole."""
-    go(tmp_path / "whole", "8steps", save_every=1)
+    changes = {**changes, "save_every": 1}
+    go(tmp_path / "whole", "8steps", **changes)
     started = time.perf_counter()
-    go(tmp_path / "timed", "8steps", save_every=1)
+    go(tmp_path / "timed", "8steps", **changes)
     longest = time.perf_counter() - started
     moments = random.Random(0)
     kills = 0
     for _ in range(6):
-        child = get_context("fork").Process(
-            target=go, args=(tmp_path / "killed", "8steps"), kwargs={"save_every": 1}
-        )
+        child = get_context("fork").Process(target=go, args=(tmp_path / "killed", "8steps"), kwargs=changes)
         child.start()
         child.join(moments.uniform(0.1, 0.3) * longest)
         child.kill()
@@ -224,7 +241,7 @@ def test_a_run_killed_at_any_moment_continues_to_the_same_weights(tmp_path):
         if checkpoint.exists(tmp_path / "killed"):
             checkpoint.read(tmp_path / "killed")
     assert kills >= 2
-    go(tmp_path / "killed", "8steps", save_every=1)
+    go(tmp_path / "killed", "8steps", **changes)
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "killed"))
 
 
@@ -255,15 +272,9 @@ def test_a_reward_that_raises_keeps_every_finished_step(tmp_path):
 @pytest.mark.parametrize(("poison", "finished"), [(4, 2), (5, 2), (1, 0)])
 def test_a_loss_that_is_not_a_number_undoes_its_step(tmp_path, monkeypatch, poison, finished):
     """Two inner iterations a step: in the first of them, and in the second, when the weights have moved."""
-    from twotemp.rl import learner
-
     changes = {"groups": 4, "size": 8, "save_every": 100}  # large groups: every step has a signal
-    true_loss, calls = learner.grpo_loss, iter(range(100))
-
-    def poisoned(new, *args, **kwargs):
-        return true_loss(new * float("nan") if next(calls) == poison else new, *args, **kwargs)
-
-    monkeypatch.setattr(learner, "grpo_loss", poisoned)
+    calls = iter(range(100))
+    rl_toys.poison_loss(partial(monkeypatch.setitem, OBJECTIVES), lambda: next(calls) == poison)
     with pytest.raises(UserError, match=r"not a number.*lower --learning-rate"):
         go(tmp_path, "6steps", **changes)
     monkeypatch.undo()

@@ -24,8 +24,9 @@ from twotemp.likelihood.queries import Completion, CompletionBatch, MaskedQuerie
 from twotemp.models.transformer import Transformer
 from twotemp.models.weight_loading import is_quantized
 from twotemp.records import Sample
+from twotemp.rl import objective
 from twotemp.rl.checkpoint import ADAPTER_NAME, published_adapter, trainable
-from twotemp.rl.objective import advantages, grpo_loss
+from twotemp.rl.objective import Clip, Loss, Terms, advantages
 from twotemp.rl.parallel import accumulating, assign, distribute, gathered, most, reshard, whole
 from twotemp.rl.rollouts import Rollouts
 from twotemp.rl.settings import GrpoSettings
@@ -43,6 +44,16 @@ class Update:
     kl: float | None = None  # measured only where it is part of the loss
     clipped: float = 0.0
     grad_norm: float = 0.0
+
+
+@dataclass(frozen=True)
+class RowNumbers:
+    """What an objective knows of this worker's rows, [R] each, and what its sum is divided by."""
+
+    advantage: Tensor
+    tokens: Tensor
+    group: Tensor
+    total: float  # tokens, rows or groups of the global batch
 
 
 class NotANumber(UserError):
@@ -153,19 +164,37 @@ class Learner:
             log.warning("out of memory in an update; continuing with micro-batches of %d", self.micro_batch)
 
     def _update(self, rollouts: Rollouts) -> Update:
-        settings = self.settings
-        advantage = advantages(rollouts.rewards, scale=settings.scale_advantage).flatten()
-        if not self._sum(float(advantage.count_nonzero())):
+        settings, goal = self.settings, objective.get(self.settings.objective)
+        if goal.advantages is None:
+            by_group = advantages(rollouts.rewards, scale=settings.scale_advantage)
+        else:
+            by_group = goal.advantages(rollouts.rewards)
+        signal, advantage = (by_group != 0).any(1), by_group.flatten()
+        if not self._sum(float(signal.sum())):
             return Update()
         graded = ~rollouts.rewards.flatten().isnan()
-        tokens = self._tokens(_select(graded, rollouts.samples))
-        # A row without advantage still has a KL; without that it adds nothing, and leaving it out saves its time.
+        # A row without advantage still has a KL, or a share of its group's weights; otherwise it adds nothing, and
+        # leaving it out saves its time.
         used = graded if settings.beta else advantage != 0
-        advantage = advantage[used].to(self.accelerator.device)
+        if goal.normalises:
+            used = graded & signal.repeat_interleave(rollouts.size)
+        totals = {
+            "tokens": lambda: self._tokens(_select(graded, rollouts.samples)),
+            "rows": lambda: self._sum(float(graded.sum())),
+            "groups": lambda: self._sum(float(signal.sum())),
+        }
         completions = self._completions(_select(used, rollouts.samples))
+        device = self.accelerator.device
+        number = torch.arange(len(advantage)) // rollouts.size
+        rows = RowNumbers(
+            advantage[used].to(device),
+            torch.zeros(0, device=device) if completions is None else completions.scored.sum(1).float(),
+            torch.unique(number[used], return_inverse=True)[1].to(device),
+            totals[goal.per](),
+        )
         # Old and reference log-probabilities of every iteration's queries, before the first update.
         batches = [self._micro_batches(completions, iteration) for iteration in range(settings.iterations)]
-        old = [self._without_gradient(batch) if number else None for number, batch in enumerate(batches)]
+        old = [self._without_gradient(batch) if n and goal.ratio else None for n, batch in enumerate(batches)]
         reference = [self._reference(batch) if settings.beta else None for batch in batches]
         self.network.train()
         # An update of one iteration moves the weights at its very end; of several, a later one may fail after that.
@@ -173,7 +202,7 @@ class Learner:
         changes = self.changes
         try:
             numbers = [
-                self._iteration(batch, advantage, tokens, previous, anchor)
+                self._iteration(batch, rows, previous, anchor)
                 for batch, previous, anchor in zip(batches, old, reference)
             ]
         except BaseException:
@@ -187,8 +216,7 @@ class Learner:
     def _iteration(
         self,
         batch: list[MaskedQueries],
-        advantage: Tensor,
-        tokens: float,
+        rows: RowNumbers,
         old: list[Tensor] | None,
         reference: list[Tensor] | None,
     ) -> tuple[float, float, float, float]:
@@ -196,35 +224,37 @@ class Learner:
 
         Args:
             batch: micro-batches of queries, the same number on every worker.
-            advantage: of each completion of this worker.
-            tokens: scored tokens of the global batch.
-            old: log q of every query before the first iteration; None: this is the first.
+            rows: of this worker.
+            old: log q of every query before the first iteration; None: this is the first, or nobody asks.
             reference: log q of every query under the untrained model; None: no KL.
 
         Returns:
             The loss, the KL, the clipped share and the norm of the gradient.
         """
         settings, accelerator = self.settings, self.accelerator
+        goal = objective.get(settings.objective)
         self.optimizer.zero_grad()
         sums = torch.zeros(3, device=accelerator.device)
+        slopes: list[Tensor] | None = None
+        if goal.needs != "terms":
+            known = goal.needs == "differences" and old is None and reference is None
+            loss, slopes = self._slopes(batch, rows, old, reference, at_start=known)
+            sums += torch.stack([loss.total.detach(), loss.kl, loss.clipped])
         for number, queries in enumerate(batch):
             last = number == len(batch) - 1
             with nullcontext() if last else accumulating(self.scorer), self._dropout(number):
                 new = self._log_q(self.scorer, queries)
-                row, weight = queries.terms()
-                loss = grpo_loss(
-                    new,
-                    new.detach() if old is None else old[number],
-                    reference[number] if reference is not None else None,
-                    advantage[row] if len(advantage) else torch.zeros_like(new),
-                    weight,
-                    epsilon=settings.epsilon,
-                    beta=settings.beta,
-                )
+                if slopes is None:
+                    before = None if old is None else old[number]
+                    anchor = None if reference is None else reference[number]
+                    loss = goal.loss(_terms([queries], new, before, anchor, rows), self._clip)
+                    sums += torch.stack([loss.total.detach(), loss.kl, loss.clipped])
+                    total = loss.total
+                else:
+                    total = (slopes[number] * new).sum()
                 # Workers' gradients are averaged, and we want their sum.
-                (loss.total * accelerator.num_processes / tokens).backward()
-                sums += torch.stack([loss.total.detach(), loss.kl, loss.clipped])
-        total, kl, clipped = (accelerator.reduce(sums, "sum") / tokens).tolist()
+                (total * accelerator.num_processes / rows.total).backward()
+        total, kl, clipped = (accelerator.reduce(sums, "sum") / rows.total).tolist()
         norm = accelerator.clip_grad_norm_(self.scorer.parameters(), settings.max_grad_norm)
         grad_norm = float(whole(norm))
         if not torch.isfinite(torch.tensor([total, grad_norm])).all():
@@ -256,6 +286,45 @@ class Learner:
             place = f"{self._updates()} {number} {self.accelerator.process_index}"
             torch.manual_seed(row_key(self.settings.seed, place, 0))
             yield
+
+    def _slopes(
+        self,
+        batch: list[MaskedQueries],
+        rows: RowNumbers,
+        old: list[Tensor] | None,
+        reference: list[Tensor] | None,
+        *,
+        at_start: bool,
+    ) -> tuple[Loss, list[Tensor]]:
+        """Return an objective of whole rows and its derivative in every log q, by micro-batch.
+
+        Args:
+            batch: as for `_iteration`, with the next three.
+            rows: of this worker.
+            old: before the first iteration.
+            reference: of the untrained model.
+            at_start: new and old log q are the same, and nothing but their difference matters: do not compute them.
+        """
+        sizes = [int(queries.queried.sum()) for queries in batch]
+        values = [torch.zeros(size, device=rows.advantage.device) for size in sizes]
+        if not at_start:
+            for number, queries in enumerate(batch):
+                with torch.no_grad(), self._dropout(number):
+                    values[number] = self._log_q(self.scorer, queries)
+        new = torch.cat(values).requires_grad_()
+        before = None if old is None else torch.cat(old)
+        anchor = None if reference is None else torch.cat(reference)
+        loss = objective.get(self.settings.objective).loss(
+            _terms(batch, new, before, anchor, rows), self._clip
+        )
+        (slopes,) = torch.autograd.grad(loss.total, new)
+        return loss, list(torch.split(slopes, sizes))
+
+    @property
+    def _clip(self) -> Clip:
+        settings = self.settings
+        high = settings.epsilon if settings.epsilon_high is None else settings.epsilon_high
+        return Clip(settings.epsilon, high, settings.beta)
 
     def _micro_batches(self, completions: CompletionBatch | None, iteration: int) -> list[MaskedQueries]:
         """Return the queries of one inner iteration, in the same number of micro-batches on every worker."""
@@ -371,6 +440,28 @@ class Learner:
             else:
                 state[parameter][field] = torch.zeros_like(parameter)
                 assign(state[parameter][field], tensor)
+
+
+def _terms(
+    batch: Sequence[MaskedQueries],
+    new: Tensor,
+    old: Tensor | None,
+    reference: Tensor | None,
+    rows: RowNumbers,
+) -> Terms:
+    """Return the terms of the queries for an objective."""
+    numbers = [queries.terms() for queries in batch]
+    return Terms(
+        new,
+        new.detach() if old is None else old,
+        reference,
+        weight=torch.cat([weight for _, weight in numbers]),
+        row=torch.cat([row for row, _ in numbers]),
+        column=torch.cat([queries.queried.nonzero()[:, 1] for queries in batch]),
+        advantage=rows.advantage,
+        tokens=rows.tokens,
+        group=rows.group,
+    )
 
 
 def _select(mask: Tensor, samples: Sequence[Sample]) -> list[Sample]:

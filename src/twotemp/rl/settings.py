@@ -42,7 +42,9 @@ class LearningSettings:
     draws: Annotated[int, "Masks per row and update, for d1, elbo, stratified, coupled and quadrature."] = 1
     iterations: Annotated[int, "Updates on the same rollouts (mu), each with new masks."] = 1
     micro_batch: Annotated[int, "Partly masked rows in one training pass; gradients are summed."] = 1024
+    objective: Annotated[str, "grpo, sequence, stable, wd1 or spg."] = "grpo"
     epsilon: Annotated[float, "Clip of the probability ratio."] = 0.5
+    epsilon_high: Annotated[float | None, "Its clip above 1, where that differs (DAPO)."] = None
     beta: Annotated[float, "Weight of the KL to the untrained model."] = 0.0
     scale_advantage: Annotated[bool, "Divide advantages by the group's std."] = False
     learning_rate: Annotated[float, "Of AdamW; constant after the warm-up."] = 5e-4
@@ -74,6 +76,7 @@ class GrpoSettings(RolloutSettings, LearningSettings):
 
     def __post_init__(self) -> None:
         from twotemp.likelihood import estimators
+        from twotemp.rl import objective
 
         estimator = estimators.get(self.likelihood)
         for policy in self.policy.components:
@@ -94,6 +97,10 @@ class GrpoSettings(RolloutSettings, LearningSettings):
             )
         for name in ("epsilon", "learning_rate", "max_grad_norm"):
             number(name, getattr(self, name), "(0, inf)")
+        if self.epsilon_high is not None:
+            number("epsilon_high", self.epsilon_high, "(0, inf)")
+        if not objective.get(self.objective).kl and self.beta:
+            raise UserError(f"the objective {self.objective} has no KL; set beta=0, or use grpo or sequence")
         for name in ("beta", "format_weight", "weight_decay"):
             number(name, getattr(self, name), "[0, inf)")
         number("lora_dropout", self.lora_dropout, "[0, 1)")
