@@ -328,6 +328,12 @@ class Sample:
     def key(self) -> Key:
         return Key(self.request, self.index, self.seed)
 
+    @property
+    def written(self) -> int:
+        """How many positions were written: a row from left to right may have ended at its EOS."""
+        count = len(self.tokens)
+        return min(count, self.forwards * self.policy.k) if self.policy.left_to_right else count
+
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
         return f"Sample({text!r}, {self.policy.name}, {self.nfe} NFE, {self.request} [{self.index}])"

@@ -16,7 +16,7 @@ import pytest
 
 from tests.helpers import toy_task
 from tests.helpers.toy_runs import PLAN, POLICIES, Rows, evaluate, rows
-from twotemp import engine
+from twotemp import engine, tasks
 from twotemp.analysis import read
 from twotemp.backends.local import LocalBackend
 from twotemp.engine import run as engine_run
@@ -27,6 +27,7 @@ from twotemp.models.load import load
 from twotemp.policies import parse, parse_portfolio
 from twotemp.records import Grade, Request
 from twotemp.sampling import text as sampling_text
+from twotemp.store import Store
 
 pytestmark = pytest.mark.usefixtures("toy_tasks")
 
@@ -409,3 +410,24 @@ def test_a_prompt_too_long_for_the_model_stores_nothing_wrong(model, tmp_path):
     with pytest.raises(UserError, match="exceed the context"):
         evaluate(model, replace(PLAN, length=128), tmp_path / "run")
     assert rows(tmp_path / "run") == {}
+
+
+def test_rows_of_ar_end_at_eos_with_the_text_and_the_nfe_of_the_whole_row(tmp_path):
+    model = load("tiny", device="cpu")
+    problems = tasks.get("countdown-3").problems().problems[:4]
+    plan = Plan((TaskChoice("countdown-3", questions=4),), (parse("ar"), parse("ct")), n=2, length=48)
+    with Evaluation(plan, tmp_path) as evaluation:
+        evaluation.run_with(LocalBackend(model))
+    for cell in Store.open(tmp_path).cells():
+        asks = [
+            sampling_text.ProblemRequest(p, cell.config.policy, index) for p in problems for index in range(2)
+        ]
+        wanted = sampling_text.problem_requests(model, asks, length=48)
+        whole = {sample.key: sample for sample in LocalBackend(model).sample(wanted)}
+        found = {sample.key: sample for sample in cell.samples()}
+        assert {key: (s.text, s.nfe) for key, s in found.items()} == {
+            key: (s.text, s.nfe) for key, s in whole.items()
+        }
+        fewer = sum(s.forwards for s in found.values()) < sum(s.forwards for s in whole.values())
+        assert fewer == (cell.config.policy.name == "ar")
+        assert all(s.written == s.forwards for s in found.values() if s.policy.name == "ar")

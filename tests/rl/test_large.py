@@ -26,7 +26,7 @@ from twotemp.models.checkpoint import read_headers, save, stream, weight_files
 from twotemp.models.load import load
 from twotemp.policies import policy
 from twotemp.records import Request
-from twotemp.rl import learner
+from twotemp.rl import learner, results, rollouts
 from twotemp.rl.checkpoint import export, latest
 from twotemp.rl.learner import Learner
 from twotemp.rl.parallel import accelerator
@@ -194,3 +194,40 @@ def test_an_update_that_does_not_fit_at_all_names_the_option(tmp_path, monkeypat
     short_of_memory(monkeypatch, 0)
     with pytest.raises(UserError, match="does not fit into memory with --micro-batch 1;"):
         go(tmp_path, "2steps", micro_batch=2)
+
+
+# --- time
+
+
+def test_ar_rollouts_end_at_eos_and_training_is_the_same(tmp_path, monkeypatch):
+    forwards: dict[bool, int] = {True: 0, False: 0}
+    honest, numbers = rollouts.problem_requests, results.group_numbers
+
+    def train(stop: bool) -> tuple[dict, list]:
+        def requests(*arguments, eos_stop, **options):
+            return honest(*arguments, eos_stop=stop, **options)
+
+        def count(drawn):
+            forwards[stop] += sum(sample.forwards for sample in drawn.samples)
+            return numbers(drawn)
+
+        monkeypatch.setattr(rollouts, "problem_requests", requests)
+        monkeypatch.setattr(results, "group_numbers", count)
+        out = tmp_path / str(stop)
+        changes = {"policy": policy("ar", t_token=1.0), "length": 12, "beta": 0.0}
+        go(out, "3steps", model=likely_to_end(), likelihood="trajectory", questions=0, **changes)
+        steps = results.read_steps(out)
+        return tensors(out), [(s.reward, s.nfe, s.distinct, s.tokens_per_forward) for s in steps]
+
+    (stopped, first), (whole, second) = train(True), train(False)
+    assert first == second
+    assert same(stopped, whole)
+    assert forwards[True] < forwards[False] == 3 * 8 * 12
+
+
+def likely_to_end():
+    """Return the micro model, biased towards EOS."""
+    model = micro_model()
+    with torch.no_grad():
+        model.module.lm_head.weight[model.eos_ids[0]] *= 2
+    return model

@@ -208,6 +208,7 @@ class Evaluation(AbstractContextManager["Evaluation"]):
             trace=plan.trace,
             chat=plan.chat,
             tag=loaded.task.name,
+            eos_stop=not plan.trace,  # a trace shows the whole row
         )
 
 

@@ -65,7 +65,7 @@ class StepRecord:
 
 
 COLUMNS = (
-    "reward graded std zero_std distinct nfe forwards tokens committed confidence entropy "
+    "reward graded std zero_std distinct nfe forwards committed confidence entropy "
     "seconds_drawing seconds_grading"
 ).split()
 
@@ -91,7 +91,6 @@ def group_numbers(rollouts: Rollouts) -> Tensor:
                 len(answers),
                 sum(s.nfe for s in samples),
                 sum(s.forwards for s in samples),
-                sum(len(s.tokens) for s in samples),
                 len(written),
                 sum(confidence for _, confidence, _ in written),
                 sum(entropy for _, _, entropy in written),
@@ -119,7 +118,7 @@ def summarise(numbers: Tensor, size: int, workers: int) -> dict[str, Any]:
         "distinct": total["distinct"] / groups,
         "ungraded": int(groups * size - total["graded"]),
         "nfe": total["nfe"] / (groups * size),
-        "tokens_per_forward": total["tokens"] / total["forwards"],
+        "tokens_per_forward": total["committed"] / total["forwards"],
         "confidence": total["confidence"] / max(1, total["committed"]),
         "entropy": total["entropy"] / max(1, total["committed"]),
         "seconds_drawing": total["seconds_drawing"] / workers,

@@ -153,7 +153,16 @@ def collect(
         for index in range(size)
     ]
     wanted = list(
-        problem_requests(backend.text, asks, length=length, block=block, seed=seed, trace=True, chat=chat)
+        problem_requests(
+            backend.text,
+            asks,
+            length=length,
+            block=block,
+            seed=seed,
+            trace=True,
+            chat=chat,
+            eos_stop=True,
+        )
     )
     if prompt_tokens is not None:
         wanted = [replace(request, prompt=request.prompt[-prompt_tokens:]) for request in wanted]

@@ -80,6 +80,7 @@ def problem_requests(
     trace: bool = False,
     chat: bool | None = None,
     tag: str = "",
+    eos_stop: bool = False,
 ) -> Iterator[Request]:
     """Yield a request for each sample of a problem.
 
@@ -94,6 +95,7 @@ def problem_requests(
         trace: Record when and how surely each token was written.
         chat: Use the chat format; None where the model has one.
         tag: The tag of all requests.
+        eos_stop: End rows that are written from left to right at their EOS: text and NFE are those of the whole row.
     """
     from twotemp.engine.scheduler import check  # torch, which the grading of stored samples does not need
 
@@ -104,14 +106,16 @@ def problem_requests(
         if new:
             last = item.problem
             prompt = tuple(encode_problem(model, item.problem, chat))
+        policy = item.policy.at(item.index)
         request = Request(
             id=item.problem.id if item.id is None else item.id,
             prompt=prompt,
-            policy=item.policy.at(item.index),
+            policy=policy,
             length=length,
             block=block,
             seed=seed,
             index=item.index,
+            eos_stop=eos_stop and policy.left_to_right,
             trace=trace,
             tag=tag,
         )

@@ -104,7 +104,7 @@ def sample_row(sample: Sample) -> dict[str, Any]:
     for name in ("policy", *NOT_STORED):
         del row[name]
     long = {name: row.pop(name) for name in ("prompt", "positions", "tokens", "trace")}
-    return {**row, "written": len(sample.tokens), **long}
+    return {**row, "written": sample.written, **long}
 
 
 def parse_light(line: bytes) -> dict[str, Any]:
