@@ -19,7 +19,7 @@ from twotemp.errors import UserError
 from twotemp.evaluation import Plan, TaskChoice
 from twotemp.graders.puzzles import CountdownGrader
 from twotemp.models.load import load
-from twotemp.policies import policy, spell
+from twotemp.policies import parse_portfolio, policy, spell
 from twotemp.report.tuning import markdown, recommendation, tuned_yaml
 from twotemp.store import Store
 from twotemp.tuning import (
@@ -187,3 +187,28 @@ def test_from_the_command_line(tmp_path):
     assert {"tuned.yaml", "frontier.md", "frontier.png", "frontier.pdf", "run.json"} <= {
         p.name for p in out.iterdir()
     }
+
+
+def test_a_portfolio_from_the_command_line(tmp_path):
+    out = tmp_path / "run"
+    words = (
+        "--task countdown-3 --at pass@4 --portfolio --questions 20 --budget 6000 --json --policies".split()
+    )
+    words += ["lc:t_token=0.8,k=1;tlc:t_token=0.8,k=1,t_pos=1;lc:t_token=0.8,k=12", "--out", str(out)]
+    done = CliRunner().invoke(app, ["tune", *words])
+    assert done.exit_code == 0, done.output
+    (row,) = [json.loads(line) for line in done.stdout.splitlines()]
+    found = yaml.safe_load((out / "tuned.yaml").read_text())["policies"]
+    assert found == list(dict.fromkeys([row["portfolio"], row["single"]]))
+    assert "k=12" not in " ".join(found), "all tokens in one step: no portfolio uses it"
+    assert row["difference"]["low"] <= row["difference"]["mean"] <= row["difference"]["high"]
+    assert (row["questions"], row["goal"]) == (20, "pass@4")
+    drawn = {
+        cell.config.policy.k: {key[0] for key in cell.grades("countdown 1")}
+        for cell in Store.open(out).cells()
+    }
+    assert len(drawn[12]) == 16, "it dropped out after the first round"
+    again = CliRunner().invoke(app, ["tune", *words])
+    assert json.loads(again.stdout) == row
+    assert "points, on 20 validation problems" in " ".join(again.stderr.split())
+    assert split_policies(f"@{out / 'tuned.yaml'}")[0] == parse_portfolio(row["portfolio"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,6 +17,7 @@ from twotemp.policies import policy
 from twotemp.tuning import (
     Goal,
     Measurement,
+    Tally,
     expand,
     expected_scores,
     policy_distances,
@@ -131,16 +133,16 @@ def test_distances_between_policies():
 
 
 def test_half_a_goal():
-    passed = [np.array([True, False, False, False])]
-    assert Goal.parse("pass@4").half(5.0).values(passed, cost=5.0) == pytest.approx([0.5])
-    assert Goal.parse("pass@NFE=20").half(5.0).values(passed, cost=5.0) == pytest.approx([0.5])
+    one_of_four = Tally(np.array([4]), np.array([1]), 5.0)
+    assert Goal.parse("pass@4").half(5.0).values(one_of_four) == pytest.approx([0.5])
+    assert Goal.parse("pass@NFE=20").half(5.0).values(one_of_four) == pytest.approx([0.5])
     assert Goal.parse("pass@1").half(5.0) == Goal(k=1)
 
 
 def test_half_a_goal_is_one_sample_at_least():
     """If the budget buys one sample, half of it buys none, and an expensive policy would have no expected score."""
-    goal, passed = Goal.parse("pass@NFE=20"), [np.array([True, True])]
-    expensive = Measurement(goal.values(passed, 15.0), 15.0, 30.0, goal.half(15.0).values(passed, 15.0))
+    goal, tally = Goal.parse("pass@NFE=20"), Tally(np.array([2]), np.array([2]), 15.0)
+    expensive = Measurement(goal.values(tally), 15.0, 30.0, goal.half(15.0).values(tally))
     assert expected_scores({"expensive": expensive}, unrelated) == {"expensive": 1.0}
 
 
@@ -202,18 +204,18 @@ def test_an_unmeasured_candidate_does_not_bring_others_to_the_frontier():
 
 
 def test_goals():
-    passed = [np.array([1, 0, 0, 1], dtype=bool), np.array([0, 0, 0, 0], dtype=bool)]
+    tally = Tally(np.array([4, 4]), np.array([2, 0]), 8.0)
     at = Goal.parse("pass@2")
     assert str(at) == "pass@2"
     assert at.samples(5.0) == 2
     assert at.price(5.0) == 10.0
-    assert np.allclose(at.values(passed, 5.0), metrics.pass_at_k([4, 4], [2, 0], [2])[:, 0])
+    assert np.allclose(at.values(tally), metrics.pass_at_k([4, 4], [2, 0], [2])[:, 0])
     bought = Goal.parse("pass@NFE=20")
     assert bought.samples(8.0) == 3
     assert bought.price(8.0) == 20.0
     # 20 NFE buy 2.5 samples: the mean of pass@2 and pass@3.
-    assert bought.values(passed, 8.0)[0] == pytest.approx((1 - 1 / 6 + 1.0) / 2)
-    assert np.isnan(bought.values(passed, 30.0)).all()
+    assert bought.values(tally)[0] == pytest.approx((1 - 1 / 6 + 1.0) / 2)
+    assert np.isnan(bought.values(replace(tally, cost=30.0))).all()
     with pytest.raises(
         UserError, match=r"buys 5,000 samples of 4\.0 NFE per question, more than 4,096; lower it"
     ):

@@ -17,16 +17,26 @@ from twotemp.cli.workers import DrawingOptions, Workload
 from twotemp.evaluation import Progress
 from twotemp.folders import write_text
 from twotemp.report import NO_FIGURES, figures
-from twotemp.report.tuning import COLUMNS, draw_frontier, markdown, recommendation, table_row, tuned_yaml
+from twotemp.report.tuning import (
+    COLUMNS,
+    draw_frontier,
+    markdown,
+    portfolio_json,
+    portfolio_recommendation,
+    portfolio_yaml,
+    recommendation,
+    table_row,
+    tuned_yaml,
+)
 from twotemp.report.tuning import as_json as standings_json
 from twotemp.serialization import json_text
-from twotemp.tuning import Goal, Tuned, expand
+from twotemp.tuning import Goal, Tuned, TunedPortfolio, expand, tune_portfolio
 from twotemp.tuning import tune as race
 from twotemp.tuning.tuner import validation
 
 # Options of the race itself. All others describe the setting that was tuned, and the recommended `twotemp eval`
 # repeats them (`next_command` adds the plug-ins).
-RACE_OPTIONS = {*"at policies budget questions subset data altered out as_json plugin".split()}
+RACE_OPTIONS = {*"at policies budget portfolio questions subset data altered out as_json plugin".split()}
 
 
 def tune(
@@ -44,6 +54,10 @@ def tune(
         "tried only at those values: tct:t_pos=0.1,threshold=0.6|0.8.",
     ] = ["ar,tlc,tct,tpp,fork"],  # noqa: B006
     budget: Annotated[float, typer.Option(min=1, help="NFE to spend in total, approximately.")] = 1_000_000,
+    portfolio: Annotated[
+        bool,
+        "Choose how many samples each candidate draws, instead of one candidate for all samples.",
+    ] = False,
     questions: options.Questions = None,
     cache: options.Cache = None,
     as_json: options.Json = False,
@@ -59,6 +73,8 @@ def tune(
     [bold]Examples[/bold]
 
       twotemp tune --task countdown-3 --at pass@16 --policies tlc,tct,fork --budget 300000 --out runs/tune
+
+      twotemp tune --task countdown-3 --at pass@16 --portfolio --policies lc,tlc,ct,tct,eb --out runs/portfolio
 
       twotemp eval --task countdown-3 --policies ar,@runs/tune/tuned.yaml -n 16 --out runs/tuned
     """
@@ -77,7 +93,18 @@ def tune(
         def watch(alive: int, seen: int, state: Progress) -> None:
             bar.update(state.samples, state.all_samples, f"{alive} candidates on {seen} questions")
 
-        tuned = race(plan, goal, backend, out, budget=budget, watch=watch)
+        if portfolio:
+            chosen = tune_portfolio(plan, goal, backend, out, budget=budget, watch=watch)
+        else:
+            tuned = race(plan, goal, backend, out, budget=budget, watch=watch)
+    if portfolio:
+        write_text(out / "tuned.yaml", portfolio_yaml(chosen))
+        if as_json:
+            typer.echo(json_text(portfolio_json(chosen)))
+        say(portfolio_recommendation(chosen))
+        command = next_command(f"eval {shlex.join(_test_command(context, out, chosen))} --out", Path("RUN"))
+        say(f"{chosen.spent:,.0f} NFE spent; next, on test problems: {command}")
+        return
     write_text(out / "tuned.yaml", tuned_yaml(tuned))
     write_text(out / "frontier.md", f"{recommendation(tuned)}\n\n{markdown(tuned)}")
     if as_json:
@@ -90,14 +117,19 @@ def tune(
         draw_frontier(tuned.standings, str(goal), f"{tuned.model}, {tuned.task.name}", out / "frontier")
     else:
         say(NO_FIGURES)
-    words = [*_tuned_settings(context), "--policies", f"@{out / 'tuned.yaml'}"]
-    if tuned.task.data is not None:  # that file was used for tuning; only the user knows the one for the test
-        words += ["--data", "TEST_FILE"]
+    words = _test_command(context, out, tuned)
     overlap = "" if tuned.held_out else " (which include those used for tuning)"
     say(
         f"{tuned.spent:,.0f} NFE spent; the frontier: {out / 'frontier.md'}; next, on test problems{overlap}: "
         f"{next_command(f'eval {shlex.join(words)} --out', Path('RUN'))}"
     )
+
+
+def _test_command(context: typer.Context, out: Path, tuned: Tuned | TunedPortfolio) -> list[str]:
+    """Return the words of the command that measures the result on test problems."""
+    words = [*_tuned_settings(context), "--policies", f"@{out / 'tuned.yaml'}"]
+    # The file that was used for tuning is known; only the user knows the one for the test.
+    return words if tuned.task.data is None else [*words, "--data", "TEST_FILE"]
 
 
 def _tuned_settings(context: typer.Context) -> list[str]:

@@ -21,6 +21,7 @@ from twotemp.metrics.estimates import (
     mean_cost,
     paired_bootstrap,
     pass_at_k,
+    pass_of_allocations,
     tokens_per_forward,
 )
 
@@ -39,5 +40,6 @@ __all__ = [
     "mean_cost",
     "paired_bootstrap",
     "pass_at_k",
+    "pass_of_allocations",
     "tokens_per_forward",
 ]

@@ -64,8 +64,38 @@ def cost_axis(costs: Sequence[ArrayLike], ks: Sequence[int]) -> Floats:
     return grid(ks).astype(np.float64) * mean_cost(costs)
 
 
-def at_budget(values: ArrayLike, cost: float, budgets: ArrayLike) -> Floats:
+def pass_of_allocations(n: ArrayLike, correct: ArrayLike, counts: ArrayLike) -> Floats:
+    """Return the pass rate of sets that mix policies, [questions, sets]; `pass_at_k` is the case of one policy.
+
+    A set takes counts[s, j] of the samples of each policy j at random. It has no right one with probability
+
+        prod_j C(n_j - c_j, counts_j) / C(n_j, counts_j).
+
+    Unbiased; NaN where a policy has fewer samples of a question than the set takes.
+
+    Args:
+        n: Samples of each question and policy, [questions, policies].
+        correct: How many of them are right, the same shape.
+        counts: [sets, policies].
+    """
+    n_, c, taken = (np.asarray(values, dtype=np.int64) for values in (n, correct, counts))
+    if n_.ndim != 2 or n_.shape != c.shape or taken.ndim != 2 or taken.shape[1] != n_.shape[1]:
+        raise UserError(
+            f"counts of samples must be [questions, policies] and [sets, policies], not {n_.shape}, {c.shape} and "
+            f"{taken.shape}"
+        )
+    miss = np.ones((len(n_), len(taken)))
+    for policy in range(n_.shape[1]):
+        column = taken[:, policy]
+        rates = pass_at_k(n_[:, policy], c[:, policy], range(1, max(1, int(column.max())) + 1))
+        miss *= np.concatenate([np.ones((len(n_), 1)), 1 - rates], axis=1)[:, column]
+    return 1 - miss
+
+
+def at_budget(values: ArrayLike, cost: float | ArrayLike, budgets: ArrayLike) -> Floats:
     """Return each question's rate at equal budgets; `values[:, i]` is the rate with i + 1 samples.
+
+    `cost` is that of a sample, or of each sample in their order if they differ.
 
     A budget buys budget / cost samples. A fraction, say 2.3, means 2 samples with probability 0.7 and 3
     otherwise, so linear interpolation between neighbouring k is exact, not a smoothing. NaN for less than one
@@ -74,9 +104,15 @@ def at_budget(values: ArrayLike, cost: float, budgets: ArrayLike) -> Floats:
     curves = np.asarray(values, dtype=np.float64)
     if curves.ndim != 2 or not curves.shape[1]:
         raise UserError("curves must be [questions, k], with every k from 1 on")
-    if not cost > 0:
-        raise UserError(f"the cost of a sample must be above 0, not {cost}")
-    bought = np.atleast_1d(np.asarray(budgets, dtype=np.float64)) / cost
+    spendable = np.atleast_1d(np.asarray(budgets, dtype=np.float64))
+    each = np.asarray(cost, dtype=np.float64)
+    if not (each > 0).all():
+        raise UserError(f"the cost of a sample must be above 0, not {cost!r}")
+    if each.ndim == 0:
+        bought = spendable / each
+    else:
+        steps = np.arange(1, len(each) + 1)
+        bought = np.interp(spendable, np.cumsum(each), steps, left=0, right=len(each) + 1)
     # A budget of exactly k samples may come out a rounding error away from k.
     bought = np.where(np.isclose(bought, np.rint(bought), rtol=1e-12, atol=0), np.rint(bought), bought)
     inside = (bought >= 1) & (bought <= curves.shape[1])

@@ -7,7 +7,7 @@ portfolio. They are ordered, not exchangeable: the first k are the same portfoli
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -102,6 +102,11 @@ def parse_portfolio(spec: str) -> AnyPolicy:
     counts, specs = zip(*(part.groups() for part in parts if part))
     entries = [(int(count or 1), presets.parse(policy)) for count, policy in zip(counts, specs)]
     return _canonical(entries, cycle=counts[-1] is not None)
+
+
+def from_order(policies: Sequence[Policy]) -> AnyPolicy:
+    """Return the portfolio whose samples these policies draw; the last one goes on."""
+    return _canonical([(1, policy) for policy in policies], cycle=False)
 
 
 def spell(given: AnyPolicy) -> str:

@@ -11,7 +11,7 @@ from twotemp.records import Policy
 from twotemp.report import style
 from twotemp.report.figures import save, styled
 from twotemp.report.style import NAMES
-from twotemp.tuning import Standing, Tuned
+from twotemp.tuning import Standing, Tuned, TunedPortfolio
 
 _SURE = 0.95
 _CHEAPER = 0.95  # of the winner's cost; a smaller saving is not mentioned
@@ -54,6 +54,61 @@ def recommendation(tuned: Tuned) -> str:
         "(--subset, --data)."
     )
     return " ".join(sentences)
+
+
+def portfolio_recommendation(tuned: TunedPortfolio) -> str:
+    """State which portfolio to use, which single policy it was compared with, and how certain the difference is."""
+    found = tuned.compared
+    gap, low, high = (
+        float(end[0]) for end in (found.difference.mean, found.difference.low, found.difference.high)
+    )
+    on = f"{found.questions} {tuned.task.subset or tuned.task.name} problems, each judged by a choice on the others"
+    if tuned.portfolio == tuned.single:
+        return (
+            f"Use {spell(tuned.single)} for all samples: no portfolio of the {tuned.candidates} candidates promises "
+            f"a higher {tuned.goal}. On {on}: {100 * found.single:.1f} %."
+        )
+    verdict = (
+        "The difference is beyond chance."
+        if low > 0
+        else "The single policy is better: use that."
+        if high < 0
+        else "The difference could be chance: use the single policy if you prefer samples that are exchangeable."
+    )
+    return (
+        f"Use {spell(tuned.portfolio)}: {tuned.goal} {100 * found.portfolio:.1f} %, against "
+        f"{100 * found.single:.1f} % of the best single policy, {spell(tuned.single)}: "
+        f"{_signed_points(gap, low, high)} points, on {on}. {verdict} "
+        "Its first samples are a good portfolio for every smaller number of samples."
+    )
+
+
+def portfolio_yaml(tuned: TunedPortfolio) -> str:
+    """Return a file for `twotemp eval --policies @tuned.yaml`: the portfolio and its rival."""
+    lines = [
+        f"# {tuned.model}, {tuned.task.name}: {tuned.goal}",
+        f"# {portfolio_recommendation(tuned)}",
+        "policies:",
+        *(f'  - "{spell(policy)}"' for policy in dict.fromkeys((tuned.portfolio, tuned.single))),
+        f"spent: {tuned.spent:.0f}  # NFE",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def portfolio_json(tuned: TunedPortfolio) -> dict[str, object]:
+    """Return the result as JSON data; the ends of the interval are null if there are too few questions."""
+    found = tuned.compared
+    ends = {name: float(getattr(found.difference, name)[0]) for name in ("mean", "low", "high")}
+    return {
+        "portfolio": spell(tuned.portfolio),
+        "single": spell(tuned.single),
+        "goal": str(tuned.goal),
+        "portfolio_rate": found.portfolio,
+        "single_rate": found.single,
+        "difference": {name: None if math.isnan(value) else value for name, value in ends.items()},
+        "questions": found.questions,
+        "spent": tuned.spent,
+    }
 
 
 COLUMNS = (

@@ -5,7 +5,7 @@ is stored in an ordinary run directory, and every decision follows from what is 
 interrupted continues when it is started again.
 """
 
-from twotemp.tuning.goal import Goal, expand
+from twotemp.tuning.goal import Goal, Tally, expand
 from twotemp.tuning.race import (
     Measurement,
     Round,
@@ -15,18 +15,21 @@ from twotemp.tuning.race import (
     race,
     standings,
 )
-from twotemp.tuning.tuner import Tuned, tune
+from twotemp.tuning.tuner import Tuned, TunedPortfolio, tune, tune_portfolio
 
 __all__ = [
     "Goal",
     "Measurement",
     "Round",
     "Standing",
+    "Tally",
     "Tuned",
+    "TunedPortfolio",
     "expand",
     "expected_scores",
     "policy_distances",
     "race",
     "standings",
     "tune",
+    "tune_portfolio",
 ]

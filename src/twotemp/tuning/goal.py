@@ -21,6 +21,20 @@ from twotemp.records import PARAMETERS, Policy, Rule
 _MOST = 4096  # samples per question
 
 
+@dataclass(frozen=True, eq=False)
+class Tally:
+    """The samples of one policy: how many each question has, how many are right, and the mean cost of one."""
+
+    n: NDArray[np.int64]
+    correct: NDArray[np.int64]
+    cost: float  # NFE
+    spent: float = 0.0  # NFE of all of them
+
+    def only(self, rows: NDArray[np.int64]) -> Tally:
+        """Return it with these questions only."""
+        return Tally(self.n[rows], self.correct[rows], self.cost)
+
+
 @dataclass(frozen=True)
 class Goal:
     """`pass@16`: k samples per question. `pass@NFE=200`: as many samples per question as 200 NFE buy."""
@@ -63,13 +77,25 @@ class Goal:
         """Return the NFE per question if a sample costs `cost` NFE: the x axis of the frontier."""
         return self.k * cost if self.k is not None else float(self.nfe or 0)
 
-    def values(self, passed: Sequence[NDArray[np.bool_]], cost: float) -> Floats:
+    def values(self, tally: Tally) -> Floats:
         """Return the pass rate of each question; NaN if it has too few samples, or none is affordable."""
-        n, correct = [len(p) for p in passed], [int(p.sum()) for p in passed]
+        most = max(1, int(tally.n.max()))
         if self.k is not None:
-            return metrics.pass_at_k(n, correct, [self.k])[:, 0]
-        curves = metrics.pass_at_k(n, correct, range(1, max(1, *n) + 1))
-        rates: Floats = metrics.at_budget(curves, cost, [self.nfe or 0])[:, 0]
+            return metrics.pass_at_k(tally.n, tally.correct, [self.k])[:, 0]
+        return self.of(metrics.pass_at_k(tally.n, tally.correct, range(1, most + 1)), tally.cost)
+
+    def of(self, curves: Floats, cost: float | Floats) -> Floats:
+        """Return each question's rate at the goal.
+
+        Args:
+            curves: Pass rates with 1, 2, ... samples, [questions, samples].
+            cost: Of a sample, or of each of them in their order.
+        """
+        rates: Floats = (
+            curves[:, self.k - 1]
+            if self.k is not None
+            else metrics.at_budget(curves, cost, [self.nfe or 0])[:, 0]
+        )
         return rates
 
 

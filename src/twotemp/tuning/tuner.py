@@ -13,10 +13,12 @@ import numpy as np
 from twotemp import metrics, tasks
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, Plan, Progress, TaskChoice
-from twotemp.policies import spell
+from twotemp.policies import AnyPolicy, spell
+from twotemp.policies.portfolio import from_order
 from twotemp.records import Policy
 from twotemp.store import Cell
-from twotemp.tuning.goal import Goal
+from twotemp.tuning.goal import Goal, Tally
+from twotemp.tuning.portfolio import Comparison, choose_order, cross_fitted, useful
 from twotemp.tuning.race import Measurement, Round, Standing, policy_distances, race, standings
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 # Called with (number of candidates, number of questions, progress of their evaluation).
 RoundCallback = Callable[[int, int, Progress], None]
 _VALIDATION = "validation"
+FEW = 16  # questions of the first round of `tune_portfolio`
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,16 @@ def tune(
     def measure(policies: Sequence[Policy], questions: int) -> list[Measurement]:
         report = None if watch is None else lambda state: watch(len(policies), questions, state)
         part = replace(plan, questions=questions)
-        measurements = _measure(part, goal, backend, out, policies, ids[:questions], report)
+        tallies = _draw(part, goal, backend, out, policies, ids[:questions], report)
+        measurements = [
+            Measurement(
+                goal.values(tally),
+                goal.price(tally.cost),
+                tally.spent,
+                goal.half(tally.cost).values(tally),
+            )
+            for tally in tallies
+        ]
         spent.update((policy, measurement.spent) for policy, measurement in zip(policies, measurements))
         return measurements
 
@@ -92,7 +104,67 @@ def tune(
     return Tuned(goal, choice, backend.name, sum(spent.values()), rounds, ranked)
 
 
-def _measure(
+@dataclass(frozen=True)
+class TunedPortfolio:
+    """A portfolio, the best single policy, and their rates on questions that they were not chosen on."""
+
+    goal: Goal
+    task: TaskChoice
+    model: str
+    spent: float  # NFE
+    candidates: int
+    portfolio: AnyPolicy
+    single: Policy
+    compared: Comparison
+
+
+def tune_portfolio(
+    plan: Plan,
+    goal: Goal,
+    backend: Backend,
+    out: Path | str,
+    *,
+    budget: float,
+    watch: RoundCallback | None = None,
+) -> TunedPortfolio:
+    """Choose the policies that draw a set of samples, from those of a plan.
+
+    All candidates start on a few questions. Those that no portfolio of these questions, or of resamples of them, uses
+    drop out, and the others go on to twice as many, until the questions or the budget are used up. The arguments are
+    those of `tune`.
+    """
+    plan = validation(plan)
+    (choice,) = plan.tasks
+    ids = [problem.id for problem in choice.problems().problems[: plan.questions]]
+    candidates = list(dict.fromkeys(component for policy in plan.policies for component in policy.components))
+    alive, spent, questions = candidates, dict.fromkeys(candidates, 0.0), min(FEW, len(ids))
+    while True:
+        count, seen = len(alive), questions
+        report = None if watch is None else lambda state, a=count, q=seen: watch(a, q, state)
+        part = replace(plan, questions=questions)
+        tallies = _draw(part, goal, backend, out, alive, ids[:questions], report)
+        spent.update((policy, tally.spent) for policy, tally in zip(alive, tallies))
+        kept = useful(tallies, goal)
+        price = sum(goal.price(tallies[number].cost) for number in kept)
+        affordable = questions + int((budget - sum(spent.values())) / price)
+        more = min(2 * questions, len(ids), affordable)
+        if more <= questions:
+            break
+        alive, questions = [alive[number] for number in kept], more
+    portfolio, single = choose_order(tallies, goal)
+    return TunedPortfolio(
+        goal,
+        choice,
+        backend.name,
+        sum(spent.values()),
+        len(candidates),
+        from_order([alive[number] for number in portfolio]),
+        alive[single],
+        cross_fitted(tallies, goal),
+    )
+
+
+def _draw(
     plan: Plan,
     goal: Goal,
     backend: Backend,
@@ -100,10 +172,10 @@ def _measure(
     policies: Sequence[Policy],
     ids: Sequence[str],
     watch: Callable[[Progress], None] | None,
-) -> list[Measurement]:
+) -> list[Tally]:
     """Draw until each policy has the samples that the goal needs at the policy's cost, which its samples tell."""
     samples = dict.fromkeys(policies, goal.k or 1)
-    result: dict[Policy, Measurement] = {}
+    result: dict[Policy, Tally] = {}
     while samples:
         groups: dict[int, list[Policy]] = defaultdict(list)
         for policy, n in samples.items():
@@ -113,17 +185,17 @@ def _measure(
                 store = evaluation.run_with(backend, watch=watch)
                 ((task, grader),) = evaluation.grader_names.items()
             for policy in group:
-                measurement, needed = _read(store[f"{task}@{spell(policy)}"], grader, ids, n, goal)
-                if needed > n:
+                tally = _read(store[f"{task}@{spell(policy)}"], grader, ids, n)
+                if (needed := goal.samples(tally.cost)) > n:
                     samples[policy] = needed
                 else:
-                    result[policy] = measurement
+                    result[policy] = tally
                     del samples[policy]
     return [result[policy] for policy in policies]
 
 
-def _read(cell: Cell, grader: str, ids: Sequence[str], n: int, goal: Goal) -> tuple[Measurement, int]:
-    """Measure a policy by the first n samples of these questions; also return how many samples the goal needs."""
+def _read(cell: Cell, grader: str, ids: Sequence[str], n: int) -> Tally:
+    """Count the right ones among the first n samples of these questions."""
     if grader not in cell.graders():
         run = cell.path.parent
         raise UserError(
@@ -141,6 +213,5 @@ def _read(cell: Cell, grader: str, ids: Sequence[str], n: int, goal: Goal) -> tu
             costs.append(table.nfe[row][first])
     # By the paper's accounting an empty answer of AR costs nothing, but one pass is needed to see that it is empty.
     cost = max(1.0, metrics.mean_cost(costs))
-    spent = float(sum(c.sum() for c in costs))
-    half = goal.half(cost).values(passed, cost)
-    return Measurement(goal.values(passed, cost), goal.price(cost), spent, half), goal.samples(cost)
+    n_, correct = (np.array([int(f(p)) for p in passed]) for f in (len, np.sum))
+    return Tally(n_, correct, cost, spent=float(sum(c.sum() for c in costs)))
