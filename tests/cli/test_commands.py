@@ -255,6 +255,7 @@ def test_drift_takes_the_options_of_a_run(micro_folder, loads):
             "compile": False,
             "device": None,
             "dtype": "float32",
+            "revision": None,
             "mask_id": 2,
             "eos_ids": None,
             "block_size": None,

@@ -90,11 +90,16 @@ def test_a_parameter_given_twice_in_a_policy_is_refused(spec):
 
 
 @pytest.mark.parametrize(
-    ("option", "name"),
-    [("--t-pos", "t_pos"), ("--t-token", "t_token"), ("-k", "k"), ("--threshold", "threshold")],
+    ("policy", "option", "name"),
+    [
+        ("tct", "--t-pos", "t_pos"),
+        ("tct", "--t-token", "t_token"),
+        ("lc", "-k", "k"),
+        ("tct", "--threshold", "threshold"),
+    ],
 )
-def test_a_parameter_given_by_policy_and_by_option_is_refused(option, name):
-    message = refused("sample", "--policy", f"tct:{name}=1", option, "1", "3 7")
+def test_a_parameter_given_by_policy_and_by_option_is_refused(policy, option, name):
+    message = refused("sample", "--policy", f"{policy}:{name}=1", option, "1", "3 7")
     assert f"{name} is given twice" in message
     assert option in message
 
