@@ -66,7 +66,7 @@ TEMPLATES = {
     "a2d-qwen2": QWEN2,
 }
 # Their templates were not seen; RND1 is a base model.
-UNSEEN = {"StableDiffcoderForCausalLM", "a2d-llama", "rnd1"}
+UNSEEN = {"StableDiffcoderForCausalLM", "a2d-llama", "rnd1", "diffusion_gemma"}
 
 
 def byte_tokenizer(template: str) -> PreTrainedTokenizerFast:

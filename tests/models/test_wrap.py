@@ -152,3 +152,20 @@ def test_messages_name_what_wrap_takes():
 def test_a_module_that_returns_something_else_is_refused():
     with pytest.raises(UserError, match="must return logits"):
         twotemp.wrap(nn.Flatten(0), mask_id=4)
+
+
+def test_a_network_with_uniform_noise_has_no_mask():
+    class Successor(torch.nn.Module):
+        """Predicts each token from its neighbors: one more than the left, and rather one less than the right."""
+
+        def forward(self, input_ids):
+            before, after = input_ids.roll(1, 1), input_ids.roll(-1, 1)
+            one_hot = torch.nn.functional.one_hot
+            return 14.0 * one_hot((before + 1) % 10, 10) + 2.0 * one_hot((after - 1) % 10, 10)
+
+    model = twotemp.wrap(Successor(), mask_id=None)
+    (sample,) = twotemp.sample(model, [3], "diffusion-gemma:steps=12", length=6, block=6)
+    assert sample.tokens == (4, 5, 6, 7, 8, 9)
+    assert sample.nfe < 12
+    (filled,) = twotemp.infill(model, [3, model.mask_id, model.mask_id, 6, model.mask_id, 8], "eb", block=6)
+    assert filled.tokens == (4, 5, 7)

@@ -21,6 +21,7 @@ from twotemp.engine.scheduler import (
     columns_of,
     fit_batch,
     gather,
+    has_canvases,
     widths,
 )
 from twotemp.errors import UserError
@@ -104,6 +105,8 @@ def check_options(
     check_cache(model, cache)
     if batch_size is not None:
         integer("batch_size", batch_size, least=1)
+    if columns is not None and has_canvases(model):
+        raise UserError(f"{model.name} computes canvases of one shape already; leave columns out")
     if columns is not None and integer("columns", columns, least=1) and (cache is not None or not batch_size):
         raise UserError(
             "columns fixes the shape of every forward pass: set batch_size as well, and leave cache out"

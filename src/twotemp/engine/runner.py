@@ -11,9 +11,10 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from twotemp.engine.canvas_runner import CanvasRunner
 from twotemp.engine.rows import Rows, Window, compact
 from twotemp.errors import UserError, unknown
-from twotemp.models.base import CachedDenoiser, Denoiser
+from twotemp.models.base import CachedDenoiser, CanvasDenoiser, Denoiser
 from twotemp.policies.choices import Embed
 from twotemp.policies.process import Decision
 
@@ -67,6 +68,8 @@ def runner_for(
         cache: An approximate cache; None takes the fastest exact way.
         fixed_rows: Compute this many rows in every forward pass, however many requests there are.
     """
+    if isinstance(model, CanvasDenoiser) and model.canvases:
+        return CanvasRunner(model, rows, columns)
     if fixed_rows is not None:
         return FixedShapeRunner(model, fixed_rows)
     if isinstance(model, CachedDenoiser):

@@ -52,6 +52,11 @@ def check(request: Request, model: Denoiser) -> None:
             f"{where}: policy {request.policy.name} edits or repels, which needs masks, and {model.name} has "
             "none: its open positions hold random tokens, and every step decides on all of them; use another policy"
         )
+    if has_canvases(model) and not request.length:
+        raise UserError(
+            f"{where}: {model.name} cannot fill gaps in a text: it writes whole canvases after what it has read; ask "
+            "for a continuation (length > 0)"
+        )
     lookback = model.lookback if isinstance(model, LanguageModel) else 0
     if model.mask_id in request.prompt[:lookback] or len(request.prompt) < lookback:
         raise UserError(

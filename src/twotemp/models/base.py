@@ -88,6 +88,47 @@ class CachedDenoiser(Denoiser, Protocol):
         ...
 
 
+@runtime_checkable
+class CanvasDenoiser(Denoiser, Protocol):
+    """A denoiser that reads final text once and writes canvases after it, conditioned on its own predictions."""
+
+    canvases: bool
+
+    def new_cache(self, rows: int, columns: int) -> Any:
+        """See `CachedDenoiser.new_cache`."""
+        ...
+
+    def read(self, ids: Tensor, positions: Tensor, cache: Any, rows: Tensor | None = None) -> None:
+        """Store keys and values of final text in the cache, which holds those of all positions before it.
+
+        Args:
+            ids: [B, W] tokens.
+            positions: [B, W]. An entry >= cache.columns is padding.
+            cache: What `new_cache` returned.
+            rows: Which rows of the cache these are; None for all of them, in order.
+        """
+        ...
+
+    def canvas_logits(
+        self, ids: Tensor, start: Tensor, length: Tensor, soft: Tensor | None, cache: Any, want: Tensor
+    ) -> Tensor:
+        """Return logits [N, vocab_size] (float32) of canvases, row-major; the cache is not modified.
+
+        Args:
+            ids: [B, W] tokens of the canvases.
+            start: [B], the position of their first token; the cache holds everything before it.
+            length: [B], how many of the W positions belong to the canvas.
+            soft: [B, W, D], what `soft_embeddings` returned at the step before, zeros for a first step; None: of all.
+            cache: What `new_cache` returned; its rows are those of `ids`.
+            want: As in `logits`.
+        """
+        ...
+
+    def soft_embeddings(self, probabilities: Tensor) -> Tensor:
+        """Return what the next step is conditioned on, [N, D], of predictions [N, V]."""
+        ...
+
+
 class LanguageModel(ABC):
     """What `twotemp.load` and `twotemp.wrap` return: a `Denoiser` that also knows its text, config and weights.
 
@@ -153,7 +194,8 @@ class LanguageModel(ABC):
         return fingerprint(self)
 
     def __repr__(self) -> str:
-        blocks = f"blocks of {self.block_size}" if self.block_size else "bidirectional"
+        kind = "canvases" if self.canvases else "blocks"
+        blocks = f"{kind} of {self.block_size}" if self.block_size else "bidirectional"
         family = self.config.get("model_type", type(self).__name__)
         return f"<{self.name}: {family}, {blocks}, {self.vocab_size} tokens, on {self.device}>"
 

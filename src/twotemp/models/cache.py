@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,19 +24,25 @@ class KVCache(Cache):
         self,
         *,
         rows: int,
-        kv_heads: int,
         columns: int,
-        head_dim: int,
+        layers: Sequence[tuple[int, int, torch.device]],
         dtype: torch.dtype,
-        devices: Sequence[torch.device],
     ) -> None:
+        """Create an empty cache.
+
+        Args:
+            rows: Rows of the batch.
+            columns: Positions of a row, at most.
+            layers: Heads of keys and values, their width, and the device of each layer.
+            dtype: Of keys and values.
+        """
         super().__init__(layers=[])  # `update` below replaces transformers' own layers
         self.columns = columns
         # One column more than is ever read: padding entries of a window are written there.
         # Zeros, not empty: a masked column still enters the product 0 * value and must be finite.
-        shape = (rows, kv_heads, columns + 1, head_dim)
-        self._keys = [torch.zeros(shape, dtype=dtype, device=device) for device in devices]
-        self._values = [torch.zeros(shape, dtype=dtype, device=device) for device in devices]
+        shapes = [((rows, heads, columns + 1, width), device) for heads, width, device in layers]
+        self._keys = [torch.zeros(shape, dtype=dtype, device=device) for shape, device in shapes]
+        self._values = [torch.zeros(shape, dtype=dtype, device=device) for shape, device in shapes]
         self._targets: Tensor | None = None
         self._subset: Tensor | None = None
 
@@ -62,6 +69,15 @@ class KVCache(Cache):
         if subset is not None:
             keys, values = keys[subset], values[subset]
         return keys[:, :, : self.columns], values[:, :, : self.columns]
+
+    def reading(self) -> Any:
+        """Return the cache as a decoder of `transformers` reads it, which adds nothing to it."""
+        parts = zip(self._keys, self._values)
+        layers = [
+            SimpleNamespace(keys=keys[:, :, : self.columns], values=values[:, :, : self.columns])
+            for keys, values in parts
+        ]
+        return SimpleNamespace(layers=layers, is_compileable=False)
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copy the source rows to the target rows."""

@@ -37,9 +37,9 @@ class PublishedModel:
         block = self.block_size or known.block_size
         return (
             family.facts.family,
-            "in its tokenizer" if known.mask_id is None else str(known.mask_id),
+            "none" if not family.facts.masks else str(known.mask_id or "in its tokenizer"),
             "yes" if family.lookback else "no",
-            f"blocks of {block}" if block else "bidirectional",
+            f"{'canvases' if family.canvases else 'blocks'} of {block}" if block else "bidirectional",
         )
 
 
@@ -83,6 +83,7 @@ MODELS = (
     PublishedModel("dllm-hub/Qwen2.5-Coder-0.5B-Instruct-diffusion-mdlm-v0.1", "a2d-qwen2", block_size=0),
     PublishedModel("dllm-hub/Qwen2.5-Coder-0.5B-Instruct-diffusion-bd3lm-v0.1", "a2d-qwen2", block_size=32),
     PublishedModel("radicalnumerics/RND1-Base-0910", "rnd1"),
+    PublishedModel("google/diffusiongemma-26B-A4B-it", "diffusion_gemma"),
 )
 
 

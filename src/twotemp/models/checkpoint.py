@@ -19,6 +19,7 @@ from torch import Tensor
 from twotemp.errors import UserError
 from twotemp.folders import make_folder, replacing, write_json
 from twotemp.models.card import model_card, remote_code
+from twotemp.records import NO_MASK
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -151,12 +152,16 @@ def open_weights(files: Sequence[Path]) -> Iterator[Callable[[str], Tensor]]:
         yield lambda key: holders[key].get_tensor(key)
 
 
-def stream(files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
-    """Yield all tensors of a checkpoint by name; a file is closed before the next is opened."""
+def stream(files: Sequence[Path], unused: tuple[str, ...] = ()) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a checkpoint by name, but those whose names begin with one of `unused`.
+
+    A file is closed before the next is opened.
+    """
     for file in files:
         with _opened(file) as tensors:
             for key in _stored(tensors):
-                yield key, tensors.get_tensor(key)
+                if not key.startswith(unused):
+                    yield key, tensors.get_tensor(key)
 
 
 def _stored(tensors: Any) -> list[str]:
@@ -329,7 +334,7 @@ def save(
 
 def _config_to_write(model: Saveable) -> dict[str, Any]:
     """Return the config as it was read, plus what was passed when the model was loaded."""
-    config = {**model.config, "mask_token_id": model.mask_id}
+    config = {**model.config} | ({} if model.mask_id == NO_MASK else {"mask_token_id": model.mask_id})
     if model.eos_ids != (config.get("eos_token_id"),):
         config["eos_token_id"] = list(model.eos_ids)
     if model.block_size is not None:

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 
 from twotemp.errors import UserError, unknown
 from twotemp.models import masked_lm
+from twotemp.models.diffusion_gemma import DiffusionGemma
 from twotemp.models.llada import LLaDA
 from twotemp.models.llada2 import LLaDA2
 from twotemp.models.llada_moe import LLaDAMoE
@@ -135,6 +136,7 @@ FAMILIES: dict[str, type[Transformer]] = {
     "a2d-qwen2": A2DQwen2,
     "a2d-llama": A2DLlama,
     "rnd1": RND1,
+    "diffusion_gemma": DiffusionGemma,
 }
 _CAUSAL = "its attention is causal and drafts are verified: it is not sampled by unmasking"
 _UNSEEN = (
@@ -145,7 +147,6 @@ _UNSEEN = (
 REFUSED = {
     "EfficientDLM": f"Efficient-DLM: {_UNSEEN}",
     "edlm": f"Efficient-DLM: {_UNSEEN}",
-    "diffusion_gemma": "DiffusionGemma's noise is uniform (tokens are replaced by others): there is no mask to fill",
     "wedlm": f"WeDLM: {_CAUSAL}",
     "idlm": f"I-DLM: {_CAUSAL}",
 }

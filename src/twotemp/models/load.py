@@ -20,6 +20,7 @@ from twotemp.models.masked_lm import MaskedLM
 from twotemp.models.token_ids import LoadOverrides
 from twotemp.models.transformer import Transformer
 from twotemp.models.weight_loading import Storage, check_device_map, check_quantize
+from twotemp.records import NO_MASK
 
 EMBEDDED = ("tiny", "tiny-ar")
 # No Python files: a checkpoint is data.
@@ -108,6 +109,8 @@ def _overrides(
 
 def compile_body(model: Transformer | MaskedLM) -> None:
     """Compile the body for any batch and length, and try it once: it needs a compiler that may be missing."""
+    if model.mask_id == NO_MASK:
+        raise UserError(f"{model.name} cannot be compiled yet; load it without compile")
     ids = torch.full((1, 2), model.mask_id, device=model.device)
     try:
         model.module.base_model.compile(dynamic=True)

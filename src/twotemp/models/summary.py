@@ -41,13 +41,14 @@ def summarize(source: str, revision: str | None = None) -> ModelSummary:
     with torch.device("meta"):
         if issubclass(kind, Transformer):
             native = kind.native_config(config)
-            module: Any = kind.native(native)
+            module: Any = kind.on_meta(native)
             known = catalogue.find(source)
             overrides = LoadOverrides(block_size=known.block_size if known else None)
             try:
                 _, token_ids = read_token_ids(folder, kind.facts, native.vocab_size, config, overrides)
                 blocks = f"blocks of {token_ids.block_size}" if token_ids.block_size else "bidirectional"
-                about = f"mask id {token_ids.mask_id}, {blocks}{', shifted' if kind.lookback else ''}"
+                mask = f"mask id {token_ids.mask_id}" if kind.facts.masks else "random tokens, no mask"
+                about = f"{mask}, {blocks}{', shifted' if kind.lookback else ''}"
             except UserError as error:
                 about, complete = str(error), False
             name = kind.facts.family

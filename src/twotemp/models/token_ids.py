@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import read_generation_config, read_tokenizer
-from twotemp.records import integer
+from twotemp.records import NO_MASK, integer
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Facts:
     # Whether attention is block-causal; "either": checkpoints of both kinds have the same config.
     blocks: Literal["never", "always", "either"] = "never"
     block_field: str = "block_size"  # its name in config.json
+    masks: bool = True  # False: open positions hold random tokens
 
 
 def read_token_ids(
@@ -97,11 +98,15 @@ def resolve(
         getattr(tokenizer, "mask_token_id", None),
         known.mask_id,
     )
-    mask_id = _first(facts, "mask id", "mask_id", candidates)
+    if not facts.masks and overrides.mask_id is not None:
+        raise UserError(
+            f"{facts.family} has no mask token: its open positions hold random tokens; leave mask_id out"
+        )
+    mask_id = _first(facts, "mask id", "mask_id", candidates) if facts.masks else NO_MASK
     ends = {vocabulary[token] for token in facts.end_tokens if token in vocabulary} | {*known.eos_ids}
     if overrides.eos_ids is not None:
         eos_ids = list(overrides.eos_ids)
-    elif isinstance(configured := config.get("eos_token_id"), list):
+    elif isinstance(configured := {**(config.get("text_config") or {}), **config}.get("eos_token_id"), list):
         eos_ids = configured  # a list is complete; a single id leaves the end of turn out
     elif not (
         eos_ids := [*ends, *_listed(configured), *_listed((generation_config or {}).get("eos_token_id"))]
@@ -110,7 +115,7 @@ def resolve(
             f"the files of this {facts.family} checkpoint name no end-of-text token; write eos_token_id into "
             "config.json, or pass load(..., eos_ids=(...)), empty if there is none"
         )
-    for argument, ids in (("mask_id", [mask_id]), ("eos_ids", eos_ids)):
+    for argument, ids in (("mask_id", [mask_id] if facts.masks else []), ("eos_ids", eos_ids)):
         for i in ids:
             if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < rows:
                 raise UserError(
@@ -119,7 +124,7 @@ def resolve(
                 )
     if mask_id in eos_ids:
         raise UserError(f"token {mask_id} cannot be both the mask and an end-of-text token; correct eos_ids")
-    forbidden = {mask_id, *range(rows)} - (used - {mask_id})
+    forbidden = {mask_id, *range(rows)} - (used - {mask_id}) - {NO_MASK}
     block_size = _block_size(facts, config, known, overrides)
     return TokenIds(mask_id, tuple(sorted(set(eos_ids))), tuple(sorted(forbidden)), block_size)
 

@@ -44,6 +44,8 @@ class Transformer(LoadedModel):
     native: ClassVar[type[PreTrainedModel]]
     head: ClassVar[str] = "lm_head.weight"  # the head's name in a checkpoint
     float32_weights: ClassVar[tuple[str, ...]] = ()  # endings of native names that stay in float32
+    unused: ClassVar[tuple[str, ...]] = ()  # beginnings of a checkpoint's names that are not loaded
+    spreads: ClassVar[bool] = True  # over several devices
     module: PreTrainedModel
     # How many positions before a wanted one a window must also hold: 1 where row i of the network predicts
     # position i + 1, as in models made from autoregressive ones. The shift is undone only here.
@@ -84,8 +86,7 @@ class Transformer(LoadedModel):
         native = cls.native_config(config)
         tokenizer, token_ids = read_token_ids(folder, cls.facts, native.vocab_size, config, overrides)
         if storage is None:
-            with torch.device("meta"):
-                module = cls.native(native)
+            module = cls.on_meta(native)
         else:
             module = cls.build(native, weight_files(folder), storage)
         return cls(module, config, token_ids, tokenizer, name)
@@ -114,8 +115,7 @@ class Transformer(LoadedModel):
         if config.tie_word_embeddings and cls.head in headers:
             config.tie_word_embeddings = False  # a stored head is used, whatever config.json says
         try:
-            with torch.device("meta"):
-                return cls.native(config)
+            return cls.on_meta(config)
         except (RuntimeError, OverflowError, TypeError) as error:
             raise UserError(
                 f"{files[0].parent}: no network has the sizes of config.json ({str(error).splitlines()[0]}); take it "
@@ -125,7 +125,7 @@ class Transformer(LoadedModel):
     @classmethod
     def parts(cls, config: PreTrainedConfig, files: Sequence[Path]) -> dict[str, list[tuple[str, Tensor]]]:
         """Return what each stored tensor consists of: names of native tensors, and the views of them on "meta"."""
-        native = _stored(cls.empty(config, files))
+        native = cls.stored(cls.empty(config, files))
         owner = {tensor.untyped_storage()._cdata: name for name, tensor in native.items()}
         layout = cls.layout(native, config)
         return {
@@ -134,17 +134,43 @@ class Transformer(LoadedModel):
         }
 
     @classmethod
-    def build(cls, config: PreTrainedConfig, files: Sequence[Path], storage: Storage) -> PreTrainedModel:
-        """Return the native module with the weights of these files."""
-        module = cls.empty(config, files)
-        load_weights(
-            module, lambda: cls.layout(_stored(module), config), files, storage, float32=cls.float32_weights
-        )
+    def on_meta(cls, config: PreTrainedConfig) -> PreTrainedModel:
+        """Return the native module without weights."""
+        with torch.device("meta"):
+            return cls.native(config)
+
+    @classmethod
+    def finish(cls, module: PreTrainedModel, config: PreTrainedConfig, storage: Storage) -> None:
+        """Complete a module whose weights were loaded."""
         module.tie_weights()
         # Rotary frequencies follow from the config and are in no checkpoint, so they are still on "meta".
         module.model.rotary_emb = type(module.model.rotary_emb)(config).to(storage.device)
         if storage.device_map:
             add_device_hooks(module)
+
+    @classmethod
+    def stored(cls, module: PreTrainedModel) -> Weights:
+        """Return the weights of a module that a checkpoint stores: a tied head is not stored twice."""
+        weights = {key: tensor.detach() for key, tensor in module.state_dict().items()}
+        if module.config.tie_word_embeddings:
+            del weights["lm_head.weight"]
+        return weights
+
+    @classmethod
+    def build(cls, config: PreTrainedConfig, files: Sequence[Path], storage: Storage) -> PreTrainedModel:
+        """Return the native module with the weights of these files."""
+        if storage.device_map and not cls.spreads:
+            raise UserError(
+                f"{cls.facts.family} cannot be spread over several devices yet; leave device_map out "
+                "(dtype='bfloat16' needs half the memory of float32)"
+            )
+        module = cls.empty(config, files)
+        load_weights(
+            *(module, lambda: cls.layout(cls.stored(module), config), files, storage),
+            float32=cls.float32_weights,
+            unused=cls.unused,
+        )
+        cls.finish(module, config, storage)
         module.eval()  # type: ignore[no-untyped-call]
         return module
 
@@ -156,9 +182,7 @@ class Transformer(LoadedModel):
         config = self.module.config
         if is_quantized(self.module):
             raise UserError(f"{self.name!r} is quantized and cannot be saved; load it without quantize")
-        with torch.device("meta"):
-            plain = _stored(self.native(config))
-        stored = _stored(self.module)
+        plain, stored = self.stored(self.on_meta(config)), self.stored(self.module)
         if stored.keys() != plain.keys():
             extra = sorted(stored.keys() ^ plain.keys())[0]
             raise UserError(f"cannot save adapters such as {extra}: merge them into the model first")
@@ -166,8 +190,7 @@ class Transformer(LoadedModel):
 
     def published_modules(self) -> dict[str, str]:
         """Return by the names of the checkpoint's own code those of the native modules that are the same."""
-        with torch.device("meta"):
-            native = _stored(self.native(self.module.config))
+        native = self.stored(self.on_meta(self.module.config))
         names = {id(tensor): name for name, tensor in native.items()}
         return {
             name.removesuffix(".weight"): names[id(parts[0])].removesuffix(".weight")
@@ -227,15 +250,9 @@ class Transformer(LoadedModel):
 
     def new_cache(self, rows: int, columns: int) -> KVCache:
         """An empty cache for `rows` rows of at most `columns` positions."""
-        config = self.module.config
-        return KVCache(
-            rows=rows,
-            kv_heads=config.num_key_value_heads,
-            columns=columns,
-            head_dim=self._head_dim,
-            dtype=self.module.dtype,
-            devices=[layer.input_layernorm.weight.device for layer in self.module.model.layers],
-        )
+        shape = self.module.config.num_key_value_heads, self._head_dim
+        layers = [(*shape, layer.input_layernorm.weight.device) for layer in self.module.model.layers]
+        return KVCache(rows=rows, columns=columns, layers=layers, dtype=self.module.dtype)
 
     @torch.no_grad()
     def window_logits(
@@ -316,11 +333,3 @@ class Transformer(LoadedModel):
                 "be predicted; start the row with a given token (a window: one position earlier)"
             )
         return want.flatten().nonzero()[:, 0] - 1
-
-
-def _stored(module: PreTrainedModel) -> Weights:
-    """Return the weights of a module that a checkpoint stores: a tied head is not stored twice."""
-    weights = {key: tensor.detach() for key, tensor in module.state_dict().items()}
-    if module.config.tie_word_embeddings:
-        del weights["lm_head.weight"]
-    return weights

@@ -53,6 +53,7 @@ def load_weights(
     storage: Storage,
     *,
     float32: tuple[str, ...] = (),
+    unused: tuple[str, ...] = (),
 ) -> None:
     """Load the weights of a module on the "meta" device.
 
@@ -62,8 +63,9 @@ def load_weights(
         files: The checkpoint's safetensors files.
         storage: Where to put the weights.
         float32: Endings of names that stay in float32 whatever the dtype.
+        unused: Beginnings of the checkpoint's names that are not loaded.
     """
-    headers = read_headers(files)
+    headers = {key: header for key, header in read_headers(files).items() if not key.startswith(unused)}
     check_shapes(
         {key: shape for key, (shape, _) in headers.items()},
         {key: (sum(p.shape[0] for p in parts), *parts[0].shape[1:]) for key, parts in layout().items()},
@@ -88,7 +90,7 @@ def load_weights(
     targets = layout()
     left = Counter(_base(part) for parts in targets.values() for part in parts)
     linear = {_base(layer.weight): layer for layer in quantized_layers(module)} if storage.quantize else {}
-    for key, tensor in stream(files):
+    for key, tensor in stream(files, unused):
         parts = targets.pop(key)  # removed, so that no reference keeps unquantized weights alive
         for part, values in zip(parts, tensor.split_with_sizes([p.shape[0] for p in parts])):
             part.copy_(values)

@@ -20,13 +20,13 @@ _PROBED, _PADDED = 4, 12  # columns of the row that is tried, and of the padding
 def wrap(
     module: nn.Module,
     *,
-    mask_id: int,
+    mask_id: int | None,
     eos_ids: Sequence[int] = (),
     tokenizer: Any | None = None,
     shift: bool = False,
     forbidden_ids: Sequence[int] = (),
 ) -> LanguageModel:
-    """Return a masked diffusion LM made of a module whose `forward(input_ids)` returns logits [B, L, V].
+    """Return a diffusion LM made of a module whose `forward(input_ids)` returns logits [B, L, V].
 
     The module must attend in both directions and is put into evaluation mode. If it takes an `attention_mask`, this
     function tests once whether padding leaves the logits unchanged; if not, rows of different length are computed
@@ -34,7 +34,8 @@ def wrap(
 
     Args:
         module: The network; its output may also be a tuple that begins with the logits, or have `.logits`.
-        mask_id: The mask token.
+        mask_id: The mask token; None for a network trained with uniform noise, whose open positions hold random
+            tokens.
         eos_ids: End-of-text tokens.
         tokenizer: A `transformers` tokenizer, for text in and out.
         shift: Row i of the logits predicts position i + 1, as in Dream.
@@ -57,7 +58,7 @@ class _Wrapped(LanguageModel):
     def __init__(
         self,
         module: nn.Module,
-        mask_id: int,
+        mask_id: int | None,
         eos_ids: tuple[int, ...],
         tokenizer: Any | None,
         shift: bool,
@@ -78,7 +79,11 @@ class _Wrapped(LanguageModel):
             self.vocab_size = self._forward(torch.zeros(1, 2, dtype=torch.int64, device=self.device)).shape[2]
             overrides = LoadOverrides(mask_id, eos_ids)
             token_ids = resolve(
-                Facts(self.name, end_tokens=()), self.vocab_size, {}, tokenizer, overrides=overrides
+                Facts(self.name, end_tokens=(), masks=mask_id is not None),
+                self.vocab_size,
+                {},
+                tokenizer,
+                overrides=overrides,
             )
             self.mask_id, self.eos_ids = token_ids.mask_id, token_ids.eos_ids
             self.forbidden_ids = tuple(sorted({*token_ids.forbidden_ids, *forbidden_ids}))
@@ -87,8 +92,8 @@ class _Wrapped(LanguageModel):
 
     def _refuse_causal(self) -> None:
         """Raise a UserError if a position sees what is before it but not what is after it."""
-        row = torch.full((1, _PROBED), self.mask_id, device=self.device)
-        token = next((i for i in range(self.vocab_size) if i != self.mask_id), 0)
+        row = torch.full((1, _PROBED), max(self.mask_id, 0), device=self.device)
+        token = next((i for i in range(self.vocab_size) if i != max(self.mask_id, 0)), 0)
         plain, middle = self._forward(row).float(), slice(1, _PROBED - 1)
         moved = []
         for changed in (0, _PROBED - 1):
@@ -107,7 +112,7 @@ class _Wrapped(LanguageModel):
     def _try_padding(self) -> bool:
         """Return whether the logits of a row are the same with and without padding after it, up to rounding."""
         ids = torch.arange(_PROBED + _PADDED, device=self.device)[None] % self.vocab_size
-        ids[:, 1:_PROBED] = self.mask_id
+        ids[:, 1:_PROBED] = max(self.mask_id, 0)
         real = torch.arange(ids.shape[1], device=self.device)[None] < _PROBED
         alone = self._forward(ids[:, :_PROBED]).float()
         try:
@@ -129,7 +134,7 @@ class _Wrapped(LanguageModel):
             real = attention_mask.bool()
             lengths, column = real.sum(1), positions_of(real)[row, column]
             inside = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
-            ids = torch.full_like(ids, self.mask_id).masked_scatter(inside, ids[real])
+            ids = torch.full_like(ids, max(self.mask_id, 0)).masked_scatter(inside, ids[real])
         if self.lookback and want.dtype == torch.bool and bool((column == 0).any()):
             raise UserError(
                 f"{self.name} predicts a token from the one before it; start rows with a given token"

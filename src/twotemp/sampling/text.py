@@ -203,7 +203,8 @@ def prompt_ids(model: LanguageModel, prompt: Any, chat: bool | None) -> tuple[in
     items = _list(prompt)
     if items and all(isinstance(item, Mapping) for item in items):
         return tuple(model.encode(items, chat=chat))
-    return tuple(integer("a token id", item) for item in items)
+    # A model without a mask marks what is to be written by an id that no token has.
+    return tuple(integer("a token id", item, least=min(0, model.mask_id)) for item in items)
 
 
 def prompt_names(rows: Iterable[Sequence[int]]) -> list[str]:
