@@ -58,6 +58,7 @@ VARIANTS = [
     {"lora_rank": 0},
     *({"objective": name, "likelihood": "elbo", "draws": 2, "beta": 0.0} for name in OBJECTIVES),
     {"likelihood": "order"},
+    {"likelihood": "order", "learn": "t_pos,threshold,t_token", "objective": "sequence"},
     {"likelihood": "coupled"},
     {"likelihood": "quadrature", "draws": 2, "objective": "sequence"},
     {"likelihood": "trajectory", "merge_steps": 2, "epsilon_high": 0.8},
@@ -73,6 +74,9 @@ def test_a_stopped_run_continues_to_the_same_weights(tmp_path, changes):
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "parts"))
     rewards = [[r.reward for r in results.read_steps(tmp_path / name)] for name in ("whole", "parts")]
     assert rewards[0] == rewards[1]
+    learned = [checkpoint.read(tmp_path / name)[0].knobs for name in ("whole", "parts")]
+    assert learned[0] == learned[1]
+    assert set(learned[0]) == set(filter(None, changes.get("learn", "").split(",")))
 
 
 def test_two_processes_do_not_write_one_run(tmp_path):

@@ -130,11 +130,11 @@ class OrderQueries(MaskedQueries):
 
     def read(self, logits: Tensor) -> Tensor:
         """Return log q_T of each committed token, and the log-probability of each step's order in one other term."""
-        z = logits.double()
+        z = logits.double().clamp_min(-1e4)  # finite: gradients of what cannot be drawn are 0, not NaN
         query, column = self.queried.nonzero(as_tuple=True)
         committed, target = self.committed[self.queried], self.target[self.queried][:, None]
         drawn = (z / self.t_token[query, None]).log_softmax(-1)
-        log_q = z.log_softmax(-1).clamp_min(-1e3)  # finite: gradients of what cannot be drawn are 0, not NaN
+        log_q = z.log_softmax(-1).clamp_min(-1e3)
         terms = torch.where(committed, drawn.gather(1, target)[:, 0], 0.0)
         # Steps that commit every position a budget could choose have one order.
         open_steps = (self.queried & ~self.committed).any(1) | (self.threshold < inf)

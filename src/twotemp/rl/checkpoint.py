@@ -9,8 +9,8 @@ RUN/checkpoints/step-00000020/   weights.safetensors, optimizer.safetensors, sta
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,7 @@ class State:
     nfe: int = 0
     seconds: float = 0.0
     threshold: float | None = None  # lambda, where it is controlled
+    knobs: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of the policy's learned parameters
 
 
 def write(

@@ -26,6 +26,7 @@ from twotemp.models.weight_loading import is_quantized
 from twotemp.records import Sample
 from twotemp.rl import objective
 from twotemp.rl.checkpoint import ADAPTER_NAME, published_adapter, trainable
+from twotemp.rl.knobs import Knobs
 from twotemp.rl.objective import Clip, Loss, Terms, advantages
 from twotemp.rl.parallel import accumulating, assign, distribute, gathered, most, reshard, whole
 from twotemp.rl.rollouts import Rollouts
@@ -115,6 +116,7 @@ class Learner:
         )
         if settings.fsdp:  # FSDP2 takes the first module that runs for the root; sampling runs only parts
             self._without_gradient([empty_query(model.mask_id, accelerator.device)])
+        self.knobs = Knobs(settings.policy.at(0), settings.learned, settings.learn_rate, accelerator.device)
         self.changes = 0
         self.micro_batch = settings.micro_batch
 
@@ -199,13 +201,14 @@ class Learner:
         self.network.train()
         # An update of one iteration moves the weights at its very end; of several, a later one may fail after that.
         snapshot = self._snapshot() if settings.iterations > 1 else None
-        changes = self.changes
+        changes, knobs = self.changes, self.knobs.state()
         try:
             numbers = [
                 self._iteration(batch, rows, previous, anchor)
                 for batch, previous, anchor in zip(batches, old, reference)
             ]
         except BaseException:
+            self.knobs.restore(knobs)
             if snapshot is not None:
                 self._restore_snapshot(snapshot)
                 self.changes = changes
@@ -243,7 +246,7 @@ class Learner:
         for number, queries in enumerate(batch):
             last = number == len(batch) - 1
             with nullcontext() if last else accumulating(self.scorer), self._dropout(number):
-                new = self._log_q(self.scorer, queries)
+                new = self._log_q(self.scorer, self.knobs.on(queries))
                 if slopes is None:
                     before = None if old is None else old[number]
                     anchor = None if reference is None else reference[number]
@@ -267,6 +270,8 @@ class Learner:
             group["lr"] = settings.learning_rate * min(1.0, (self._updates() + 1) / max(1, settings.warmup))
         self.changes += 1  # before the step: interrupted, it may have changed some of the weights
         self.optimizer.step()
+        # Each worker's loss was multiplied by their number, for gradients that are averaged.
+        self.knobs.step(lambda slope: accelerator.reduce(slope, "sum") / accelerator.num_processes)
         return total, kl, clipped, grad_norm
 
     def _updates(self) -> int:
@@ -310,7 +315,7 @@ class Learner:
         if not at_start:
             for number, queries in enumerate(batch):
                 with torch.no_grad(), self._dropout(number):
-                    values[number] = self._log_q(self.scorer, queries)
+                    values[number] = self._log_q(self.scorer, self.knobs.on(queries))
         new = torch.cat(values).requires_grad_()
         before = None if old is None else torch.cat(old)
         anchor = None if reference is None else torch.cat(reference)

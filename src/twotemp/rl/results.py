@@ -52,7 +52,7 @@ class StepRecord:
     tokens_per_forward: float
     confidence: float  # of tokens when they were committed
     entropy: float  # of the predictions there and then, nats
-    threshold: float  # lambda of the policy; moves only if it is controlled
+    threshold: float  # lambda of the policy; moves only if it is controlled or learned
     loss: float
     kl: float | None  # to the untrained model; None where it is not part of the loss (beta = 0)
     clipped: float
@@ -62,6 +62,7 @@ class StepRecord:
     seconds_updating: float
     total_seconds: float
     total_nfe: int
+    t_pos: float | None = None  # of the policy, where its numbers are learned
 
 
 COLUMNS = (

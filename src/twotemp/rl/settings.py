@@ -47,6 +47,10 @@ class LearningSettings:
     epsilon_high: Annotated[float | None, "Its clip above 1, where that differs (DAPO)."] = None
     beta: Annotated[float, "Weight of the KL to the untrained model."] = 0.0
     scale_advantage: Annotated[bool, "Divide advantages by the group's std."] = False
+    learn: Annotated[
+        str, "Parameters of the policy to learn as well, with --likelihood order: t_pos,threshold,t_token."
+    ] = ""
+    learn_rate: Annotated[float, "Step of Adam for these, on a log or logit scale."] = 0.02
     learning_rate: Annotated[float, "Of AdamW; constant after the warm-up."] = 5e-4
     warmup: Annotated[int, "Updates over which the learning rate rises to it."] = 0
     weight_decay: Annotated[float, "Of AdamW."] = 0.0
@@ -95,8 +99,10 @@ class GrpoSettings(RolloutSettings, LearningSettings):
             raise UserError(
                 f"merge_steps is for --likelihood trajectory; {self.likelihood} asks about every step, or about none"
             )
-        for name in ("epsilon", "learning_rate", "max_grad_norm"):
+        for name in ("epsilon", "learn_rate", "learning_rate", "max_grad_norm"):
             number(name, getattr(self, name), "(0, inf)")
+        if self.learn:
+            self._check_learned()
         if self.epsilon_high is not None:
             number("epsilon_high", self.epsilon_high, "(0, inf)")
         if not objective.get(self.objective).kl and self.beta:
@@ -116,6 +122,32 @@ class GrpoSettings(RolloutSettings, LearningSettings):
                 f"policy {self.policy.name!r} with t_token=0 and t_pos=0 draws every sample of a group the same, "
                 "so there is nothing to learn from; raise one of them"
             )
+
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """The policy's parameters that are learned."""
+        return tuple(self.learn.split(",")) if self.learn else ()
+
+    def _check_learned(self) -> None:
+        from twotemp.rl.knobs import SCALES
+
+        for name in self.learned:
+            if name not in SCALES:
+                raise unknown("parameter to learn", name, SCALES)
+            value = getattr(self.policy.at(0), name)
+            if not SCALES[name].least <= value <= SCALES[name].most or (
+                name == "threshold" and self.policy.at(0).rule != "threshold"
+            ):
+                raise UserError(
+                    f"{name} of policy {self.policy.name!r} cannot be learned from {value:g}; start between "
+                    f"{SCALES[name].least:g} and {SCALES[name].most:g}, with a policy that has it"
+                )
+        if self.likelihood != "order":
+            raise UserError("learn needs --likelihood order, the only one that is differentiable in them")
+        if not isinstance(self.policy, Policy):
+            raise UserError("learn moves the parameters of one policy, not of a portfolio; give one policy")
+        if "threshold" in self.learned and self.tokens_per_forward is not None:
+            raise UserError("learn moves threshold, and so does tokens_per_forward; leave one of them out")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON data."""

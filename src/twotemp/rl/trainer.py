@@ -152,6 +152,7 @@ class Trainer:
         else:
             self.state, weights, moments = saved
             self.learner.restore(weights, moments)
+            self.learner.knobs.restore(self.state.knobs)
         self.log = results.open_steps(out, self.state.step) if accelerator.is_main_process else None
         self.problems: Iterator[Problem] = islice(stream, self.state.problems, None)
 
@@ -189,6 +190,8 @@ class Trainer:
         policy = settings.policy
         if self.state.threshold is not None:
             policy = replace(policy.at(0), threshold=self.state.threshold)
+        if self.learner.knobs:
+            policy = replace(policy.at(0), **self.learner.knobs.numbers())
         with self.learner.sampling() as model:
             return collect(
                 self._backend(model, settings.cache),
@@ -207,6 +210,7 @@ class Trainer:
     def _learn(self, rollouts: Rollouts, seconds_before: float, started: float) -> StepRecord:
         """Update the weights, then the counters, so that they describe a finished step; return its record."""
         settings, state, accelerator = self.settings, self.state, self.accelerator
+        drawn_with = rollouts.samples[0].policy if rollouts.samples else settings.policy.at(0)
         begin = perf_counter()
         update = self.learner.update(rollouts)
         seconds_updating = perf_counter() - begin
@@ -226,11 +230,13 @@ class Trainer:
             # One time for all workers, so that they agree on whether the budget is used up.
             seconds=most(accelerator, seconds_before + perf_counter() - started),
             threshold=controlled,
+            knobs=self.learner.knobs.state(),
         )
         self._counted = self.learner.changes
         return StepRecord(
             step=self.state.step,
-            threshold=threshold,
+            threshold=drawn_with.threshold if self.learner.knobs else threshold,
+            t_pos=drawn_with.t_pos if self.learner.knobs else None,
             loss=update.loss,
             kl=update.kl,
             clipped=update.clipped,
