@@ -56,6 +56,7 @@ COMMANDS = {
         resumable=True,
     ),
     "report": CommandEntry("report", "Write tables (Markdown, CSV, LaTeX) and the paper's figures."),
+    "view": CommandEntry("report", "Look at a run in the browser: curves, questions, answers, samples."),
     "export": CommandEntry("report", "Write all samples of a run with their grades to one Parquet file."),
     "select": CommandEntry("report", "Choose one answer from k samples and report Best@k and Best@NFE."),
     "import": CommandEntry(

@@ -1,11 +1,13 @@
-"""`twotemp report`, `twotemp select` and `twotemp export`: what the samples of runs show."""
+"""`twotemp report`, `twotemp view`, `twotemp select` and `twotemp export`: what the samples of runs show."""
 
 from __future__ import annotations
 
+import sys
+import webbrowser
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -15,6 +17,7 @@ from rich.table import Table
 from twotemp import rewards
 from twotemp.analysis import (
     SELECTORS,
+    Choice,
     GradedCell,
     add_ballots,
     check_selectors,
@@ -26,12 +29,25 @@ from twotemp.analysis import (
 from twotemp.analysis.compare import interval
 from twotemp.cli.console import next_command, output, progress, say, status
 from twotemp.cli.options import Altered, DataFiles, Graders, Json, graders_by_task, task_files
+from twotemp.cli.trace import tokenizer_of
 from twotemp.errors import UserError
 from twotemp.folders import expect
-from twotemp.report import NO_FIGURES, Page, figures, grpo, selection, tables, write, write_selection
+from twotemp.report import (
+    NO_FIGURES,
+    Page,
+    figures,
+    grpo,
+    live,
+    selection,
+    tables,
+    viewer,
+    write,
+    write_selection,
+)
 from twotemp.report.style import label as policy_label
 from twotemp.report.tables import TableBlock
 from twotemp.serialization import json_text
+from twotemp.store import Store
 from twotemp.store import export as write_parquet
 from twotemp.tasks import SOURCES
 
@@ -46,7 +62,7 @@ def report(
 
     Figures are drawn as far as the runs have data for them. With several samples per question the report also says
     what choosing one answer gives: see `twotemp select`. Runs of `twotemp grpo` get the paper's three panels and a
-    table of what each run did with its budget.
+    table of what each run did with its budget. report.html is the page of `twotemp view`, in one file.
 
     Missing or damaged parts of a run are listed first, and the exit code is then 3.
 
@@ -79,9 +95,12 @@ def export(
 
 def _training_report(runs: Sequence[Path], folder: Path) -> None:
     page, figure = grpo.write(runs, folder)
+    html = viewer.write(folder / "report.html", viewer.view(runs))
     output.print(page.read_text("utf-8"), markup=False, highlight=False, soft_wrap=True)
     say(f"figure: {figure.path}" if figure else NO_FIGURES)
-    say(f"report: {page}; sample from the trained model: twotemp sample --model {runs[0] / 'model'} …")
+    say(
+        f"report: {page}, {html}; sample from the trained model: twotemp sample --model {runs[0] / 'model'} …"
+    )
 
 
 def _numbers(text: str) -> list[int]:
@@ -187,19 +206,67 @@ def write_report(
     show_table(surveyed.cells, ks)
     show_page(page)
     several = [cell for cell in surveyed.cells if cell.samples > 1]
+    choices: list[Choice] = []
     if several:
         model = common_reward_model(several)
         selectors = ("majority", "orm", "weighted", "oracle") if model else ("majority", "oracle")
         try:
             counted = add_ballots(several, hub=False, reward_model=model)
-            answers = write_selection(every_choice(counted, selectors), folder, surveyed.gaps)
+            choices = every_choice(counted, selectors)
+            answers = write_selection(choices, folder, surveyed.gaps)
         except UserError as error:
             say(f"the report has no page about choosing one answer: {error}")
         else:
             show_page(answers)
+    html = viewer.write(folder / "report.html", _view(runs, grader, choices=choices, surveyed=surveyed))
     choose = select_command(runs[0], {cell.task for cell in several})
-    say(f"next: open {page.path}{f'; choose one answer of many: {choose}' if several else ''}")
+    say(f"next: open {html} in a browser{f'; choose one answer of many: {choose}' if several else ''}")
     return not surveyed.gaps
+
+
+def _view(runs: Sequence[Path], grader: str | Mapping[str, str] | None, **read: Any) -> viewer.View:
+    """Return what the viewer shows of some runs; tokens are decoded if the model's tokenizer is on this machine."""
+
+    def tokenizer() -> Any | None:
+        return tokenizer_of(None, Store.open(runs[0]).cells()[0].config.model)
+
+    return viewer.view(runs, grader, tokenizer=tokenizer, **read)
+
+
+def view(
+    runs: Annotated[list[Path], typer.Argument(help="Folders named by --out; several are compared.")],
+    grader: Graders = None,
+    out: Annotated[Path | None, "Write the page to this file instead of serving it."] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port (default: any free one).")] = 0,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
+    ] = True,
+) -> None:
+    """Look at a run in the browser: curves, questions, answers, samples.
+
+    The page follows a run that is still being drawn. `twotemp report` writes the same page as report.html.
+
+    [bold]Examples[/bold]
+
+      twotemp view runs/first
+
+      twotemp view runs/first --out first.html
+    """
+    by_task = graders_by_task(runs, grader)
+    if out is not None:
+        say(f"page: {viewer.write(out, _view(runs, by_task))}; next: open it in a browser")
+        return
+    for run in runs:
+        expect(run, "evaluation", "grpo")
+    # Here it can show all traces: a chunk is sent when it is looked at.
+    running = live.LiveRun(runs, lambda: _view(runs, by_task, largest=sys.maxsize))
+    server = live.server(running, port)
+    address = f"http://{live.HOST}:{server.server_port}/"
+    say(f"{', '.join(map(str, runs))}: {address}   Ctrl-C ends it")
+    if browser:
+        webbrowser.open(address)
+    with server:
+        server.serve_forever()
 
 
 def select_command(run: Path, names: Collection[str]) -> str:

@@ -68,7 +68,7 @@ def trace(
         )
     html = page(
         [sample for sample, _ in chosen],
-        _tokenizer(model, stored),
+        tokenizer_of(model, stored),
         title=f"{wanted}: {', '.join(dict.fromkeys(s.policy.name for s, _ in chosen))}",
         fork_entropy=FORK_ENTROPY if fork_entropy is None else fork_entropy,
         each=each,
@@ -78,7 +78,7 @@ def trace(
     say(f"page: {out} ({len(chosen)} samples); next: open it in a browser")
 
 
-def _tokenizer(named: str | None, stored: str | None) -> Any | None:
+def tokenizer_of(named: str | None, stored: str | None) -> Any | None:
     """Return the tokenizer of the model that --model names, else of the one that the run names, if it is local.
 
     Only a hub id that the user names is fetched from the hub, and only its small files: a run's folder may come from

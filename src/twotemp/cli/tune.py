@@ -15,15 +15,17 @@ from twotemp.cli import options
 from twotemp.cli.console import next_command, output, progress, say, show_log
 from twotemp.cli.workers import DrawingOptions, Workload
 from twotemp.evaluation import Progress
-from twotemp.folders import write_text
+from twotemp.folders import write_json, write_text
 from twotemp.report import NO_FIGURES, figures
 from twotemp.report.tuning import (
     COLUMNS,
+    STANDINGS,
     draw_frontier,
     markdown,
     portfolio_json,
     portfolio_recommendation,
     portfolio_yaml,
+    race_json,
     recommendation,
     table_row,
     tuned_yaml,
@@ -106,6 +108,7 @@ def tune(
         say(f"{chosen.spent:,.0f} NFE spent; next, on test problems: {command}")
         return
     write_text(out / "tuned.yaml", tuned_yaml(tuned))
+    write_json(out / STANDINGS, race_json(tuned))
     write_text(out / "frontier.md", f"{recommendation(tuned)}\n\n{markdown(tuned)}")
     if as_json:
         for row in standings_json(tuned.standings):

@@ -13,6 +13,7 @@ from twotemp.report.figures import save, styled
 from twotemp.report.style import NAMES
 from twotemp.tuning import Standing, Tuned, TunedPortfolio
 
+STANDINGS = "standings.json"  # the race, beside tuned.yaml
 _SURE = 0.95
 _CHEAPER = 0.95  # of the winner's cost; a smaller saving is not mentioned
 
@@ -158,6 +159,17 @@ def tuned_yaml(tuned: Tuned) -> str:
 def as_json(standings: Sequence[Standing[Policy]]) -> list[dict[str, object]]:
     """Return the standings as JSON data."""
     return [{**vars(standing), "candidate": spell(standing.candidate)} for standing in standings]
+
+
+def race_json(tuned: Tuned) -> dict[str, object]:
+    """Return the race as JSON data for the viewer."""
+    return {
+        "goal": str(tuned.goal),
+        "recommendation": recommendation(tuned),
+        "standings": as_json(tuned.standings),
+        "columns": [column.format(goal=tuned.goal) for column in COLUMNS],
+        "rows": [table_row(standing) for standing in tuned.standings],
+    }
 
 
 def _rate(standing: Standing[Policy]) -> str:

@@ -1,0 +1,32 @@
+// The overview: blocks of sentences, charts and tables, whatever kind of run they are about.
+const BLOCKS = {
+  sentences: ({title, items}) => make("section", {class: "card"}, make("h2", {}, title), make("ul", {class: "sentences"}, ...items.map((text) => make("li", {}, text)))),
+  charts: ({title, items}) => make("section", {class: "card"}, make("h2", {}, title), make("div", {class: "charts"}, ...items.map((one) => new Chart(one).node))),
+  table: ({title, columns, rows}) => make("section", {class: "card"}, make("h2", {}, title), sortable(columns, rows, title)),
+};
+
+// A table whose columns sort on a click; a cell is a text, a number, or {text, value}.
+function sortable(columns, rows, name) {
+  const value = (cell) => cell?.value ?? cell, said = (cell) => String(cell?.text ?? cell ?? "");
+  const body = make("tbody");
+  const fill = (sorted) => body.replaceChildren(...sorted.map((row) => make("tr", {}, ...row.map((cell, n) =>
+    n ? make("td", {class: typeof value(cell) === "number" ? "number" : ""}, said(cell)) : make("th", {scope: "row"}, said(cell))))));
+  const heads = columns.map((column, n) => {
+    const button = make("button", {type: "button"}, column), head = make("th", {scope: "col"}, button);
+    button.addEventListener("click", () => {
+      const down = head.getAttribute("aria-sort") !== "descending";
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const compare = (x, y) => typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y), "en", {numeric: true});
+      fill([...rows].sort((x, y) => (down ? -1 : 1) * compare(value(x[n]), value(y[n]))));
+    });
+    return head;
+  });
+  fill(rows);
+  return make("div", {class: "scroll", tabindex: 0, role: "region", "aria-label": name}, make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body));
+}
+
+function drawOverview() {
+  const gaps = data.gaps.length ? [make("section", {class: "card gaps"}, make("h2", {}, "Incomplete"), make("ul", {}, ...data.gaps.map((gap) => make("li", {}, gap))))] : [];
+  $("#overview").replaceChildren(...gaps, ...data.blocks.map((block) => BLOCKS[block.kind](block)));
+}

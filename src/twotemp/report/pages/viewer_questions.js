@@ -1,0 +1,94 @@
+// The list of questions: a heat map of the share of right samples, by policy. Verdicts are a character per sample:
+// + right, - wrong, ! timeout, ? ungraded, . not graded yet.
+const count = (verdicts, sign) => verdicts ? verdicts.split(sign).length - 1 : 0;
+const graded = (verdicts) => verdicts ? count(verdicts, "+") + count(verdicts, "-") + count(verdicts, "!") : 0;
+const shareRight = (verdicts) => graded(verdicts) ? count(verdicts, "+") / graded(verdicts) : null;
+const solved = (question, policy) => count(question.verdicts[policy], "+") > 0;
+const of = (question, policy) => question.verdicts[policy];
+
+// What a filter keeps; a and b are numbers of policies.
+const FILTERS = {
+  all: ["all questions", () => true],
+  gained: ["solved by A and not by B", (q, a, b) => solved(q, a) && of(q, b) && !solved(q, b)],
+  late: ["solved by A, but not by its first sample", (q, a) => solved(q, a) && of(q, a)[0] !== "+"],
+  always: ["A is always right", (q, a) => shareRight(of(q, a)) === 1],
+  never: ["solved by no policy", (q) => Object.values(q.verdicts).every((v) => !v.includes("+"))],
+  ungraded: ["with ungraded samples", (q) => Object.values(q.verdicts).some((v) => /[?.]/.test(v))],
+  errors: ["with timeouts", (q) => Object.values(q.verdicts).some((v) => v.includes("!"))],
+};
+const SORTS = {
+  order: ["in the order of the data", null],
+  difference: ["largest A − B first", (q) => (shareRight(of(q, state.b)) ?? 0) - (shareRight(of(q, state.a)) ?? 0)],
+  hardest: ["hardest first (A)", (q) => shareRight(of(q, state.a)) ?? 2],
+  spread: ["most undecided first (A)", (q) => Math.abs(0.5 - (shareRight(of(q, state.a)) ?? 2))],
+};
+const MOST_ROWS = 1000;
+let matches = null;  // numbers of the questions in whose samples the searched text occurs; null: not searched
+
+const sets = () => [...new Set(data.policies.map((policy) => policy.set))];
+const policiesOf = (set) => data.policies.map((policy, n) => ({...policy, n})).filter((policy) => policy.set === set);
+const listed = () => {
+  const words = state.search.toLowerCase(), inSet = new Set(policiesOf(state.set).map(({n}) => String(n)));
+  const [, keep] = FILTERS[state.filter], [, key] = SORTS[state.sort];
+  const found = data.questions.map((question, n) => ({...question, n})).filter((question) =>
+    Object.keys(question.verdicts).some((n) => inSet.has(n)) && keep(question, state.a, state.b) &&
+    (!words || `${question.id} ${question.prompt ?? ""}`.toLowerCase().includes(words) || matches?.has(question.n)));
+  return key ? found.sort((x, y) => key(x) - key(y)) : found;
+};
+
+const chooser = (name, label, options, value, change) => {
+  const select = make("select", {id: name}, ...options.map(([key, text]) => make("option", {value: key}, text)));
+  select.value = String(value);
+  select.addEventListener("change", () => change(select.value));
+  return make("label", {}, label, select);
+};
+
+function drawControls() {
+  const policies = policiesOf(state.set), names = policies.map(({n, name}) => [n, name]);
+  const search = make("input", {id: "search", type: "search", placeholder: "words of the question", value: state.search});
+  search.addEventListener("input", () => { matches = null; go({search: search.value}, false); });
+  const inside = make("button", {type: "button", id: "inside"}, "search the samples too");
+  inside.addEventListener("click", () => searchSamples(state.search));
+  return make("form", {class: "card controls", role: "search"},
+    ...(sets().length > 1 ? [chooser("set", "task", sets().map((set) => [set, set]), state.set, (set) => go({set, a: policiesOf(set)[0].n, b: policiesOf(set).at(-1).n}))] : []),
+    chooser("filter", "show", Object.entries(FILTERS).map(([key, [text]]) => [key, text]), state.filter, (filter) => go({filter})),
+    chooser("a", "A", names, state.a, (a) => go({a: +a})),
+    chooser("b", "B", names, state.b, (b) => go({b: +b})),
+    chooser("sort", "order", Object.entries(SORTS).map(([key, [text]]) => [key, text]), state.sort, (sort) => go({sort})),
+    make("label", {class: "wide"}, "search", search), inside);
+}
+
+// Look for a text in every sample: all chunks are opened one after the other, and the list grows meanwhile.
+async function searchSamples(text) {
+  const words = text.toLowerCase(), found = matches = new Set();
+  if (!words) return drawRows();
+  for (let n = 0; n < data.questions.length; n++) {
+    const {texts} = await source.question(n);
+    if (matches !== found) return;
+    if (texts.some((one) => one.toLowerCase().includes(words))) found.add(n);
+    if (n % 10 === 9) { $("#status").textContent = `searched ${n + 1} of ${data.questions.length} questions`; drawRows(); }
+  }
+  $("#status").textContent = `searched the samples of ${data.questions.length} questions`;
+  drawRows();
+}
+
+function drawRows() {
+  const policies = policiesOf(state.set), rows = listed();
+  const heads = policies.map(({n, name}) => make("th", {scope: "col"}, make("span", {}, name), ...(n === state.a ? [make("b", {class: "side"}, "A")] : []), ...(n === state.b ? [make("b", {class: "side"}, "B")] : [])));
+  const body = rows.slice(0, MOST_ROWS).map((question) => make("tr", {},
+    make("th", {scope: "row"}, make("a", {href: address({question: question.id, task: question.task})}, make("small", {}, question.id), " ", (question.prompt ?? "").slice(0, 140))),
+    ...policies.map(({n}) => {
+      const verdicts = of(question, n), part = shareRight(verdicts);
+      const cell = make("td", {class: part === null ? "none" : "heat"}, part === null ? "–" : `${count(verdicts, "+")}/${graded(verdicts)}`);
+      if (part !== null) cell.style.setProperty("--share", `${Math.round(100 * part)}%`);
+      return cell;
+    })));
+  const more = rows.length > MOST_ROWS ? ` The first ${MOST_ROWS} are shown: filter or search to see others.` : "";
+  $("#found").textContent = `${rows.length} of ${data.questions.length} questions: right samples / graded samples.${more}`;
+  $("#rows").replaceChildren(make("table", {class: "heatmap"}, make("thead", {}, make("tr", {}, make("th", {scope: "col"}, "question"), ...heads)), make("tbody", {}, ...body)));
+}
+
+function drawQuestions() {
+  $("#questions").replaceChildren(drawControls(), make("p", {id: "found", role: "status"}), make("div", {id: "rows", class: "card scroll", tabindex: 0, role: "region", "aria-label": "Heat map of questions"}));
+  drawRows();
+}

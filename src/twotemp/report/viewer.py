@@ -1,0 +1,266 @@
+"""The run viewer: one HTML page about a run, whatever its kind.
+
+The overview of every kind of run is a list of blocks (sentences, charts, tables), which the page draws without
+knowing what they are about. Runs with samples also have questions (`run_data`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from twotemp.analysis import Choice, GradedCell, RunSurvey, findings, k_grid, survey, unique
+from twotemp.errors import UserError
+from twotemp.folders import expect, read_json, write_text
+from twotemp.policies import parse
+from twotemp.report import grpo, sentence
+from twotemp.report.pages import compose
+from twotemp.report.run_data import LARGEST, RunData, collect, colors
+from twotemp.report.style import dataset, label, line, model_name
+from twotemp.report.tuning import STANDINGS
+
+Block = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class View:
+    """What a page shows."""
+
+    title: str
+    kind: str
+    blocks: list[Block]
+    run: RunData | None = None
+    gaps: list[str] = field(default_factory=list)
+
+    def overview(self, **more: Any) -> dict[str, Any]:
+        """Return all but the chunks as JSON data."""
+        data = {"title": self.title, "kind": self.kind, "blocks": self.blocks, "gaps": self.gaps, **more}
+        if self.run is not None:
+            data |= {name: value for name, value in vars(self.run).items() if name != "chunks"}
+        return data
+
+    def html(self) -> str:
+        """Return the page as one file."""
+        chunks = [] if self.run is None else self.run.chunks
+        return compose("viewer.html", self.overview(), chunks, source="viewer_file.js")
+
+
+def view(
+    runs: Sequence[Path],
+    grader: str | Mapping[str, str] | None = None,
+    *,
+    tokenizer: Callable[[], Any] | None = None,
+    choices: Sequence[Choice] = (),
+    surveyed: RunSurvey | None = None,
+    largest: int = LARGEST,
+) -> View:
+    """Read runs of one kind.
+
+    Args:
+        runs: The folders of the runs.
+        grader: The grader whose verdicts are used, or one for each task.
+        tokenizer: Loads what decodes the tokens of traces; None: they are shown as their ids.
+        choices: Best@k, if it was computed.
+        surveyed: The cells, if they were read already.
+        largest: Bytes of samples in the page, about.
+    """
+    kinds = {expect(run, "evaluation", "grpo") for run in runs}
+    if len(kinds) > 1:
+        raise UserError("view runs of `twotemp grpo` and of `twotemp eval` separately")
+    title = ", ".join(run.resolve().name for run in runs)
+    if kinds == {"grpo"}:
+        return View(title, "grpo", _grpo_blocks([grpo.read(run) for run in runs]))
+    surveyed = surveyed or survey(runs, grader)
+    race = [block for run in runs for block in _race_blocks(run)]
+    blocks = [*race, *_evaluation_blocks(surveyed.cells, choices)]
+    data = collect(surveyed.cells, tokenizer, largest)
+    return View(title, "tune" if race else "evaluation", blocks, data, surveyed.gaps)
+
+
+def write(path: Path, shown: View) -> Path:
+    """Write the page and return its path."""
+    write_text(path, shown.html())
+    return path
+
+
+def _evaluation_blocks(cells: Sequence[GradedCell], choices: Sequence[Choice]) -> list[Block]:
+    said = [sentence(finding) for finding in findings(cells)]
+    blocks: list[Block] = [sentences("What it shows", said)] if said else []
+    models = [cell.model for cell in cells]
+    for key in unique((cell.model, cell.task) for cell in cells):
+        group = [cell for cell in cells if (cell.model, cell.task) == key]
+        name = dataset(*key, models)
+        charts = []
+        if max(cell.samples for cell in group) > 1:
+            charts = [_pass_chart(group), _budget_chart(group)]
+            for selector in unique(choice.selector for choice in choices):
+                some = [c for c in choices if c.selector == selector and (c.cell.model, c.cell.task) == key]
+                charts += [_best_chart(selector, some)] if some else []
+        blocks += [{"kind": "charts", "title": name, "items": charts}] if charts else []
+        blocks.append(_pass_table(name, group))
+    return [*blocks, _settings_table(cells)]
+
+
+def sentences(title: str, items: Sequence[str]) -> Block:
+    """Return a block of sentences."""
+    return {"kind": "sentences", "title": title, "items": list(items)}
+
+
+def _chart(title: str, x: str, series: list[Block], *, log: bool = False, percent: bool = False) -> Block:
+    return {"title": title, "x": {"label": x, "log": log}, "y": {"percent": percent}, "series": series}
+
+
+def _series(
+    name: str, color: str, x: Any, mean: Any, low: Any = None, high: Any = None, **more: Any
+) -> Block:
+    """Return a curve; what is not finite is null."""
+
+    def numbers(values: Any) -> list[float | None]:
+        return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
+
+    columns = {"x": numbers(x), "y": numbers(mean)}
+    if low is not None and high is not None:
+        columns |= {"low": numbers(low), "high": numbers(high)}
+    return {"name": name, "color": color, **columns, **more}
+
+
+def _cell_series(cell: GradedCell, color: str, x: Any, estimate: Any) -> Block:
+    return _series(label(cell.policy, plain=True), color, x, estimate.mean, estimate.low, estimate.high)
+
+
+def _pass_chart(group: Sequence[GradedCell]) -> Block:
+    series = [
+        _cell_series(c, color, range(1, c.samples + 1), c.curve) for c, color in zip(group, colors(group))
+    ]
+    return _chart("pass@k", "k", series, log=True, percent=True)
+
+
+def _budget_chart(group: Sequence[GradedCell]) -> Block:
+    series = [
+        _cell_series(c, color, c.costs("nfe", range(1, c.samples + 1)), c.curve)
+        for c, color in zip(group, colors(group))
+    ]
+    return _chart("pass@NFE", "NFE per question", series, log=True, percent=True)
+
+
+def _best_chart(selector: str, choices: Sequence[Choice]) -> Block:
+    shades = colors([choice.cell for choice in choices])
+    series = [_cell_series(c.cell, color, c.ks, c.estimate) for c, color in zip(choices, shades)]
+    return _chart(f"Best@k, {selector}", "k", series, log=True, percent=True)
+
+
+def _pass_table(name: str, group: Sequence[GradedCell]) -> Block:
+    ks = k_grid(group)
+    rows = []
+    for cell in group:
+        rates = [_rate(cell, k) for k in ks]
+        costs = [round(cell.cost("nfe"), 1), round(cell.cost("forwards"), 1)]
+        rows.append(
+            [label(cell.policy, plain=True), *costs, len(cell.questions), cell.table.ungraded, *rates]
+        )
+    columns = ["policy", "NFE", "forwards", "questions", "ungraded", *(f"k = {k}" for k in ks)]
+    title = f"{name}: pass@k in % with 95 % intervals"
+    return {"kind": "table", "title": title, "columns": columns, "rows": rows}
+
+
+def _rate(cell: GradedCell, k: int) -> Block:
+    """Return pass@k as an entry of a table; -1 sorts a k that the cell does not reach below all others."""
+    if k > cell.samples:
+        return {"text": "–", "value": -1}
+    mean, low, high = (float(100 * getattr(cell.curve, end)[k - 1]) for end in ("mean", "low", "high"))
+    return {"text": f"{mean:.1f}" + ("" if np.isnan(low) else f" ({low:.0f}–{high:.0f})"), "value": mean}
+
+
+def _settings_table(cells: Sequence[GradedCell]) -> Block:
+    def row(cell: GradedCell) -> dict[str, Any]:
+        config = cell.config
+        return {
+            "policy": label(cell.policy, plain=True),
+            "task": config.task,
+            "model": config.model,
+            "weights": config.fingerprint[:16],
+            "data": config.data[:16],
+            "prompt": config.prompt,
+            "length": config.length,
+            "block": config.block or "default",
+            "seed": config.seed,
+            "options": ", ".join(f"{key}={value}" for key, value in config.options.items() if value),
+            "grader": cell.grader,
+            "twotemp": config.version,
+        }
+
+    rows = [row(cell) for cell in cells]
+    return {
+        "kind": "table",
+        "title": "Settings and provenance",
+        "columns": list(rows[0]),
+        "rows": [list(one.values()) for one in rows],
+    }
+
+
+def _race_blocks(run: Path) -> list[Block]:
+    """Return the race of `twotemp tune`: the recommendation, the frontier and the candidates."""
+    path = run / STANDINGS
+    if not path.exists():
+        return []
+    race = read_json(path)
+    series = []
+    for one in race["standings"]:
+        ends = (one["low"], one["high"])
+        low, high = ([np.nan if end is None else end] for end in ends)
+        color = line(parse(one["candidate"]))["color"] if one["finalist"] else "#999999"
+        series.append(_series(one["candidate"], color, [one["cost"]], [one["mean"]], low, high, points=True))
+    charts = [_chart(f"{race['goal']} against cost", "NFE per question", series, log=True, percent=True)]
+    return [
+        sentences("Recommendation", [race["recommendation"]]),
+        {"kind": "charts", "title": "The frontier", "items": charts},
+        {"kind": "table", "title": "The race", "columns": race["columns"], "rows": race["rows"]},
+    ]
+
+
+_STEPS = {
+    "reward": "mean reward of a group",
+    "reward_std": "spread of the reward within a group (std)",
+    "zero_std": "share of groups without signal",
+    "distinct": "different answers in a group",
+    "kl": "KL to the untrained model",
+    "entropy": "entropy at commit (nats)",
+    "confidence": "confidence at commit",
+    "nfe": "NFE of a sample",
+    "tokens_per_forward": "tokens per forward pass",
+    "loss": "loss",
+    "grad_norm": "norm of the gradient",
+}
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+
+def _grpo_blocks(runs: Sequence[grpo.GrpoRun]) -> list[Block]:
+    names = grpo.names(runs, plain=True)
+    charts = []
+    for column, title in _STEPS.items():
+        series = [
+            _series(name, _COLORS[n % len(_COLORS)], run.column("step"), run.column(column))
+            for n, (run, name) in enumerate(zip(runs, names))
+        ]
+        if any(value is not None for one in series for value in one["y"]):
+            charts.append(_chart(title, "step", series))
+    checkups = []
+    for n, (run, name) in enumerate(zip(runs, names)):
+        for checkup in run.evaluations:
+            points = [(p.nfe, p.accuracy, p.low, p.high) for p in checkup.points]
+            color = "#7F7F7F" if checkup.step == 0 else _COLORS[n % len(_COLORS)]
+            checkups.append(_series(f"{name}, step {checkup.step}", color, *zip(*points), points=True))
+    blocks: list[Block] = [{"kind": "charts", "title": "Training", "items": charts}]
+    if checkups:
+        chart = _chart("Greedy accuracy on held-out problems", "NFE per sample", checkups, percent=True)
+        blocks.insert(0, {"kind": "charts", "title": "Check-ups", "items": [chart]})
+    facts = [
+        [name, model_name(run.model), run.task, len(run.records), run.records[-1].total_nfe]
+        for run, name in zip(runs, names)
+    ]
+    columns = ["rollouts", "model", "task", "steps", "NFE of all rollouts"]
+    return [*blocks, {"kind": "table", "title": "Runs", "columns": columns, "rows": facts}]

@@ -1,0 +1,278 @@
+"""The run viewer: what its file holds, and what a reader can do with it in a browser."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.helpers.synthetic_runs import HOSTILE, write_run
+from twotemp.cli import app
+from twotemp.report import live, viewer
+from twotemp.store import Store
+
+
+def index_of(html: str) -> dict[str, Any]:
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)
+    return json.loads(found)
+
+
+def chunks_of(html: str) -> list[dict[str, Any]]:
+    packed = re.findall(r'<script type="application/gzip" data-chunk="\d+">(.*?)</script>', html)
+    return [json.loads(gzip.decompress(base64.b64decode(one))) for one in packed]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "six"
+    return write_run(folder, questions=12, n=8, words=10, trace=True)
+
+
+@pytest.fixture(scope="module")
+def html(run) -> str:
+    return viewer.view([run]).html()
+
+
+def test_every_sample_and_grade_is_in_the_file(run, html):
+    index, chunks = index_of(html), chunks_of(html)
+    for number, policy in enumerate(index["policies"]):
+        (cell,) = (c for c in Store.open(run).cells() if c.config.policy.name == policy["spec"])
+        grades = cell.grades("countdown 1")
+        for sample in cell.samples():
+            place = next(n for n, one in enumerate(index["questions"]) if one["id"] == sample.request)
+            columns, grade = chunks[place]["cells"][str(number)], grades[sample.key]
+            assert chunks[place]["texts"][columns["text"][sample.index]] == sample.text
+            assert chunks[place]["grades"][columns["grade"][sample.index]][0] == grade.outcome
+            assert columns["trace"][sample.index]["steps"] == list(sample.trace.steps)
+            sign = {"passed": "+", "failed": "-", "timeout": "!", "ungraded": "?"}[grade.outcome]
+            assert index["questions"][place]["verdicts"][str(number)][sample.index] == sign
+    ids = [question["id"] for question in index["questions"]]
+    assert ids == [f"countdown-3/test/{n}" for n in range(12)]  # 10 after 9
+
+
+def test_hostile_text_cannot_leave_its_element_and_the_policy_is_strict(html):
+    assert "window.hacked" not in html
+    assert html.count("<script") == html.count("</script>") == 2 + 12
+    (policy,) = re.findall(r'Content-Security-Policy" content="(.*?)"', html)
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", html)
+
+
+def test_traces_that_do_not_fit_are_left_out(run):
+    small = viewer.view([run], largest=6_000).html()
+    index, chunks = index_of(small), chunks_of(small)
+    assert 0 < index["traced"] < 8
+    kept = [t is not None for t in chunks[0]["cells"]["0"]["trace"]]
+    assert kept == [n < index["traced"] for n in range(8)]
+    assert len(chunks[0]["cells"]["0"]["text"]) == 8
+
+
+def test_a_run_without_problems_on_this_machine_can_be_viewed(html):
+    """The synthetic run's data are not those of the task, so that its questions have no text."""
+    assert all("prompt" not in question for question in index_of(html)["questions"])
+
+
+# --- in a browser
+
+
+class Tab:
+    """A page, and what it asked for and complained about."""
+
+    def __init__(self, browser, address: str, width: int = 1300, scheme: str = "light") -> None:
+        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.asked: list[str] = []
+        self.errors: list[str] = []
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda message: self.errors.append(message.text))
+        self.address = address.partition("#")[0]
+        self.page.goto(address)
+        self.until(lambda: self.page.locator("body").get_attribute("data-state") == "drawn")
+
+    def until(self, reached) -> None:
+        """Poll from here: the page's own policy forbids the `eval` that playwright would wait with."""
+        for _ in range(400):
+            if reached():
+                return
+            time.sleep(0.05)
+        raise AssertionError("waited in vain")
+
+    def close(self) -> None:
+        assert self.errors == []
+        assert all(url.startswith(self.address) for url in self.asked)
+        assert self.page.evaluate("window.hacked") is None
+        self.page.close()
+
+
+@pytest.fixture(scope="module")
+def file(html, tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(html, encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture
+def opened(browser, file):
+    tabs = []
+
+    def open_at(fragment: str = "", **options):
+        tabs.append(Tab(browser, file + fragment, **options))
+        return tabs[-1]
+
+    yield open_at
+    for tab in tabs:
+        tab.close()
+
+
+def listed(page) -> list[str]:
+    return [text.split("/")[-1] for text in page.locator(".heatmap tbody small").all_inner_texts()]
+
+
+def verdicts(html: str, policy: str) -> dict[str, str]:
+    index = index_of(html)
+    number = next(n for n, one in enumerate(index["policies"]) if one["spec"] == policy)
+    return {q["id"].split("/")[-1]: q["verdicts"][str(number)] for q in index["questions"]}
+
+
+def test_filters_show_exactly_the_questions_they_name(opened, html):
+    page = opened("#questions").page
+    tlc, lc = verdicts(html, "tlc"), verdicts(html, "lc")
+    assert listed(page) == list(tlc)
+    page.locator("#filter").select_option("gained")  # A is TLC, B is LC unless they are chosen
+    assert listed(page) == [q for q in tlc if "+" in tlc[q] and "+" not in lc[q]]
+    page.locator("#filter").select_option("late")
+    assert listed(page) == [q for q in tlc if "+" in tlc[q] and tlc[q][0] != "+"]
+    page.locator("#filter").select_option("ungraded")
+    assert listed(page) == ["7"]
+    page.locator("#filter").select_option("errors")
+    assert listed(page) == ["8"]
+    page.locator("#filter").select_option("all")
+    page.locator("#sort").select_option("difference")
+    gaps = {q: tlc[q].count("+") / 8 - lc[q].count("+") / 8 for q in tlc if q not in "78"}
+    assert [q for q in listed(page) if q in gaps] == sorted(gaps, key=lambda q: -gaps[q])
+
+
+def test_search_finds_questions_by_id_and_by_samples(opened, html):
+    tab = opened("#questions")
+    page = tab.page
+    page.locator("#search").fill("test/1")
+    assert listed(page) == ["1", "10", "11"]
+    page.locator("#search").fill("ONERROR")
+    assert listed(page) == []
+    page.locator("#inside").click()
+    tab.until(lambda: "searched the samples of 12" in page.locator("#status").inner_text())
+    assert len(listed(page)) == 12
+
+
+def test_a_link_shows_the_same_question_policies_and_sample_text(opened):
+    tab = opened("#questions?question=countdown-3/test/3&task=countdown-3&a=3&b=1")
+    page = tab.page
+    assert page.locator("#question h2").inner_text() == "countdown-3/test/3"
+    sides = page.locator(".side.card")
+    assert sides.nth(0).locator("select").first.input_value() == "3"
+    assert sum(map(int, sides.nth(0).locator(".answers .count").all_inner_texts())) == 8
+    sides.nth(0).locator("summary").click()
+    assert HOSTILE[:9] in sides.nth(0).locator("pre.raw").inner_text()
+    sides.nth(0).get_by_label("next sample").click()
+    assert sides.nth(0).locator(".which h3").inner_text() == "sample 1"
+    page.get_by_text("next →").click()
+    tab.until(lambda: page.locator("#question h2").inner_text() == "countdown-3/test/4")
+    page.go_back()
+    tab.until(lambda: page.locator("#question h2").inner_text() == "countdown-3/test/3")
+    page.locator("#policy-b").select_option("0")
+    tab.until(lambda: "b=0" in page.url)
+
+
+def test_tokens_follow_the_step_slider_and_colours_change(opened):
+    page = opened("#questions?question=countdown-3/test/3&task=countdown-3").page
+    side = page.locator(".side.card").first
+    assert side.locator(".tok.on").count() == 10
+    side.get_by_label("Step", exact=True).fill("4")
+    assert side.locator(".tok.on").count() == 4
+    before = side.locator(".tok").first.get_attribute("style")
+    side.locator("[id^=colour]").select_option("entropy")
+    assert side.locator(".tok").first.get_attribute("style") != before
+    chart = side.get_by_role("slider", name="Samples of policy A")
+    chart.focus()
+    page.keyboard.press("End")
+    assert side.locator(".which h3").inner_text() == "sample 7"
+
+
+def test_curves_are_read_with_the_keyboard_and_hidden_by_the_legend(opened, html):
+    page = opened().page
+    chart = page.locator("figure.chart").first
+    assert chart.locator("path.line").count() == 6
+    chart.locator(".plot").focus()
+    page.keyboard.press("End")
+    said = chart.locator(".plot").get_attribute("aria-valuetext")
+    (curve,) = (s for s in index_of(html)["blocks"][1]["items"][0]["series"] if s["name"].startswith("TCT"))
+    assert said.startswith("k 8: ")
+    assert f"{100 * curve['y'][-1]:.1f} %" in said
+    chart.locator("button.key").first.click()
+    assert chart.locator("path.line").count() == 5
+    page.locator("th button", has_text="k = 8").first.click()
+    rates = page.locator("table").first.locator("tbody tr td:last-child").all_inner_texts()
+    assert [float(r.split()[0]) for r in rates] == sorted((float(r.split()[0]) for r in rates), reverse=True)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1300, "light")])
+def test_nothing_sticks_out(opened, width, scheme):
+    for fragment in ("", "#questions", "#questions?question=countdown-3/test/3&task=countdown-3"):
+        page = opened(fragment, width=width, scheme=scheme).page
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), fragment
+
+
+# --- the command and the live page
+
+
+def test_report_and_view_write_the_page(run, tmp_path):
+    done = CliRunner().invoke(app, ["view", str(run), "--out", str(tmp_path / "page.html")])
+    assert done.exit_code == 0, done.output
+    assert len(chunks_of((tmp_path / "page.html").read_text())) == 12
+    CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "report")])
+    index = index_of((tmp_path / "report" / "report.html").read_text())
+    titles = [chart["title"] for chart in index["blocks"][1]["items"]]
+    assert titles == ["pass@k", "pass@NFE"]  # no Best@k: the answers of a task that is not here cannot be compared
+
+
+def test_the_live_page_follows_the_run_and_answers_only_loopback_names(tmp_path):
+    run = write_run(tmp_path / "run", questions=2, n=2, words=4, policies=("lc",))
+    server = live.server(live.LiveRun([run], lambda: viewer.view([run])))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    base = f"http://127.0.0.1:{server.server_port}/"
+    try:
+        first = json.load(urlopen(base + "overview"))
+        assert len(first["questions"]) == 2
+        packed = urlopen(f"{base}question/{first['version']}/1").read()
+        assert len(json.loads(gzip.decompress(packed))["texts"]) == 2
+        write_run(tmp_path / "other", questions=3, n=2, words=4, policies=("lc", "tlc"))
+        (tmp_path / "other" / "tlc").rename(run / "tlc")
+        for _ in range(100):
+            second = json.load(urlopen(base + "overview"))
+            if second["version"] != first["version"]:
+                break
+            time.sleep(0.05)
+        assert len(second["questions"]) == 3
+        assert len(second["policies"]) == 2
+        for path, host, status in (("overview", "evil.example", 403), (f"question/{first['version']}/0", None, 409)):
+            request = Request(base + path, headers={"Host": host} if host else {})
+            with pytest.raises(HTTPError) as refused:
+                urlopen(request)
+            assert refused.value.code == status
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
