@@ -1,4 +1,4 @@
-"""Take the docs' screenshots of the playground and a trace page: `python -m docs.tools.pages` (needs Chromium)."""
+"""Take the docs' screenshots of the playground, a trace page and the run viewer: `python -m docs.tools.pages` (needs Chromium)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
+from typer.testing import CliRunner
 
 import twotemp
 from tests.helpers.serving_clients import listening
+from twotemp.cli import app
 from twotemp.graders import get
 from twotemp.report.trace_page import page
 from twotemp.serving import Server
@@ -22,7 +24,23 @@ SCREENSHOTS = {  # name -> width, color scheme
     "playground-dark": (1300, "dark"),
     "playground-phone": (390, "light"),
     "trace": (1300, "light"),
+    "viewer": (1300, "light"),
+    "viewer-question": (1300, "light"),
 }
+EVALUATION = "eval --task countdown-3 --policies ar,lc,tlc,ct,tct -n 32 --questions 40 --trace"
+ADDRESSES = {  # parts of the viewer
+    "viewer": "#questions?sort=difference",
+    "viewer-question": "#questions?question=countdown-3/test/0&task=countdown-3",
+}
+
+
+def viewer_page(folder: Path) -> Path:
+    """Evaluate five policies and return the viewer's file."""
+    run, out = folder / "countdown", folder / "viewer.html"
+    for words in (*EVALUATION.split(), "--out", str(run)), ("view", str(run), "--out", str(out)):
+        done = CliRunner().invoke(app, list(words))
+        assert done.exit_code == 0, done.output
+    return out
 
 
 def trace_page(model: twotemp.LanguageModel) -> str:
@@ -37,9 +55,9 @@ def trace_page(model: twotemp.LanguageModel) -> str:
     return page(samples, model.tokenizer, each=2, grades=grades)
 
 
-def wait_until_done(tab: Page) -> None:
-    """Wait until the playground has shown all samples."""
-    while tab.locator("body").get_attribute("data-state") != "done":
+def wait_until_done(tab: Page, state: str = "done") -> None:
+    """Wait until the page has shown everything."""
+    while tab.locator("body").get_attribute("data-state") != state:
         time.sleep(0.1)
 
 
@@ -51,6 +69,7 @@ def main() -> None:
         listening(Server(model, slots=96)) as (_, port),
         sync_playwright() as playwright,
     ):
+        viewer = viewer_page(Path(folder))
         file = Path(folder) / "trace.html"
         file.write_text(trace_page(model), encoding="utf-8")
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -58,14 +77,17 @@ def main() -> None:
             tab = browser.new_page(viewport={"width": width, "height": 970}, color_scheme=scheme)
             tab.on("console", lambda message: print(message.text))
             tab.on("pageerror", lambda error: print(error))
-            if name == "trace":
+            if name in ADDRESSES:
+                tab.goto(viewer.as_uri() + ADDRESSES[name])
+                wait_until_done(tab, "drawn")
+            elif name == "trace":
                 tab.goto(file.as_uri())
                 tab.locator("#step").fill("8")
             else:
                 tab.goto(f"http://127.0.0.1:{port}/")
                 wait_until_done(tab)
             tab.evaluate("document.activeElement.blur()")
-            tab.screenshot(path=DOCS / f"{name}.png", full_page=name != "trace")
+            tab.screenshot(path=DOCS / f"{name}.png", full_page=name not in ("trace", "viewer"))
             tab.close()
         browser.close()
 

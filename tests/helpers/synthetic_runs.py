@@ -15,7 +15,13 @@ _WORDS = "so we add the first two numbers and then divide by four which leaves a
 
 
 def write_run(
-    folder: Path, *, questions: int, n: int, words: int, policies: tuple[str, ...] = POLICIES, trace: bool = False
+    folder: Path,
+    *,
+    questions: int,
+    n: int,
+    words: int,
+    policies: tuple[str, ...] = POLICIES,
+    trace: bool = False,
 ) -> Path:
     """Write a run of the task `countdown-3`: of policy p, each later one solves more questions."""
     store = Store.create(folder)

@@ -244,7 +244,10 @@ def test_report_and_view_write_the_page(run, tmp_path):
     CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "report")])
     index = index_of((tmp_path / "report" / "report.html").read_text())
     titles = [chart["title"] for chart in index["blocks"][1]["items"]]
-    assert titles == ["pass@k", "pass@NFE"]  # no Best@k: the answers of a task that is not here cannot be compared
+    assert titles == [
+        "pass@k",
+        "pass@NFE",
+    ]  # no Best@k: the answers of a task that is not here cannot be compared
 
 
 def test_the_live_page_follows_the_run_and_answers_only_loopback_names(tmp_path):
@@ -267,7 +270,10 @@ def test_the_live_page_follows_the_run_and_answers_only_loopback_names(tmp_path)
             time.sleep(0.05)
         assert len(second["questions"]) == 3
         assert len(second["policies"]) == 2
-        for path, host, status in (("overview", "evil.example", 403), (f"question/{first['version']}/0", None, 409)):
+        for path, host, status in (
+            ("overview", "evil.example", 403),
+            (f"question/{first['version']}/0", None, 409),
+        ):
             request = Request(base + path, headers={"Host": host} if host else {})
             with pytest.raises(HTTPError) as refused:
                 urlopen(request)

@@ -75,7 +75,18 @@ ALLOWED = {
         *("backends", "engine", "folders", "graders", "likelihood", "metrics", "models", "policies"),
         *("rng", "sampling", "tasks"),
     },
-    "report": {*_DATA, "analysis", "evaluation", "folders", "forks", "metrics", "policies", "rl", "store", "tuning"},
+    "report": {
+        *_DATA,
+        "analysis",
+        "evaluation",
+        "folders",
+        "forks",
+        "metrics",
+        "policies",
+        "rl",
+        "store",
+        "tuning",
+    },
     "tuning": {*_DATA, "evaluation", "metrics", "policies", "store", "tasks"},
 }
 NOT_IN_THE_WHEEL = {"benchmarks", "experiments", "recipes", "tests", "theory", "twotemp_sglang"}
