@@ -1,4 +1,4 @@
-"""Take the docs' screenshots of the playground, a trace page and the run viewer: `python -m docs.tools.pages` (needs Chromium)."""
+"""Take the docs' screenshots of the pages: `python -m docs.tools.pages` (needs Chromium)."""
 
 from __future__ import annotations
 
