@@ -26,22 +26,31 @@ def read(name: str) -> str:
     return _INCLUDE.sub(lambda match: read(match[1]), text)
 
 
-def compose(name: str, data: Any = None, chunks: Sequence[str] = (), **parts: str) -> str:
+def compose(
+    name: str,
+    data: Any = None,
+    chunks: Sequence[str] = (),
+    *,
+    rules: Sequence[str] = (),
+    script: str = "",
+    **parts: str,
+) -> str:
     """Return a page.
 
     Args:
         name: The template's file name.
         data: What the template's JSON block holds.
         chunks: What `chunk` returned; the page's script finds them by number.
+        rules: What the page's policy allows beyond its style and script.
+        script: What else may run, as a source of the policy.
         **parts: Files that replace the template's placeholders `/*NAME*/`.
     """
     page = (files("twotemp.report") / "pages" / name).read_text("utf-8")
     for placeholder, file in parts.items():
         page = page.replace(f"/*{placeholder}*/", f"/*include {file}*/")
     page = _INCLUDE.sub(lambda match: read(match[1]), page)
-    page = page.replace(
-        _POLICY, f'<meta http-equiv="Content-Security-Policy" content="{content_security_policy(page)}">'
-    )
+    policy = content_security_policy(page, *rules, script=script)
+    page = page.replace(_POLICY, f'<meta http-equiv="Content-Security-Policy" content="{policy}">')
     page = page.replace("/*data*/", inside_script(data))
     elements = (
         f'<script type="application/gzip" data-chunk="{number}">{text}</script>\n'
@@ -50,9 +59,9 @@ def compose(name: str, data: Any = None, chunks: Sequence[str] = (), **parts: st
     return page.replace("<!--chunks-->", "".join(elements))
 
 
-def content_security_policy(page: str, *more: str) -> str:
-    """Return a policy that allows the page's own style and script, and `more`."""
-    allowed = [f"{kind}-src {_hash(page, kind)}" for kind in ("style", "script")]
+def content_security_policy(page: str, *more: str, script: str = "") -> str:
+    """Return a policy that allows the page's own style and script, `script` and the rules in `more`."""
+    allowed = [f"style-src {_hash(page, 'style')}", f"script-src {_hash(page, 'script')} {script}".rstrip()]
     return "; ".join(["default-src 'none'", *allowed, "base-uri 'none'", "form-action 'none'", *more])
 
 

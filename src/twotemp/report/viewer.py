@@ -23,7 +23,7 @@ from twotemp.report.run_data import LARGEST, RunData, collect, colors
 from twotemp.report.style import dataset, label, line, model_name
 from twotemp.report.tuning import STANDINGS
 
-Block = dict[str, Any]
+Part = dict[str, Any]  # of an overview
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class View:
 
     title: str
     kind: str
-    blocks: list[Block]
+    blocks: list[Part]
     run: RunData | None = None
     gaps: list[str] = field(default_factory=list)
 
@@ -87,9 +87,9 @@ def write(path: Path, shown: View) -> Path:
     return path
 
 
-def _evaluation_blocks(cells: Sequence[GradedCell], choices: Sequence[Choice]) -> list[Block]:
+def _evaluation_blocks(cells: Sequence[GradedCell], choices: Sequence[Choice]) -> list[Part]:
     said = [sentence(finding) for finding in findings(cells)]
-    blocks: list[Block] = [sentences("What it shows", said)] if said else []
+    blocks: list[Part] = [sentences("What it shows", said)] if said else []
     models = [cell.model for cell in cells]
     for key in unique((cell.model, cell.task) for cell in cells):
         group = [cell for cell in cells if (cell.model, cell.task) == key]
@@ -105,18 +105,16 @@ def _evaluation_blocks(cells: Sequence[GradedCell], choices: Sequence[Choice]) -
     return [*blocks, _settings_table(cells)]
 
 
-def sentences(title: str, items: Sequence[str]) -> Block:
+def sentences(title: str, items: Sequence[str]) -> Part:
     """Return a block of sentences."""
     return {"kind": "sentences", "title": title, "items": list(items)}
 
 
-def _chart(title: str, x: str, series: list[Block], *, log: bool = False, percent: bool = False) -> Block:
+def _chart(title: str, x: str, series: list[Part], *, log: bool = False, percent: bool = False) -> Part:
     return {"title": title, "x": {"label": x, "log": log}, "y": {"percent": percent}, "series": series}
 
 
-def _series(
-    name: str, color: str, x: Any, mean: Any, low: Any = None, high: Any = None, **more: Any
-) -> Block:
+def _series(name: str, color: str, x: Any, mean: Any, low: Any = None, high: Any = None, **more: Any) -> Part:
     """Return a curve; what is not finite is null."""
 
     def numbers(values: Any) -> list[float | None]:
@@ -128,18 +126,18 @@ def _series(
     return {"name": name, "color": color, **columns, **more}
 
 
-def _cell_series(cell: GradedCell, color: str, x: Any, estimate: Any) -> Block:
+def _cell_series(cell: GradedCell, color: str, x: Any, estimate: Any) -> Part:
     return _series(label(cell.policy, plain=True), color, x, estimate.mean, estimate.low, estimate.high)
 
 
-def _pass_chart(group: Sequence[GradedCell]) -> Block:
+def _pass_chart(group: Sequence[GradedCell]) -> Part:
     series = [
         _cell_series(c, color, range(1, c.samples + 1), c.curve) for c, color in zip(group, colors(group))
     ]
     return _chart("pass@k", "k", series, log=True, percent=True)
 
 
-def _budget_chart(group: Sequence[GradedCell]) -> Block:
+def _budget_chart(group: Sequence[GradedCell]) -> Part:
     series = [
         _cell_series(c, color, c.costs("nfe", range(1, c.samples + 1)), c.curve)
         for c, color in zip(group, colors(group))
@@ -147,13 +145,13 @@ def _budget_chart(group: Sequence[GradedCell]) -> Block:
     return _chart("pass@NFE", "NFE per question", series, log=True, percent=True)
 
 
-def _best_chart(selector: str, choices: Sequence[Choice]) -> Block:
+def _best_chart(selector: str, choices: Sequence[Choice]) -> Part:
     shades = colors([choice.cell for choice in choices])
     series = [_cell_series(c.cell, color, c.ks, c.estimate) for c, color in zip(choices, shades)]
     return _chart(f"Best@k, {selector}", "k", series, log=True, percent=True)
 
 
-def _pass_table(name: str, group: Sequence[GradedCell]) -> Block:
+def _pass_table(name: str, group: Sequence[GradedCell]) -> Part:
     ks = k_grid(group)
     rows = []
     for cell in group:
@@ -167,7 +165,7 @@ def _pass_table(name: str, group: Sequence[GradedCell]) -> Block:
     return {"kind": "table", "title": title, "columns": columns, "rows": rows}
 
 
-def _rate(cell: GradedCell, k: int) -> Block:
+def _rate(cell: GradedCell, k: int) -> Part:
     """Return pass@k as an entry of a table; -1 sorts a k that the cell does not reach below all others."""
     if k > cell.samples:
         return {"text": "–", "value": -1}
@@ -175,7 +173,7 @@ def _rate(cell: GradedCell, k: int) -> Block:
     return {"text": f"{mean:.1f}" + ("" if np.isnan(low) else f" ({low:.0f}–{high:.0f})"), "value": mean}
 
 
-def _settings_table(cells: Sequence[GradedCell]) -> Block:
+def _settings_table(cells: Sequence[GradedCell]) -> Part:
     def row(cell: GradedCell) -> dict[str, Any]:
         config = cell.config
         return {
@@ -202,7 +200,7 @@ def _settings_table(cells: Sequence[GradedCell]) -> Block:
     }
 
 
-def _race_blocks(run: Path) -> list[Block]:
+def _race_blocks(run: Path) -> list[Part]:
     """Return the race of `twotemp tune`: the recommendation, the frontier and the candidates."""
     path = run / STANDINGS
     if not path.exists():
@@ -238,7 +236,7 @@ _STEPS = {
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
-def _grpo_blocks(runs: Sequence[grpo.GrpoRun]) -> list[Block]:
+def _grpo_blocks(runs: Sequence[grpo.GrpoRun]) -> list[Part]:
     names = grpo.names(runs, plain=True)
     charts = []
     for column, title in _STEPS.items():
@@ -254,7 +252,7 @@ def _grpo_blocks(runs: Sequence[grpo.GrpoRun]) -> list[Block]:
             points = [(p.nfe, p.accuracy, p.low, p.high) for p in checkup.points]
             color = "#7F7F7F" if checkup.step == 0 else _COLORS[n % len(_COLORS)]
             checkups.append(_series(f"{name}, step {checkup.step}", color, *zip(*points), points=True))
-    blocks: list[Block] = [{"kind": "charts", "title": "Training", "items": charts}]
+    blocks: list[Part] = [{"kind": "charts", "title": "Training", "items": charts}]
     if checkups:
         chart = _chart("Greedy accuracy on held-out problems", "NFE per sample", checkups, percent=True)
         blocks.insert(0, {"kind": "charts", "title": "Check-ups", "items": [chart]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
 from typing import Any
@@ -47,31 +48,20 @@ class Playground:
     @cached_property
     def _page(self) -> tuple[str, str]:
         """Return the page and its content security policy: its own style and script, and this server."""
-        page = compose("playground.html", source="playground_server.js")
-        return page, content_security_policy(page, "connect-src 'self'", "frame-ancestors 'none'")
+        connect = "connect-src 'self'"
+        page = compose("playground.html", rules=(connect,), source="playground_server.js")
+        return page, content_security_policy(page, connect, "frame-ancestors 'none'")
 
     async def about(self, _request: Request) -> Response:
         return Response(json_text(self._about), media_type="application/json")
 
     @cached_property
     def _about(self) -> dict[str, Any]:
-        policies = {
-            name: {
-                "parameters": [p for p in preset.parameters if PARAMETERS[p].kind in (int, float)],
-                "defaults": preset.policy.to_dict(),
-                "formula": preset.formula,
-            }
-            for name, preset in PRESETS.items()
-            if not preset.policy.repel  # drawn in whole groups, which a server refuses
-        }
         return {
             "model": self._name,
             "chat": self._model.has_chat,
-            "policies": policies,
-            "tasks": [
-                {"name": name, "length": source.length, "problems": [_shown(p) for p in _problems(name)]}
-                for name, source in TASKS.items()
-            ],
+            "policies": described_policies(),
+            "tasks": described_tasks(TASKS),
         }
 
     async def grades(self, data: dict[str, Any]) -> dict[str, Any]:
@@ -102,6 +92,27 @@ class Playground:
         self._thread.shutdown(cancel_futures=True)
         for grader in self._graders.values():
             grader.close()
+
+
+def described_policies() -> dict[str, Any]:
+    """Return for each policy its adjustable numbers, their defaults and its formula."""
+    return {
+        name: {
+            "parameters": [p for p in preset.parameters if PARAMETERS[p].kind in (int, float)],
+            "defaults": preset.policy.to_dict(),
+            "formula": preset.formula,
+        }
+        for name, preset in PRESETS.items()
+        if not preset.policy.repel  # drawn in whole groups, which a server refuses
+    }
+
+
+def described_tasks(names: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the length of an answer and the first problems of each task."""
+    return [
+        {"name": name, "length": TASKS[name].length, "problems": [_shown(p) for p in _problems(name)]}
+        for name in names
+    ]
 
 
 @cache

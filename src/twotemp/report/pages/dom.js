@@ -28,3 +28,12 @@ const sign = (verdict) => make("span", {class: verdict || ""},
   ...(verdict ? [make("span", {"aria-hidden": true}, verdict === "right" ? "\u2713" : "\u2717"), make("span", {class: "hidden"}, verdict)] : []));
 // Milliseconds a step of a replay stays: about `whole` for all of it, but neither a blur nor a wait.
 const pace = (steps, whole, longest) => Math.min(longest, Math.max(30, whole / steps));
+
+// Compressed data in the page: chunks stand behind the script, so that the page appears before they are parsed.
+const parsed = document.readyState === "loading" ? new Promise((done) => addEventListener("DOMContentLoaded", done)) : Promise.resolve();
+const bytes = (base64) => Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+const unpacked = async (n) => {
+  await parsed;
+  const packed = bytes($(`script[data-chunk="${n}"]`).textContent);
+  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip")));
+};
