@@ -101,6 +101,7 @@ def tune(
             tuned = race(plan, goal, backend, out, budget=budget, watch=watch)
     if portfolio:
         write_text(out / "tuned.yaml", portfolio_yaml(chosen))
+        write_json(out / STANDINGS, race_json(chosen))
         if as_json:
             typer.echo(json_text(portfolio_json(chosen)))
         say(portfolio_recommendation(chosen))

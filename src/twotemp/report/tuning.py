@@ -161,8 +161,17 @@ def as_json(standings: Sequence[Standing[Policy]]) -> list[dict[str, object]]:
     return [{**vars(standing), "candidate": spell(standing.candidate)} for standing in standings]
 
 
-def race_json(tuned: Tuned) -> dict[str, object]:
+def race_json(tuned: Tuned | TunedPortfolio) -> dict[str, object]:
     """Return the race as JSON data for the viewer."""
+    if isinstance(tuned, TunedPortfolio):
+        rates = {tuned.portfolio: tuned.compared.portfolio, tuned.single: tuned.compared.single}
+        return {
+            "goal": str(tuned.goal),
+            "recommendation": portfolio_recommendation(tuned),
+            "standings": [],
+            "columns": ["policy", f"{tuned.goal} (%)"],
+            "rows": [[spell(policy), round(100 * rate, 1)] for policy, rate in rates.items()],
+        }
     return {
         "goal": str(tuned.goal),
         "recommendation": recommendation(tuned),

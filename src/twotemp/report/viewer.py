@@ -212,10 +212,10 @@ def _race_blocks(run: Path) -> list[Part]:
         low, high = ([np.nan if end is None else end] for end in ends)
         color = line(parse(one["candidate"]))["color"] if one["finalist"] else "#999999"
         series.append(_series(one["candidate"], color, [one["cost"]], [one["mean"]], low, high, points=True))
-    charts = [_chart(f"{race['goal']} against cost", "NFE per question", series, log=True, percent=True)]
+    chart = _chart(f"{race['goal']} against cost", "NFE per question", series, log=True, percent=True)
     return [
         sentences("Recommendation", [race["recommendation"]]),
-        {"kind": "charts", "title": "The frontier", "items": charts},
+        *([{"kind": "charts", "title": "The frontier", "items": [chart]}] if series else []),
         {"kind": "table", "title": "The race", "columns": race["columns"], "rows": race["rows"]},
     ]
 
