@@ -342,6 +342,7 @@ OPTIONAL = {
     "docs/diffusers.md": ("diffusers", "diffusers"),
     "docs/inspect.md": ("inspect_ai", "inspect"),
     "docs/lm-eval.md": ("lm_eval", "lm-eval"),
+    "docs/trl.md": ("trl", "trl"),
 }
 
 
