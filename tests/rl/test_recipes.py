@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.tracking import GeneralTracker
 from typer.testing import CliRunner
 
 from experiments.grpo_llada import commands
@@ -15,6 +16,7 @@ from tests.helpers import rl_toys
 from tests.helpers.rl_toys import go, micro_model, same, tensors
 from twotemp import plugins, tasks
 from twotemp.cli import app
+from twotemp.cli import grpo as command
 from twotemp.cli.commands import load_command
 from twotemp.errors import UserError
 from twotemp.folders import read_run
@@ -23,6 +25,8 @@ from twotemp.graders.rewards import REWARDS, parse_rewards
 from twotemp.models.checkpoint import save, weight_files
 from twotemp.models.load import load
 from twotemp.policies import parse
+from twotemp.report import grpo as drawing
+from twotemp.rl import parallel
 from twotemp.rl.learner import Learner
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.results import read_steps
@@ -253,3 +257,60 @@ def test_adapters_are_trained_beside_a_quantized_base(checkpoint, tmp_path):
             rl_toys.settings(lora_rank=0),
             accelerator(cpu=True),
         )
+
+
+# --- trackers
+
+
+class Recorder(GeneralTracker):
+    """A tracker that keeps what it is sent."""
+
+    name, requires_logging_directory, tracker = "recorder", False, None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config, self.rows = {}, []
+
+    def store_init_configuration(self, values):
+        self.config = values
+
+    def log(self, values, step=None, **options):
+        self.rows.append((step, values))
+
+
+def test_every_step_is_sent_to_the_trackers(checkpoint, tmp_path, monkeypatch):
+    recorder = Recorder()
+    honest = command.accelerator
+    monkeypatch.setattr(
+        command, "accelerator", lambda **options: honest(**{**options, "trackers": [recorder]})
+    )
+    done = grpo(checkpoint, tmp_path / "run", "--iterations", "3")
+    assert done.exit_code == 0, done.output
+    assert recorder.config["learning_rate"] == 5e-4
+    steps = read_steps(tmp_path / "run")
+    assert [(step, row["reward"], row["updates"]) for step, row in recorder.rows] == [
+        (record.step, record.reward, 3 * record.step) for record in steps
+    ]
+
+
+def test_a_tracker_that_is_not_there_is_refused(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel, "get_available_trackers", lambda: [])
+    for name, message in (("wandb", "pip install wandb"), ("excel", "tracker")):
+        assert message in str(grpo(checkpoint, tmp_path / "run", "--track", name).exception)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_x_axis_counts_updates_where_that_is_asked_for(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    go(tmp_path / "run", "2steps", iterations=3, questions=0)
+    labels, honest = [], drawing.save
+
+    def save_figure(folder, name, figure, caption):
+        axis = figure.axes[0]
+        labels.append((axis.get_xlabel(), max(axis.lines[0].get_xdata())))
+        return honest(folder, name, figure, caption)
+
+    monkeypatch.setattr(drawing, "save", save_figure)
+    for updates in (False, True):
+        drawing.write([tmp_path / "run"], tmp_path / "report", updates=updates)
+    assert labels == [("step", 2), ("update", 6)]

@@ -6,7 +6,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,7 +45,7 @@ from twotemp.rl.settings import (
     RolloutSettings,
     read_recipe,
 )
-from twotemp.rl.trainer import train
+from twotemp.rl.trainer import OnStep, train
 
 MODEL = "model"  # the folder of the trained model, in the run's folder
 UNIT = 64  # samples of an evaluation that a worker draws together; an evaluation has some hundreds
@@ -115,6 +115,10 @@ def grpo(
             "models of 1 billion parameters or more).",
         ),
     ] = None,
+    track: Annotated[
+        list[str] | None,
+        "Send the numbers of every step to tensorboard (OUT/logs) or wandb; may be repeated.",
+    ] = None,
     seed: Seed = 0,
 ) -> None:
     """Train a model with GRPO, evaluate it greedily before and after, and save it.
@@ -148,7 +152,9 @@ def grpo(
     held_out_problems = _held_out(chosen, eval_data, held_out, eval_prompt or prompt)
     run = TrainingRun(out, model, loading)
     with _stop_requests() as stop_requested:
-        processes = accelerator(bf16=settings.bf16, cpu=loading.device == "cpu")
+        processes = accelerator(
+            bf16=settings.bf16, cpu=loading.device == "cpu", trackers=track or (), folder=out / "logs"
+        )
         if processes.num_processes > 1 and checking.chosen:
             raise UserError("torchrun's processes share the evaluations: leave --workers and --ray out")
         with (
@@ -164,7 +170,9 @@ def grpo(
                 accelerator=processes,
                 rewards=rewards,
                 loading=run.identity(),
-                on_step=partial(_show_step, bar) if processes.is_main_process else _ignore_step,
+                on_step=_on_step(bar, processes, settings, out.name)
+                if processes.is_main_process
+                else _ignore_step,
                 stop=stop_requested,
                 evaluating=partial(run.workers, checking, settings.batch_size) if checking.chosen else None,
             )
@@ -253,6 +261,26 @@ def _show_step(bar: ProgressBar, record: StepRecord, used: float) -> None:
     """Show a finished step and the share of the budget that is used."""
     reward = f"reward {record.reward:.2f} ± {record.reward_std:.2f}"
     bar.update(min(100, round(100 * used)), 100, f"step {record.step}: {reward}, {record.nfe:.1f} NFE")
+
+
+def _on_step(bar: ProgressBar, processes: Any, settings: GrpoSettings, name: str) -> OnStep:
+    """Return what is called after every step: shows it, and sends its numbers to the trackers, if there are any."""
+    started = False
+
+    def on_step(record: StepRecord, used: float) -> None:
+        nonlocal started
+        _show_step(bar, record, used)
+        if processes.log_with:
+            if not started:  # not earlier: an empty folder becomes a run first
+                started = True
+                scalars = (int, float, str, bool)
+                config = {key: value for key, value in vars(settings).items() if isinstance(value, scalars)}
+                processes.init_trackers(name, config=config)
+            numbers = {key: value for key, value in asdict(record).items() if value is not None}
+            numbers["updates"] = record.step * settings.iterations
+            processes.log(numbers, step=record.step)
+
+    return on_step
 
 
 def _ignore_step(record: StepRecord, used: float) -> None:

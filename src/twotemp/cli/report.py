@@ -57,6 +57,9 @@ def report(
     out: Annotated[Path | None, "Where to write (default: RUN/report)."] = None,
     k: Annotated[str | None, typer.Option("-k", help="Columns, e.g. 1,8,64 (default: 1, 2, 4, …).")] = None,
     grader: Graders = None,
+    updates: Annotated[
+        bool, "Of GRPO runs: count updates instead of steps on the x-axis, as the paper does."
+    ] = False,
 ) -> None:
     """Write tables (Markdown, CSV, LaTeX) and the paper's figures.
 
@@ -75,7 +78,7 @@ def report(
     ks = _numbers(k) if k else None
     folder = out or runs[0] / "report"
     if {expect(run, "evaluation", "grpo") for run in runs} == {"grpo"}:
-        _training_report(runs, folder)
+        _training_report(runs, folder, updates)
     elif not write_report(runs, folder, ks, graders_by_task(runs, grader)):
         raise typer.Exit(INCOMPLETE)
 
@@ -93,8 +96,8 @@ def export(
     say(f"wrote {write_parquet(run, out)} rows to {out}; read it with pandas.read_parquet('{out}')")
 
 
-def _training_report(runs: Sequence[Path], folder: Path) -> None:
-    page, figure = grpo.write(runs, folder)
+def _training_report(runs: Sequence[Path], folder: Path, updates: bool) -> None:
+    page, figure = grpo.write(runs, folder, updates=updates)
     html = viewer.write(folder / "report.html", viewer.view(runs))
     output.print(page.read_text("utf-8"), markup=False, highlight=False, soft_wrap=True)
     say(f"figure: {figure.path}" if figure else NO_FIGURES)

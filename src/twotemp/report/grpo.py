@@ -58,6 +58,7 @@ class GrpoRun:
     policy: AnyPolicy
     records: tuple[StepRecord, ...]
     evaluations: tuple[Checkup, ...]
+    iterations: int = 1  # updates of a step
 
     def column(self, name: str) -> NDArray[np.float64]:
         """Return one number of every step."""
@@ -81,46 +82,56 @@ def read(folder: Path) -> GrpoRun:
         policy_from_dict(described["settings"]["policy"]),
         records,
         tuple(results.read_checkups(folder)),
+        described["settings"].get("iterations", 1),
     )
 
 
-def write(folders: Sequence[Path], out: Path) -> tuple[Path, SavedFigure | None]:
-    """Write grpo.md and the figure; return the page and the figure (None without matplotlib)."""
+def write(folders: Sequence[Path], out: Path, *, updates: bool = False) -> tuple[Path, SavedFigure | None]:
+    """Write grpo.md and the figure.
+
+    Args:
+        folders: the runs.
+        out: where to write.
+        updates: the x-axis counts updates (inner steps) instead of steps.
+
+    Returns:
+        The page, and the figure (None without matplotlib).
+    """
     runs = [read(folder) for folder in folders]
     page, drawn = out / "grpo.md", None
     parts = ["# GRPO with different rollouts\n", table(runs)]
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         if available():
-            drawn = draw(runs, out)
+            drawn = draw(runs, out, updates)
             parts += [f"![{drawn.name}]({drawn.path.name})\n", drawn.caption + "\n"]
         page.write_text("\n".join(parts), "utf-8")
     return page, drawn
 
 
-def draw(runs: Sequence[GrpoRun], folder: Path) -> SavedFigure:
-    """Draw reward, within-group std, and accuracy against NFE; a row of panels per task."""
+def draw(runs: Sequence[GrpoRun], folder: Path, updates: bool = False) -> SavedFigure:
+    """Draw reward and within-group std against steps or updates, and accuracy against NFE; a row per task."""
     tasks = unique(run.task for run in runs)
     with styled():
         figure, axes = grid(len(tasks), 3)
         for row, task in enumerate(tasks):
             group = [run for run in runs if run.task == task]
-            _training(axes[row, 0], group, "reward", "group mean reward")
-            _training(axes[row, 1], group, "reward_std", "group std of the reward")
+            _training(axes[row, 0], group, "reward", "group mean reward", updates)
+            _training(axes[row, 1], group, "reward_std", "group std of the reward", updates)
             _frontier(axes[row, 2], group)
             axes[row, 0].set_title(task_name(task), loc="left")
         legend(figure)
         return save(folder, "grpo", figure, CAPTION)
 
 
-def _training(axis: Axes, runs: Sequence[GrpoRun], name: str, label: str) -> None:
+def _training(axis: Axes, runs: Sequence[GrpoRun], name: str, label: str, updates: bool) -> None:
     for run, title, line in zip(runs, names(runs), _lines(runs)):
         values = run.column(name)
-        steps = run.column("step")
+        steps = run.column("step") * (run.iterations if updates else 1)
         axis.plot(steps, values, color=line["color"], alpha=0.15, linewidth=0.5)
         axis.plot(steps, running_mean(values), label=title, **{**line, "marker": None})
         axis.axvline(steps[-1], color=line["color"], linestyle="--", linewidth=1)
-    axis.set(xlabel="step", ylabel=label)
+    axis.set(xlabel="update" if updates else "step", ylabel=label)
 
 
 def _frontier(axis: Axes, runs: Sequence[GrpoRun]) -> None:

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
 from torch import Tensor, nn
 
-from twotemp.errors import UserError
+from twotemp.errors import UserError, unknown
+
+TRACKERS = ("tensorboard", "wandb")  # of accelerate; others are not offered
 
 
-def accelerator(*, bf16: bool = False, cpu: bool = False) -> Accelerator:
-    """Return the device and, under torchrun, the connection to the other workers."""
-    return Accelerator(mixed_precision="bf16" if bf16 else "no", cpu=cpu)
+def accelerator(
+    *, bf16: bool = False, cpu: bool = False, trackers: Sequence[Any] = (), folder: Path | None = None
+) -> Accelerator:
+    """Return the device and, under torchrun, the connection to the other workers.
+
+    Args:
+        bf16: training passes in bfloat16.
+        cpu: use no GPU.
+        trackers: names in `TRACKERS`, or trackers of accelerate, that are sent the numbers of every step.
+        folder: for the files of trackers.
+    """
+    for name in trackers:
+        if isinstance(name, str) and name not in TRACKERS:
+            raise unknown("tracker", name, TRACKERS)
+        if isinstance(name, str) and name not in {str(found) for found in get_available_trackers()}:
+            raise UserError(f"--track {name}: it is not installed; pip install {name}")
+    precision = "bf16" if bf16 else "no"
+    return Accelerator(
+        mixed_precision=precision, cpu=cpu, log_with=list(trackers) or None, project_dir=folder
+    )
 
 
 def distribute(module: nn.Module, accelerator: Accelerator, *, fsdp: bool, layers: set[str]) -> Any:
