@@ -7,9 +7,10 @@ import shutil
 import pytest
 import torch
 
+from tests.helpers.tiny_checkpoints import random_model
 from twotemp.engine import run
 from twotemp.errors import UserError
-from twotemp.models.load import load
+from twotemp.models.load import compile_body, load
 from twotemp.policies import policy
 from twotemp.records import Request
 
@@ -50,3 +51,28 @@ def test_the_compiled_model_is_the_same_model():
             torch.testing.assert_close(found, plain.logits(some, attention, want), atol=1e-3, rtol=1e-4)
     requests = [Request("q", (10, 11, 12), policy("ct"), 8, 4, index=i) for i in range(2)]
     assert {s.index for s in run(compiled, requests, cache="dual")} == {0, 1}
+
+
+@pytest.mark.parametrize("cache", [None, pytest.param("dual", marks=pytest.mark.slow)])
+def test_the_body_is_a_few_whole_graphs_for_all_batches_and_widths(monkeypatch, cache):
+    """Dynamo traces it, and a backend that compiles nothing counts the graphs."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    graphs, honest = [], torch.nn.Module.compile
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self, **options: honest(self, backend=backend, **options)
+    )
+    model = random_model("llada")
+    compile_body(model)
+    for rows, size in ((1, 3), (3, 5), (2, 9), (4, 4)):
+        prompts = [tuple(range(10, 10 + size + row % 2)) for row in range(rows)]
+        wanted = [Request(str(row), prompt, policy("tct"), 8, 4) for row, prompt in enumerate(prompts)]
+        assert len(list(run(model, wanted, cache=cache))) == rows
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert 1 <= len(graphs) <= 5
+    torch._dynamo.reset()
