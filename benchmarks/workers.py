@@ -75,7 +75,7 @@ class FreeService:
     def __enter__(self) -> FreeService:
         return self
 
-    def submit_all(self, handles: Sequence[Handle]) -> None:
+    def submit_handles(self, handles: Sequence[Handle]) -> None:
         for handle in handles:
             handle.deliver(free_sample(handle.request))
         self._on_turn()

@@ -67,12 +67,14 @@ class Setting:
     request: pytest.FixtureRequest
     policy: str = POLICY
 
-    def transport(self, name: str, make, beat: float = 0.0):
+    def transport(self, name: str, make, hold_seconds: float = 0.0):
         """Return a transport to workers of this machine, or to actors of a Ray cluster."""
         if name == "process":
             self.request.getfixturevalue("forked_processes")
-            return ProcessTransport(make, beat=beat)
-        return RayTransport(make, address=self.request.getfixturevalue("ray_cluster").address, beat=beat)
+            return ProcessTransport(make, hold_seconds=hold_seconds)
+        return RayTransport(
+            make, address=self.request.getfixturevalue("ray_cluster").address, hold_seconds=hold_seconds
+        )
 
 
 def evaluate(setting: Setting, backend) -> list[str]:

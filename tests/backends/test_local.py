@@ -16,7 +16,7 @@ from tests.helpers.engine_requests import same
 from tests.helpers.tiny_checkpoints import random_model
 from tests.helpers.toy import ToyModel
 from twotemp.backends.local import Handle, LocalBackend, LocalService
-from twotemp.engine import Live, Written, run
+from twotemp.engine import LiveBatches, Written, run
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, policy
 from twotemp.records import Request, Sample
@@ -53,7 +53,7 @@ def varied(model, name: str, count: int = 7) -> list[Request]:
 
 def arrive(model, wanted: Sequence[Request], cache: str | None, slots: int = 3) -> dict[str, Sample]:
     """Submit one by one between turns; one more row comes and goes."""
-    live, found = Live(model, slots, cache), {}
+    live, found = LiveBatches(model, slots, cache), {}
     guest = None
     for n, request in enumerate(wanted):
         live.submit(request, watch=n % 2 == 1)
@@ -95,7 +95,7 @@ def test_arrivals_of_every_preset_family_and_cache(name, kind, cache):
 def test_watched_rows_tell_what_the_trace_says():
     model = ToyModel()
     watched = Request("w", (2, 3), policy("tct"), 12, 4, trace=True)
-    live = Live(model, 4)
+    live = LiveBatches(model, 4)
     live.submit(Request("other", (4,), policy("tct"), 16, 8))
     handle = live.submit(watched, watch=True)
     steps, sample = [], None
@@ -113,7 +113,7 @@ def test_watched_rows_tell_what_the_trace_says():
 
 
 def test_watching_costs_one_transfer_whatever_the_rows(monkeypatch):
-    live = Live(ToyModel(), 8)
+    live = LiveBatches(ToyModel(), 8)
     for n in range(8):
         live.submit(Request(f"q{n}", (2, 3 + n), policy("lc"), 4, 4), watch=n > 0)
     transfers = []
@@ -180,7 +180,7 @@ class Poisoned(ToyModel):
 
 
 def test_a_batch_that_fails_costs_no_other_batch_anything():
-    model, live = Poisoned(), Live(Poisoned(), 4)
+    model, live = Poisoned(), LiveBatches(Poisoned(), 4)
     good = live.submit(Request("good", (2, 3), policy("lc"), 1))
     bad = live.submit(Request("bad", (13, 3), policy("klass"), 4))
     ended = dict(live.turn())  # one finishes in the very turn in which the other one fails
@@ -208,7 +208,7 @@ class Small(ToyModel):
 
 
 def test_a_row_that_does_not_fit_fails_alone():
-    model, live = Small(), Live(Small(), 4)
+    model, live = Small(), LiveBatches(Small(), 4)
     fitting = [Request(f"q{n}", (2 + n, 3), policy("lc"), 10, 4) for n in range(6)]
     wanted = [*fitting[:2], Request("large", (2, 3), policy("lc"), 70, 4), *fitting[2:]]
     for request in wanted:
@@ -318,11 +318,11 @@ def test_a_service_without_slots_takes_what_fits(monkeypatch):
     events: Queue = Queue()
     wanted = [Request("q", (2, 3), policy("lc"), 8, index=n) for n in range(7)]
     with LocalService(ToyModel()) as service:
-        service.submit_all([Handle(request, events.put) for request in wanted])
-        service.submit_all([Handle(replace(wanted[0], id="other"), events.put)])
+        service.submit_handles([Handle(request, events.put) for request in wanted])
+        service.submit_handles([Handle(replace(wanted[0], id="other"), events.put)])
         assert service._live.slots in (1, 3)
         group = [Request("odd", (2, 3), policy("odd"), 8, index=n) for n in (2, 0, 3, 1)]
-        service.submit_all([Handle(request, events.put) for request in group])
+        service.submit_handles([Handle(request, events.put) for request in group])
     assert service._live.slots == 4
     found = [events.get_nowait() for _ in range(12)]
     assert not [event for event in found if isinstance(event, UserError)]
@@ -332,7 +332,7 @@ def test_a_group_that_no_batch_can_hold_is_an_error_of_its_requests():
     events: Queue = Queue()
     group = [Request("odd", (2, 3), policy("odd"), 8, index=n) for n in range(3)]
     with LocalService(ToyModel(), slots=2) as service:
-        service.submit_all([Handle(request, events.put) for request in group])
+        service.submit_handles([Handle(request, events.put) for request in group])
         service.submit(Request("q", (2, 3), policy("lc"), 8), events.put)
     found = [events.get_nowait() for _ in range(4)]
     assert [isinstance(event, UserError) for event in found] == [True, True, True, False]

@@ -34,7 +34,7 @@ def model():
 
 
 def workers(make, count: int = 2, **options) -> Supervisor:
-    return Supervisor(ProcessTransport(make, beat=0.0), count, **{"depth": 128, **options})
+    return Supervisor(ProcessTransport(make, hold_seconds=0.0), count, **{"depth": 128, **options})
 
 
 def pids(service: Supervisor) -> list[int]:

@@ -19,7 +19,7 @@ from tests.helpers.tiny_checkpoints import random_model
 from tests.helpers.toy import FixedModel, ToyModel
 from twotemp.backends.local import LocalService
 from twotemp.backends.pool import cut
-from twotemp.engine import Live, run, states
+from twotemp.engine import LiveBatches, run, states
 from twotemp.engine.rows import Rows
 from twotemp.engine.scheduler import Scheduler
 from twotemp.errors import UserError
@@ -352,7 +352,7 @@ def test_a_batch_holds_the_largest_group(monkeypatch):
 
 
 def test_a_group_may_be_submitted_again_once_it_finished():
-    live, short, long = Live(ToyModel(), 4), group(ODD, 2, length=4), group(ODD, 2, id="long")
+    live, short, long = LiveBatches(ToyModel(), 4), group(ODD, 2, length=4), group(ODD, 2, id="long")
     first, _ = live.submit_group(short)
     live.submit_group(long)
     while not any(handle is first and isinstance(event, Sample) for handle, event in live.turn()):
@@ -368,7 +368,7 @@ def test_a_group_may_be_submitted_again_once_it_finished():
 def test_groups_are_compared_a_bounded_number_of_times(monkeypatch):
     looked, real = [], Request.group.fget
     monkeypatch.setattr(Request, "group", property(lambda self: looked.append(1) or real(self)))
-    live = Live(ToyModel(), 4)
+    live = LiveBatches(ToyModel(), 4)
     for n in range(100):
         live.submit_group(group(ODD, 2, id=str(n)))
     assert len(looked) < 1000
@@ -383,14 +383,14 @@ def test_what_cannot_be_drawn_as_a_group_is_refused():
         ),
         (lambda: run(model, [*wanted, wanted[2]]), "these are samples 0, 1, 2, 2, 3"),
         (lambda: run(model, wanted, batch_size=3), "a batch has 3 rows; set batch_size to 4 or more"),
-        (lambda: Live(model, 4).submit(wanted[1]), "these are samples 1"),
+        (lambda: LiveBatches(model, 4).submit(wanted[1]), "these are samples 1"),
         (lambda: GrpoSettings(ODD, 8), "GRPO's likelihoods"),
         (lambda: policy("lc", repel=-1.0), r"repel must be in \[0, inf\)"),
     ]
     for call, message in refused:
         with pytest.raises(UserError, match=message):
             call()
-    live = Live(model, 4)
+    live = LiveBatches(model, 4)
     handles = live.submit_group(wanted)
     with pytest.raises(UserError, match="being drawn already"):
         live.submit_group(wanted)
@@ -428,7 +428,7 @@ def test_a_row_with_broken_logits_fails_its_group():
         return found
 
     model.logits = logits
-    live = Live(model, 8)
+    live = LiveBatches(model, 8)
     handles = [*live.submit_group(wanted[:4]), *live.submit_group(wanted[4:])]
     events = []
     while not events:

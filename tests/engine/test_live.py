@@ -10,13 +10,13 @@ import torch
 from tests.helpers.engine_requests import by_key, requests_of, same
 from tests.helpers.tiny_checkpoints import BIDIRECTIONAL, CONFIGS, random_model
 from tests.helpers.toy import ToyModel
-from twotemp.engine import Live, Observer, run
+from twotemp.engine import LiveBatches, Observer, run
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, policy
 from twotemp.records import Request, Sample
 
 
-def arrivals(live: Live, wanted: list[Request], every: int = 2) -> dict[tuple[str, int], Sample]:
+def arrivals(live: LiveBatches, wanted: list[Request], every: int = 2) -> dict[tuple[str, int], Sample]:
     """Submit one request every few turns, short rows first, so that rows and blocks have to grow."""
     found, waiting = [], sorted(wanted, key=lambda r: len(r.prompt) + r.length)
     turns = 0
@@ -35,7 +35,7 @@ def test_a_sample_does_not_depend_on_when_its_request_arrives(name):
     wanted += [replace(r, id=f"wide {r.id}", block=7, length=15) for r in wanted[:2]]
     together = by_key(run(model, wanted))
     for slots in (2, 9):
-        apart = arrivals(Live(model, slots), wanted)
+        apart = arrivals(LiveBatches(model, slots), wanted)
         assert apart.keys() == together.keys()
         assert all(same(together[key], apart[key]) for key in together)
 
@@ -48,14 +48,17 @@ def test_arrival_does_not_matter_with_real_layouts_and_caches(family, name):
     model = random_model(family)
     wanted = requests_of(model, policy(name), count=6, length=9)
     for cache in (None, "prefix", "dual") if family in BIDIRECTIONAL else (None,):
-        together, apart = by_key(run(model, wanted, cache=cache)), arrivals(Live(model, 4, cache), wanted)
+        together, apart = (
+            by_key(run(model, wanted, cache=cache)),
+            arrivals(LiveBatches(model, 4, cache), wanted),
+        )
         assert all(same(together[key], apart[key]) for key in together)
 
 
 def test_requests_leave_while_they_wait_and_while_they_run():
     model = ToyModel()
     wanted = requests_of(model, policy("tct"), count=5)
-    live = Live(model, 2)
+    live = LiveBatches(model, 2)
     handles = [live.submit(request) for request in wanted]
     live.turn()
     live.cancel(handles[0])
@@ -74,7 +77,7 @@ def test_requests_leave_while_they_wait_and_while_they_run():
 
 
 def test_policies_of_several_structures_take_turns():
-    model, live = ToyModel(), Live(ToyModel(), 2)
+    model, live = ToyModel(), LiveBatches(ToyModel(), 2)
     wanted = [Request(name, (2, 3, 4), policy(name), 8, 4) for name in ("lc", "eb", "klass")]
     handles = {live.submit(request): request for request in wanted}
     outcomes = live.turn()
@@ -101,7 +104,7 @@ def poisoned(token: int) -> ToyModel:
 
 def test_a_row_with_broken_logits_fails_alone():
     wanted = [Request(str(i), (2, 3, 7 if i == 1 else 10 + i), policy("lc"), 6, 3) for i in range(4)]
-    live = Live(poisoned(7), 3)
+    live = LiveBatches(poisoned(7), 3)
     handles = [live.submit(request) for request in wanted]
     first = live.turn()
     assert [handle for handle, _ in first] == [handles[1]]

@@ -65,7 +65,7 @@ def free_sample(request: Request) -> Sample:
 
 
 class FreeEngine:
-    """Stands in for `engine.Live`: one row after the other, a few steps each."""
+    """Stands in for `engine.LiveBatches`: one row after the other, a few steps each."""
 
     slots = 64
 

@@ -13,7 +13,7 @@ import twotemp
 from tests.helpers.engine_requests import requests_of
 from tests.helpers.policy_steps import chi_square, noise
 from tests.helpers.toy import FixedModel, ToyModel
-from twotemp.engine import Live, run, states
+from twotemp.engine import LiveBatches, run, states
 from twotemp.errors import UserError
 from twotemp.experimental.editing import BlockText
 from twotemp.likelihood.estimators import ESTIMATORS
@@ -160,7 +160,7 @@ def test_text_that_may_be_edited_is_not_final():
     for name in ("lc", "t2m"):
         (request,) = requests_of(model, policy(name), count=1, length=4)
         prefix, told = Prefix(model, request), []
-        live = Live(model, 1)
+        live = LiveBatches(model, 1)
         live.submit(request, watch=True)
         while not live.idle:
             told += [event for _, event in live.turn()]

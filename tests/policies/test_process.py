@@ -14,7 +14,7 @@ from tests.helpers.engine_requests import by_key, requests_of, same
 from tests.helpers.policy_steps import chi_square
 from tests.helpers.toy import FixedModel, UniformModel
 from twotemp import rng
-from twotemp.engine import Live, Steps, run
+from twotemp.engine import LiveBatches, Steps, run
 from twotemp.engine.scheduler import check
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse, policy
@@ -136,7 +136,7 @@ def test_every_policy_draws_the_same_alone_batched_and_refilled(name):
 def test_rows_that_join_a_running_batch_draw_the_same():
     model = UniformModel(sharpness=1.5)
     wanted = requests_of(model, policy("klass"), count=4, trace=True)
-    live, found = Live(model, 4), []
+    live, found = LiveBatches(model, 4), []
     for request in wanted:
         live.submit(request)
         found += live.turn()
@@ -168,7 +168,9 @@ def first_steps(chosen: Policy, table: torch.Tensor, rows: int = 6000):
     views = []
     model = FixedModel(torch.cat([torch.zeros(1, table.shape[1]), table]), NO_MASK)
     wanted = [Request(f"q{i}", (0,), chosen, len(table), len(table)) for i in range(rows)]
-    live = Live(model, rows, observer=Steps(lambda view: views.append((view.decision, view.canvas.clone()))))
+    live = LiveBatches(
+        model, rows, observer=Steps(lambda view: views.append((view.decision, view.canvas.clone())))
+    )
     for request in wanted:
         live.submit(request)
     live.turn()

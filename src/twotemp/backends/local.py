@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Protocol, Unpack
 
 from twotemp import engine
-from twotemp.engine import EngineOptions, Live, Observer, RowHandle, Written
+from twotemp.engine import EngineOptions, LiveBatches, Observer, RowHandle, Written
 from twotemp.engine.engine import check_options
 from twotemp.engine.scheduler import MOST_ROWS, fit_batch, gather, refuse_groups
 from twotemp.errors import UserError
@@ -66,7 +66,7 @@ class Backend(Protocol):
 
 @dataclass(eq=False)  # two handles are never the same, even for equal requests
 class Handle:
-    """A request that a service has accepted."""
+    """A request that a service has accepted, and who listens to its events."""
 
     request: Request
     on_event: OnEvent
@@ -137,15 +137,15 @@ class LocalBackend:
                 yield request, finish(self.text, request, event) if isinstance(event, Sample) else event
 
 
-def longest_rows(model: Denoiser, cache: str | None) -> int:
-    """Return how many rows fit into memory if each fills the model's context."""
+def fit_longest_rows(model: Denoiser, cache: str | None) -> int:
+    """Return how many rows fit into memory if each fills the model's context, under the policy that needs most."""
     longest = Request("longest", (0,), policy("klass"), length=(model.max_length or 1024) - 1)
     return fit_batch(model, [longest] * MOST_ROWS, cache)[0]
 
 
 @dataclass
 class _Row:
-    """A handle's row in the engine."""
+    """What the service knows of a handle's row while the engine decodes it."""
 
     row_handle: RowHandle
     began: float
@@ -190,9 +190,10 @@ class LocalService:
         """
         self.model, self.text = model, language_model(model)
         self._slots, self._cache, self._on_turn = slots, cache, on_turn
-        self._live = Live(model, 1 if slots is None else slots, cache, observer=observer)
-        self._rows: dict[Handle, _Row] = {}  # the thread's
-        self._handles: dict[RowHandle, Handle] = {}  # the thread's
+        self._live = LiveBatches(model, 1 if slots is None else slots, cache, observer=observer)
+        # Only the thread reads and writes these two.
+        self._rows: dict[Handle, _Row] = {}
+        self._handles: dict[RowHandle, Handle] = {}
         self._arrived: deque[Sequence[Handle]] = deque()
         self._canceled: deque[Handle] = deque()
         self._changed = Condition()
@@ -228,10 +229,10 @@ class LocalService:
         """
         refuse_groups(request.policy, "a service that starts each row when it arrives")
         handle = Handle(request, on_event, watch)
-        self.submit_all([handle])
+        self.submit_handles([handle])
         return handle
 
-    def submit_all(self, handles: Sequence[Handle]) -> None:
+    def submit_handles(self, handles: Sequence[Handle]) -> None:
         """Accept several requests at once; samples that repel each other must come together."""
         with self._changed:
             if self._closing or not self._thread.is_alive():
@@ -260,7 +261,7 @@ class LocalService:
             self._on_turn()
 
     def _update(self) -> bool:
-        """Start new requests and free canceled ones, waiting if there are none; return False at the end."""
+        """Start new requests and free canceled ones; wait if there is nothing to do. Return False at the end."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._arrived or self._canceled or not self._live.idle or self._closing

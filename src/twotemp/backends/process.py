@@ -19,10 +19,10 @@ from queue import SimpleQueue
 from threading import Thread
 
 from twotemp.backends.messages import Lost, Order, Report
-from twotemp.backends.worker import Make, Worker
+from twotemp.backends.worker import MakeService, Worker
 from twotemp.processes import minimal_environment, python_command, start
 
-BEAT_SECONDS = 0.2
+HOLD_SECONDS = 0.2  # see `Worker`
 EXIT_SECONDS = 5  # for a worker that has closed its end to exit by itself, with its status and last line
 _CODE = "from twotemp.backends.process import main; main({})"
 
@@ -35,7 +35,7 @@ def worker_environment(threads: int) -> dict[str, str]:
 def main(descriptor: int) -> None:
     """Run a worker at its end of the socket pair."""
     connection = Connection(descriptor)
-    make, index, beat = connection.recv()
+    make, index, hold_seconds = connection.recv()
     orders: SimpleQueue[Order] = SimpleQueue()
 
     def read() -> None:
@@ -53,7 +53,7 @@ def main(descriptor: int) -> None:
             os._exit(0)
 
     Thread(target=read, daemon=True).start()
-    worker = Worker(make, index, send, beat)
+    worker = Worker(make, index, send, hold_seconds)
     while True:
         worker.execute(orders.get())
 
@@ -61,7 +61,7 @@ def main(descriptor: int) -> None:
 class ProcessLink:
     """The connection to a worker process. What the worker prints goes to a file; its last line explains a loss."""
 
-    def __init__(self, make: Make, index: int, *, threads: int, beat: float) -> None:
+    def __init__(self, make: MakeService, index: int, *, threads: int, hold_seconds: float) -> None:
         ours, theirs = socket.socketpair()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         with theirs:
@@ -75,7 +75,7 @@ class ProcessLink:
             )
         self.connection = Connection(ours.detach())
         self._outbox: SimpleQueue[object] = SimpleQueue()
-        self.send((make, index, beat))
+        self.send((make, index, hold_seconds))
         Thread(target=self._write, name="twotemp-link", daemon=True).start()
 
     @property
@@ -125,18 +125,18 @@ class ProcessLink:
 class ProcessTransport:
     """A `Transport` to processes of this machine."""
 
-    def __init__(self, make: Make, *, threads: int = 1, beat: float = BEAT_SECONDS) -> None:
+    def __init__(self, make: MakeService, *, threads: int = 1, hold_seconds: float = HOLD_SECONDS) -> None:
         """Keep how to start workers.
 
         Args:
             make: Makes each worker's service; it is pickled.
             threads: CPU threads of each worker.
-            beat: See `Worker`.
+            hold_seconds: See `Worker`.
         """
-        self._make, self._threads, self._beat = make, threads, beat
+        self._make, self._threads, self._hold_seconds = make, threads, hold_seconds
 
     def start(self, index: int) -> ProcessLink:
-        return ProcessLink(self._make, index, threads=self._threads, beat=self._beat)
+        return ProcessLink(self._make, index, threads=self._threads, hold_seconds=self._hold_seconds)
 
     def receive(self, links: Sequence[ProcessLink], seconds: float) -> list[tuple[int, Report]]:
         ready = set(wait([link.connection for link in links], seconds))

@@ -16,8 +16,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from twotemp.backends.messages import Lost, Order, Report
-from twotemp.backends.process import BEAT_SECONDS, worker_environment
-from twotemp.backends.worker import Make, Worker
+from twotemp.backends.process import HOLD_SECONDS, worker_environment
+from twotemp.backends.worker import MakeService, Worker
 from twotemp.errors import UserError
 
 LOCAL = "local"  # Ray's address for a new cluster on this machine
@@ -29,9 +29,9 @@ _SETTINGS = {"RAY_worker_niceness": "0", "RAY_worker_register_timeout_seconds": 
 class RayWorker:
     """The actor. One thread takes orders and another one answers `reports`, while a third one decodes."""
 
-    def __init__(self, make: Make, index: int, beat: float) -> None:
+    def __init__(self, make: MakeService, index: int, hold_seconds: float) -> None:
         self._reports: SimpleQueue[Report] = SimpleQueue()
-        self._worker = Worker(make, index, self._reports.put, beat)
+        self._worker = Worker(make, index, self._reports.put, hold_seconds)
 
     def execute(self, order: Order) -> None:
         self._worker.execute(order)
@@ -79,12 +79,12 @@ class RayTransport:
 
     def __init__(
         self,
-        make: Make,
+        make: MakeService,
         *,
         address: str,
         device: str | None = None,
         reachable: bool = False,
-        beat: float = BEAT_SECONDS,
+        hold_seconds: float = HOLD_SECONDS,
     ) -> None:
         """Connect to a cluster.
 
@@ -93,9 +93,9 @@ class RayTransport:
             address: The address of a running cluster (`ray start --head`), or `LOCAL`.
             device: None for a GPU per worker if the cluster has GPUs, otherwise a core.
             reachable: Start a local cluster although other machines can reach its ports.
-            beat: See `Worker`.
+            hold_seconds: See `Worker`.
         """
-        self._make, self._beat = make, beat
+        self._make, self._hold_seconds = make, hold_seconds
         if address == LOCAL:
             ray = start_local(reachable)
         else:
@@ -115,7 +115,7 @@ class RayTransport:
         self._actor = actor.options(num_cpus=1, num_gpus=int(self.gpus), max_restarts=0)
 
     def start(self, index: int) -> RayLink:
-        return RayLink(self._actor.remote(self._make, index, self._beat))
+        return RayLink(self._actor.remote(self._make, index, self._hold_seconds))
 
     def receive(self, links: Sequence[RayLink], seconds: float) -> list[tuple[int, Report]]:
         import ray

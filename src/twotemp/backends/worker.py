@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from twotemp.backends.local import LocalService
     from twotemp.models.base import LanguageModel
 
-# Makes a worker's service, given its index among the workers and what the service must call after every step.
-Make = Callable[[int, Callable[[], None]], "LocalService"]
+# Makes a worker's service from the worker's index in the pool and the function to call after every step.
+MakeService = Callable[[int, Callable[[], None]], "LocalService"]
 
 HEARTBEAT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class ModelLoader:
-    """A `Make`: load a checkpoint, with the plug-ins that the driver has. One GPU each, if there are several."""
+    """A `MakeService` that loads a checkpoint and the plug-ins of the driver. One GPU each, if there are several."""
 
     model: str
     options: Mapping[str, Any] = field(default_factory=dict)  # of `twotemp.load`
@@ -35,7 +35,7 @@ class ModelLoader:
     slots: int | None = None  # None: what fits
     cache: str | None = None
     plugins: tuple[str, ...] = ()
-    live: bool = False  # requests of any length may arrive at any time
+    live: bool = False  # `slots` for requests of any length, which may arrive at any time
 
     def load(self, index: int) -> LanguageModel:
         """Return the model of worker number `index`."""
@@ -52,31 +52,33 @@ class ModelLoader:
         return load(self.model, **{**self.options, "device": f"cuda:{gpu}"})
 
     def __call__(self, index: int, on_turn: Callable[[], None]) -> LocalService:
-        from twotemp.backends.local import LocalService, longest_rows
+        from twotemp.backends.local import LocalService, fit_longest_rows
 
         model = self.load(index)
-        slots = longest_rows(model, self.cache) if self.live and self.slots is None else self.slots
+        slots = fit_longest_rows(model, self.cache) if self.live and self.slots is None else self.slots
         return LocalService(model, slots, self.cache, on_turn=on_turn)
 
 
 class Worker:
     """Carries out orders, independently of the transport.
 
-    Events are held back for `beat` seconds while the engine is busy, so that a batch of short rows does not wake the
+    Events are held back for `hold_seconds` while the engine is busy, so that a batch of short rows does not wake the
     driver for each of them. While steps are taken without events, an empty report is sent about every second: the
     supervisor considers a worker hung if it has work and sends nothing.
     """
 
-    def __init__(self, make: Make, index: int, send: Callable[[Report], None], beat: float) -> None:
+    def __init__(
+        self, make: MakeService, index: int, send: Callable[[Report], None], hold_seconds: float
+    ) -> None:
         """Load the model and report that it is ready, or why it cannot be loaded.
 
         Args:
             make: Makes the service.
             index: The worker's index in the pool.
             send: Sends a report; it is called from several threads, one at a time.
-            beat: Seconds for which events may be held back; 0 for live work.
+            hold_seconds: Seconds for which events may be held back; 0 for live work.
         """
-        self._send_report, self._beat = send, beat
+        self._send_report, self._hold_seconds = send, hold_seconds
         self._lock = Lock()
         self._sent = monotonic()
         self._fresh: list[tuple[int, Event | None]] = []
@@ -101,7 +103,7 @@ class Worker:
             for number, request, watch in order.requests
         }
         self._handles |= handles
-        self._service.submit_all(list(handles.values()))
+        self._service.submit_handles(list(handles.values()))
 
     # In the service's thread.
 
@@ -117,7 +119,7 @@ class Worker:
 
     def _turned(self) -> None:
         waited = monotonic() - self._sent
-        due = self._fresh and (waited >= self._beat or not self._service.load)
+        due = self._fresh and (waited >= self._hold_seconds or not self._service.load)
         if due or waited >= HEARTBEAT_SECONDS:
             fresh, self._fresh = self._fresh, []
             self._send(Events(tuple(fresh)))

@@ -160,7 +160,7 @@ def _serve(
         if importlib.util.find_spec(package) is None:
             raise UserError(f"serving needs {package}; install it with: pip install 'twotemp[serve]'")
     # Optional packages, or torch: what is checked above should not wait for them, nor fail without them.
-    from twotemp.backends.local import longest_rows
+    from twotemp.backends.local import fit_longest_rows
     from twotemp.engine.runner import check_cache
     from twotemp.serving.app import Server
     from twotemp.serving.bodies import Limits
@@ -178,7 +178,7 @@ def _serve(
     else:
         loaded = loading.load(options.model)
         check_cache(loaded, cache)
-        slots = slots or longest_rows(loaded, cache)
+        slots = slots or fit_longest_rows(loaded, cache)
         rows = f"{slots} rows at once"
     say_cache(loaded, cache)
     server = Server(
@@ -211,7 +211,7 @@ def _workers(job: Workload, count: int, seconds: float) -> Supervisor:
 
     locate(job.model)  # fetched once, not by every worker
     loader = replace(job.loader(devices(job.loading.device)[1]), live=True)
-    transport = ProcessTransport(loader, threads=threads_per_worker(job.model, count), beat=0.0)
+    transport = ProcessTransport(loader, threads=threads_per_worker(job.model, count), hold_seconds=0.0)
     # A worker's own queue holds what its batch takes next; the rest waits for whichever worker is free first.
     depth = 2 * (job.batch_size or MOST_ROWS)
     service = Supervisor(transport, count, depth=depth, hang_seconds=seconds / 4)

@@ -140,8 +140,7 @@ class WorkerOptions:
     def _in_processes(self, count: int, job: Workload) -> WorkerPool:
         from twotemp.backends.process import ProcessTransport
 
-        # Also fetches a hub checkpoint, once instead of in every worker.
-        threads = threads_per_worker(job.model, count)
+        threads = threads_per_worker(job.model, count)  # fetches a hub checkpoint: once, not in every worker
         _, gpus = devices(job.loading.device)
         each = "one GPU each" if gpus >= count else f"{threads} thread{'s' * (threads > 1)} each"
         say(f"drawing with {count} worker{'s' * (count > 1)}, {each} (--workers changes the number)")
@@ -166,7 +165,10 @@ class WorkerOptions:
 
 @dataclass(frozen=True)
 class DrawingOptions(WorkerOptions):
-    """Choosing the workers."""
+    """Choosing the workers.
+
+    Of commands that may also draw through a server. (The first line is the title of these options in --help.)
+    """
 
     sglang: Annotated[
         str | None,

@@ -1,13 +1,13 @@
 """The decoding engine, where denoiser and policy meet: token ids in, samples out."""
 
 from twotemp.engine.batch import Observer, StepView, Written
-from twotemp.engine.engine import EngineOptions, Live, RowEvent, RowHandle, events, run
+from twotemp.engine.engine import EngineOptions, LiveBatches, RowEvent, RowHandle, events, run
 from twotemp.engine.observers import Ledger, Steps, states
 
 __all__ = [
     "EngineOptions",
     "Ledger",
-    "Live",
+    "LiveBatches",
     "Observer",
     "RowEvent",
     "RowHandle",

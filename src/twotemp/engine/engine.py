@@ -90,7 +90,9 @@ def events(
         check_whole(group, batch_size)
     shape = (batch_size, cache, columns)
     return (
-        event for queue in batches for event in _drain(Live(model, *shape, observer=observer), queue, watch)
+        event
+        for queue in batches
+        for event in _drain(LiveBatches(model, *shape, observer=observer), queue, watch)
     )
 
 
@@ -118,7 +120,9 @@ def _batch_key(model: Denoiser, columns: int | None, request: Request) -> tuple[
     return (*request.policy.structure, *([] if columns is None else [block_of(request, model)]))
 
 
-def _drain(live: Live, queue: list[list[Request]], watch: bool) -> Iterator[tuple[Request, Written | Sample]]:
+def _drain(
+    live: LiveBatches, queue: list[list[Request]], watch: bool
+) -> Iterator[tuple[Request, Written | Sample]]:
     """Submit all groups and yield their events."""
     for group in queue:
         live.submit_group(group, watch)
@@ -131,7 +135,7 @@ def _drain(live: Live, queue: list[list[Request]], watch: bool) -> Iterator[tupl
 
 @dataclass(eq=False)  # two handles are never equal, even for equal requests
 class RowHandle:
-    """A request that was submitted."""
+    """A request in `LiveBatches`: it waits, or is decoded as a row. Callers of a service hold a `backends.Handle`."""
 
     request: Request
     watched: bool = False  # whether every step of it is an event
@@ -142,10 +146,11 @@ class RowHandle:
 RowEvent = Written | Sample | Exception
 
 
-class Live:
+class LiveBatches:
     """Batches that requests may join and leave while they run, one for each policy structure.
 
     A sample does not depend on when its request arrived. Not thread-safe: one thread submits, cancels and turns.
+    `backends.local.LocalService` has such a thread, and turns the token ids into text.
     """
 
     def __init__(
