@@ -24,6 +24,7 @@ from twotemp.analysis.compare import (
     representatives,
     selection_findings,
 )
+from twotemp.analysis.portfolios import PortfolioCell, with_portfolios
 from twotemp.analysis.selectors import (
     SELECTORS,
     add_ballots,
@@ -42,6 +43,7 @@ __all__ = [
     "Choice",
     "Finding",
     "GradedCell",
+    "PortfolioCell",
     "RunSurvey",
     "add_ballots",
     "best_at",
@@ -62,4 +64,5 @@ __all__ = [
     "shared",
     "survey",
     "unique",
+    "with_portfolios",
 ]

@@ -67,6 +67,11 @@ class GradedCell:
         return self.config.policy
 
     @property
+    def ordered(self) -> bool:
+        """Whether k samples are the first k, as those of a portfolio, instead of any k."""
+        return False
+
+    @property
     def questions(self) -> tuple[str, ...]:
         return self.table.questions
 

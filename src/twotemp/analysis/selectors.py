@@ -120,8 +120,20 @@ def elect(answers: ArrayLike, weights: ArrayLike) -> int | None:
 
 def best_at(cell: GradedCell, selector: str, ks: Sequence[int]) -> Floats:
     """Return Best@k of every question, [questions, ks]; NaN where a question has fewer than k samples."""
-    best = _usable(cell, selector).best
+    usable = _usable(cell, selector)
+    best = (lambda ballot, ks: _first_best(usable, ballot, ks)) if cell.ordered else usable.best
     return np.stack([best(ballot, ks) for ballot in cell.ballots])
+
+
+def _first_best(selector: Selector, ballot: Ballot, ks: Sequence[int]) -> Floats:
+    """Return whether the answer chosen from the first k samples is right, for each k."""
+    right = np.full(len(ks), np.nan)
+    for column, k in enumerate(ks):
+        if k <= len(ballot.passed):
+            answers, weights = selector.election(ballot)
+            position = elect(answers[:k], weights[:k])
+            right[column] = 0.0 if position is None else float(ballot.passed[position])
+    return right
 
 
 def best_for(cell: GradedCell, selector: str, nfe: float) -> Floats:

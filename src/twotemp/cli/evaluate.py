@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from twotemp.analysis import read
+from twotemp.analysis import read, with_portfolios
 from twotemp.cli import options
 from twotemp.cli.console import next_command, progress, say, show_log
 from twotemp.cli.report import select_command, show_table, summary, write_report
@@ -64,7 +64,7 @@ def evaluate(
         batch_size=decoding.batch_size,
         profile=profile,
     )
-    cells = read([out], graders)
+    cells = with_portfolios(read([out], graders), [out])
     if as_json:
         for cell in cells:
             typer.echo(json_text(summary(cell)))

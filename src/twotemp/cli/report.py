@@ -25,6 +25,7 @@ from twotemp.analysis import (
     every_choice,
     k_grid,
     survey,
+    with_portfolios,
 )
 from twotemp.analysis.compare import interval
 from twotemp.cli.console import next_command, output, progress, say, status
@@ -167,6 +168,7 @@ def select(
             itself=sampler,
             watch=lambda cell, done, total: bar.update(done, total, cell),
         )
+    cells = with_portfolios(cells, [run])
     choices = every_choice(cells, selectors)
     page = write_selection(choices, out or run / "selection", surveyed.gaps)
     show_gaps(surveyed.gaps)
@@ -204,19 +206,21 @@ def write_report(
         Whether the runs are complete.
     """
     surveyed = survey(runs, grader)
-    page = write(surveyed.cells, folder, ks, surveyed.gaps)
+    shown = with_portfolios(surveyed.cells, runs)
+    page = write(shown, folder, ks, surveyed.gaps)
     show_gaps(surveyed.gaps)
-    show_table(surveyed.cells, ks)
+    show_table(shown, ks)
     show_page(page)
     several = [cell for cell in surveyed.cells if cell.samples > 1]
     choices: list[Choice] = []
     if several:
-        model = common_reward_model(several)
+        model = common_reward_model(surveyed.cells)
         selectors = ("majority", "orm", "weighted", "oracle") if model else ("majority", "oracle")
         try:
-            counted = add_ballots(several, hub=False, reward_model=model)
-            choices = every_choice(counted, selectors)
-            answers = write_selection(choices, folder, surveyed.gaps)
+            counted = with_portfolios(add_ballots(surveyed.cells, hub=False, reward_model=model), runs)
+            chosen = every_choice([cell for cell in counted if cell.samples > 1], selectors)
+            answers = write_selection(chosen, folder, surveyed.gaps)
+            choices = [choice for choice in chosen if not choice.cell.ordered]  # a page of cells
         except UserError as error:
             say(f"the report has no page about choosing one answer: {error}")
         else:

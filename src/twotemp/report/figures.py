@@ -73,7 +73,7 @@ CaptionedFigure: TypeAlias = "tuple[Figure, str] | None"
 
 def pass_at_k(cells: Sequence[GradedCell]) -> CaptionedFigure:
     """Draw the fixed-budget policies: a row per model, a column per task (the paper's TLC figure)."""
-    chosen = [cell for cell in representatives(cells) if cell.policy.rule == "budget"]
+    chosen = [cell for cell in representatives(cells) if _fixed_budget(cell)]
     if not _comparable(chosen):
         return None
     several = len({cell.model for cell in chosen}) > 1
@@ -107,7 +107,7 @@ def _adaptive(
 ) -> CaptionedFigure:
     """Draw a panel per task and x axis; `across`: the x axes run from left to right instead of downwards."""
     every = representatives(cells)
-    adaptive = [cell for cell in every if cell.policy.rule != "budget"]
+    adaptive = [cell for cell in every if not _fixed_budget(cell)]
     # The figure is about adaptive policies; AR is the baseline if the run has it.
     chosen = [cell for cell in every if cell.policy.name == "ar"] + adaptive
     if not adaptive or not _comparable(chosen):
@@ -210,7 +210,7 @@ def _against_t_token(axis: Axes, cells: Sequence[GradedCell], k: int) -> None:
 
 def models(cells: Sequence[GradedCell]) -> CaptionedFigure:
     """Draw the same policies on several models: a column per model, a row per task."""
-    chosen = [cell for cell in representatives(cells) if cell.policy.rule == "budget"]
+    chosen = [cell for cell in representatives(cells) if _fixed_budget(cell)]
     models = {
         task: {cell.model for cell in chosen if cell.task == task}
         for task in unique(cell.task for cell in chosen)
@@ -257,9 +257,15 @@ def _matrix(
 def _varied(cells: Sequence[GradedCell], key: str) -> list[GradedCell]:
     """Return the cells of policies that the run has at two or more values of a parameter."""
     values: dict[tuple[str, str, str], set[float]] = {}
+    cells = [cell for cell in cells if len(cell.policy.components) == 1]
     for cell in cells:
         values.setdefault((cell.model, cell.task, cell.policy.name), set()).add(getattr(cell.policy, key))
     return [cell for cell in cells if len(values[cell.model, cell.task, cell.policy.name]) > 1]
+
+
+def _fixed_budget(cell: GradedCell) -> bool:
+    """Return whether all policies of a cell commit K tokens per step."""
+    return all(policy.rule == "budget" for policy in cell.policy.components)
 
 
 def _comparable(cells: Sequence[GradedCell]) -> bool:

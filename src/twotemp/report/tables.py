@@ -245,10 +245,11 @@ def as_csv(cells: Sequence[GradedCell], ks: Sequence[int]) -> str:
     def rows() -> Iterator[list[object]]:
         for cell in cells:
             p, c, curve = cell.policy, cell.config, cell.curve
-            same = [cell.model, cell.task, p.name, label(p, plain=True), str(p.t_token), str(p.t_pos),
-                    str(p.threshold), c.length, c.block, cell.grader, len(cell.questions), cell.samples,
-                    cell.table.ungraded, cell.cost("nfe"), cell.cost("forwards"), cell.cost("seconds"),
-                    cell.tokens_per_forward]  # fmt: skip
+            # A portfolio has no number of its own.
+            numbers = [str(getattr(p, name, "")) for name in ("t_token", "t_pos", "threshold")]
+            same = [cell.model, cell.task, p.name, label(p, plain=True), *numbers, c.length, c.block, cell.grader,
+                    len(cell.questions), cell.samples, cell.table.ungraded, cell.cost("nfe"),
+                    cell.cost("forwards"), cell.cost("seconds"), cell.tokens_per_forward]  # fmt: skip
             for k in ks:
                 if k <= cell.samples:
                     rates = (float(r[k - 1]) for r in (curve.mean, curve.low, curve.high))
