@@ -7,6 +7,7 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ pytest.importorskip("starlette", reason="needs the extra `serve`")
 
 import twotemp
 from tests.helpers import toy_task
-from tests.helpers.fake_workers import Stumbling, tiny
+from tests.helpers.canvases import save_checkpoint
+from tests.helpers.fake_workers import Serving, Stumbling, tiny
 from tests.helpers.serving_clients import client_of
 from tests.helpers.worker_runs import collect, submit
 from twotemp import tasks
@@ -33,7 +35,9 @@ from twotemp.records import Problem
 from twotemp.sampling.text import prompt_names, prompt_requests
 from twotemp.tasks import ProblemSet
 
-PROMPT, POLICY, N, LENGTH, SEED = "20 10 15 -> 45", "tct:t_pos=0.3,t_token=1", 12, 24, 3
+# A prompt for the embedded model, and one for a random DiffusionGemma, which has no mask and writes three canvases.
+PROMPT, WORDS = "20 10 15 -> 45", "w5 w6 w7 w8"
+POLICY, N, LENGTH, SEED = "tct:t_pos=0.3,t_token=1", 12, 24, 3
 PORTFOLIO = "2*lc:t_token=1 + tct:t_pos=0.3,t_token=1 + 2*tlc:t_pos=0.5,t_token=1"
 DOCUMENT = "task/7/0"  # lm-eval's requests are named after task, document and request
 
@@ -43,15 +47,30 @@ def model():
     return twotemp.load("tiny")
 
 
-def body(policy: str) -> dict[str, Any]:
-    return {"prompt": PROMPT, "n": N, "max_tokens": LENGTH, "policy": policy, "seed": SEED}
+@pytest.fixture(scope="module")
+def canvas_model(tmp_path_factory):
+    return twotemp.load(save_checkpoint(tmp_path_factory.mktemp("models") / "gemma", sharpness=0.3))
+
+
+def prompt_of(model) -> str:
+    return PROMPT if model.name == "tiny" else WORDS
+
+
+def body(policy: str, model=None) -> dict[str, Any]:
+    return {
+        "prompt": PROMPT if model is None else prompt_of(model),
+        "n": N,
+        "max_tokens": LENGTH,
+        "policy": policy,
+        "seed": SEED,
+    }
 
 
 def library(model, policy: str = POLICY, ids: list[str] | None = None) -> list[str]:
     """Return the texts that `twotemp.sample` returns; of a portfolio those of its components, drawn one by one."""
     options = {"n": N, "length": LENGTH, "seed": SEED, "chat": False, "ids": ids}
     parsed = parse_portfolio(policy)
-    drawn = {c: twotemp.sample(model, PROMPT, c, **options) for c in parsed.components}
+    drawn = {c: twotemp.sample(model, prompt_of(model), c, **options) for c in parsed.components}
     return [drawn[parsed.at(index)][index].text for index in range(N)]
 
 
@@ -79,8 +98,9 @@ class Setting:
 
 def evaluate(setting: Setting, backend) -> list[str]:
     """Return the texts of an evaluation of one problem, whose id is what the library calls the prompt."""
-    (name,) = prompt_names([setting.model.encode(PROMPT, chat=False)])
-    problem = Problem(name, "toy", PROMPT)
+    prompt = prompt_of(setting.model)
+    (name,) = prompt_names([setting.model.encode(prompt, chat=False)])
+    problem = Problem(name, "toy", prompt)
     with pytest.MonkeyPatch.context() as patch:
         toy_task.install(patch)
         task = replace(tasks.TASKS["toy"], load=lambda **options: ProblemSet((problem,), "one", "generated"))
@@ -100,7 +120,9 @@ def evaluate(setting: Setting, backend) -> list[str]:
 
 def stream(setting: Setting) -> list[str]:
     texts = [""] * N
-    for event in twotemp.stream(setting.model, PROMPT, setting.policy, N, LENGTH, seed=SEED, chat=False):
+    for event in twotemp.stream(
+        setting.model, prompt_of(setting.model), setting.policy, N, LENGTH, seed=SEED, chat=False
+    ):
         texts[event.index] += event.piece
     return texts
 
@@ -109,26 +131,43 @@ def eval_in_process(setting: Setting) -> list[str]:
     return evaluate(setting, LocalBackend(setting.model, batch_size=5))
 
 
+class Interrupted(LocalBackend):
+    """A backend that the user stops after five samples."""
+
+    def sample(self, requests):
+        yield from islice(super().sample(requests), 5)
+        raise KeyboardInterrupt
+
+
+def eval_resumed(setting: Setting) -> list[str]:
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(setting, Interrupted(setting.model, batch_size=3))
+    return evaluate(setting, LocalBackend(setting.model, batch_size=4))
+
+
 def eval_workers(setting: Setting) -> list[str]:
-    with WorkerPool(setting.transport("process", ModelLoader("tiny")), 2, load_text("tiny"), unit=5) as pool:
+    name = setting.model.name
+    with WorkerPool(setting.transport("process", ModelLoader(name)), 2, load_text(name), unit=5) as pool:
         return evaluate(setting, pool)
 
 
 def eval_ray(setting: Setting) -> list[str]:
-    with WorkerPool(setting.transport("ray", ModelLoader("tiny")), 1, load_text("tiny"), unit=5) as pool:
+    name = setting.model.name
+    with WorkerPool(setting.transport("ray", ModelLoader(name)), 1, load_text(name), unit=5) as pool:
         return evaluate(setting, pool)
 
 
 def http(setting: Setting) -> list[str]:
     with client_of(setting.model) as client:
-        reply = client.post("/v1/completions", json=body(setting.policy)).json()
+        reply = client.post("/v1/completions", json=body(setting.policy, setting.model)).json()
     return [choice["text"] for choice in reply["choices"]]
 
 
 def serve_workers(setting: Setting) -> list[str]:
-    service = Supervisor(setting.transport("process", tiny), 2, depth=4)
-    with client_of(load_text("tiny"), service=service) as client:
-        reply = client.post("/v1/completions", json=body(setting.policy)).json()
+    name = setting.model.name
+    service = Supervisor(setting.transport("process", Serving(name)), 2, depth=4)
+    with client_of(load_text(name), service=service) as client:
+        reply = client.post("/v1/completions", json=body(setting.policy, setting.model)).json()
     return [choice["text"] for choice in reply["choices"]]
 
 
@@ -140,7 +179,9 @@ def lm_eval(setting: Setting) -> list[str]:
 
     harness = TwoTemp(setting.model, policy=setting.policy.replace(",", ";"), length=LENGTH, seed=SEED)
     task, document, _ = DOCUMENT.split("/")
-    instance = Instance("generate_until", {}, (PROMPT, {"until": []}), 0, metadata=(task, int(document), N))
+    instance = Instance(
+        "generate_until", {}, (prompt_of(setting.model), {"until": []}), 0, metadata=(task, int(document), N)
+    )
     return harness.generate_until([instance] * N, disable_tqdm=True)
 
 
@@ -150,21 +191,27 @@ def inspect(setting: Setting) -> list[str]:
 
     from twotemp.integrations.inspect_ai import TwoTempAPI
 
-    api = TwoTempAPI("tiny", policy=setting.policy.replace(",", ";"), length=LENGTH, chat=False)
+    api = TwoTempAPI(setting.model.name, policy=setting.policy.replace(",", ";"), length=LENGTH, chat=False)
     try:
         config = GenerateConfig(num_choices=N, seed=SEED)
-        output = asyncio.run(api.generate([ChatMessageUser(content=PROMPT)], [], "none", config))
+        output = asyncio.run(
+            api.generate([ChatMessageUser(content=prompt_of(setting.model))], [], "none", config)
+        )
     finally:
         api.close()
     return [choice.message.text for choice in output.choices]
 
 
-WAYS = [stream, eval_in_process, eval_workers, eval_ray, http, serve_workers, lm_eval, inspect]
+WAYS = [stream, eval_in_process, eval_resumed, eval_workers, eval_ray, http, serve_workers, lm_eval, inspect]
 
 
-@pytest.mark.parametrize("policy", [POLICY, PORTFOLIO], ids=["policy", "portfolio"])
+CASES = {"policy": ("model", POLICY), "portfolio": ("model", PORTFOLIO), "canvases": ("canvas_model", POLICY)}
+
+
+@pytest.mark.parametrize(("kind", "policy"), CASES.values(), ids=CASES)
 @pytest.mark.parametrize("ask", WAYS)
-def test_the_same_requests_give_the_same_samples(model, tmp_path, request, ask, policy):
+def test_the_same_requests_give_the_same_samples(tmp_path, request, ask, kind, policy):
+    model = request.getfixturevalue(kind)
     expected = library(model, policy, ids=[DOCUMENT] if ask is lm_eval else None)
     assert len(set(expected)) > 3, "the samples differ from each other"
     assert ask(Setting(model, tmp_path, request, policy)) == expected

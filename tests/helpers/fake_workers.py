@@ -149,6 +149,20 @@ def tiny(index: int, on_turn: Hook, on_step: Hook = nothing) -> LocalService:
     return LocalService(twotemp.load("tiny"), 4, on_turn=on_turn, observer=Steps(lambda view: on_step()))
 
 
+@dataclass(frozen=True)
+class Serving:
+    """Loads a model by its name, or its folder."""
+
+    name: str
+
+    def __call__(self, index: int, on_turn: Hook, on_step: Hook = nothing) -> LocalService:
+        import twotemp
+
+        return LocalService(
+            twotemp.load(self.name), 4, on_turn=on_turn, observer=Steps(lambda view: on_step())
+        )
+
+
 def micro(index: int, on_turn: Hook, on_step: Hook = nothing) -> LocalService:
     from tests.helpers import toy_task
 

@@ -12,6 +12,7 @@ from twotemp import rng
 from twotemp.engine import Steps, run
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import save
+from twotemp.models.weight_loading import quantized_layers
 from twotemp.policies import parse, policy
 from twotemp.records import Request
 
@@ -161,12 +162,15 @@ def test_costs_and_ends(model):
 def test_refusals(folders, tmp_path):
     model, folder = twotemp.load(folders["plain"]), folders["plain"]
     for options, message in (
-        ({"quantize": "int8"}, "mixture of experts"),
         ({"mask_id": 3}, "no mask token"),
         ({"compile": True}, "cannot be compiled"),
     ):
         with pytest.raises(UserError, match=message):
             twotemp.load(folder, **options)
+    with pytest.raises(UserError, match="mixture of experts"):
+        quantized_layers(model.module)
+    with pytest.raises(UserError, match="needs a mask token"):
+        twotemp.score(model, "w5", "w6 w7")
     with pytest.raises(UserError, match="text only"):
         model.encode("w5 <|image|> w6")
     with pytest.raises(UserError, match="cannot fill gaps"):

@@ -14,7 +14,7 @@ from twotemp.engine.batch import Observer, StepView
 from twotemp.engine.engine import run
 from twotemp.engine.scheduler import fit_batch
 from twotemp.errors import UserError
-from twotemp.models.base import Denoiser, LanguageModel
+from twotemp.models.base import Denoiser, LanguageModel, refuse_without_mask
 from twotemp.records import Request, Sample
 
 PARTS = ("forward", "head", "draw", "select", "bookkeeping")
@@ -128,6 +128,7 @@ def drift(
         raise UserError("nothing to compare: give at least one request")
     if cache is None and against is None:
         raise UserError("nothing to compare with: name a cache, or another model")
+    refuse_without_mask(model, "the comparison of predictions")
     if batch_size is None:
         batch_size = max(1, fit_batch(model, requests, cache)[0] // 2)
     comparison = _Comparison(against)

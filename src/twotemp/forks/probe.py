@@ -31,7 +31,7 @@ from twotemp.errors import UserError
 from twotemp.folders import claim, only_writer
 from twotemp.folders.files import SUFFIX, FrameFile, next_number, read_batches, writer_name
 from twotemp.graders.base import Grader
-from twotemp.models.base import LanguageModel
+from twotemp.models.base import LanguageModel, refuse_without_mask
 from twotemp.models.checkpoint import fingerprint
 from twotemp.policies import policy
 from twotemp.records import Policy, Problem, Request, Sample
@@ -172,6 +172,7 @@ def measure(
         settings: Of the study.
         backend: Draws the restarts and completions, which are most of the work; None: in this process.
     """
+    refuse_without_mask(model, "the study of forks")
     backend = backend or LocalBackend(model)
     paths = _restart(model, candidates, settings, backend)
     tokens = [_likeliest(logits[0], settings.alternatives) for _, logits in paths]

@@ -13,7 +13,7 @@ from twotemp import rng
 from twotemp.errors import UserError
 from twotemp.likelihood import estimators
 from twotemp.likelihood.queries import Completion, estimate
-from twotemp.models.base import Denoiser, LanguageModel, language_model
+from twotemp.models.base import Denoiser, LanguageModel, language_model, refuse_without_mask
 from twotemp.models.load import load_name
 from twotemp.records import Sample, integer
 from twotemp.sampling.text import Prompt, prompt_ids, prompt_list, prompt_names
@@ -74,6 +74,7 @@ def score(
     seed = integer("seed", seed, least=None, most=None)
     batch_size = integer("batch_size", batch_size, least=1)
     model = load_name(model)
+    refuse_without_mask(model, "scoring")
     text = language_model(model)
     if completions is None:
         scored = _from_samples(prompts, method.by_block)

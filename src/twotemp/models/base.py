@@ -14,7 +14,7 @@ from twotemp.errors import UserError, unknown
 from twotemp.models.chat_template import render
 from twotemp.models.checkpoint import fingerprint, is_panic
 from twotemp.models.token_ids import TokenIds
-from twotemp.records import first_eos
+from twotemp.records import NO_MASK, first_eos
 
 Message = Mapping[str, str]  # one turn of a chat: {"role": "user", "content": "..."}
 ROLES = ("system", "user", "assistant")
@@ -344,6 +344,14 @@ def language_model(model: Denoiser) -> LanguageModel:
     if not hasattr(model, "logits"):
         raise UserError(f"a model is what twotemp.load or twotemp.wrap returns, not {model!r}")
     return model if isinstance(model, LanguageModel) else _DenoiserWithText(model)
+
+
+def refuse_without_mask(model: Denoiser, purpose: str) -> None:
+    """Raise a UserError if a model has no mask, which the purpose (the subject of a sentence) needs."""
+    if model.mask_id == NO_MASK:
+        raise UserError(
+            f"{purpose} needs a mask token, and {model.name!r} has none: its open positions hold random tokens"
+        )
 
 
 class _DenoiserWithText(LanguageModel):

@@ -21,6 +21,7 @@ from twotemp.engine.scheduler import DEFAULT_BLOCK, CatchOutOfMemory
 from twotemp.errors import UserError
 from twotemp.likelihood import estimators
 from twotemp.likelihood.queries import Completion, CompletionBatch, MaskedQueries, empty_query, log_q
+from twotemp.models.base import refuse_without_mask
 from twotemp.models.transformer import Transformer
 from twotemp.models.weight_loading import is_quantized
 from twotemp.records import Sample
@@ -86,6 +87,7 @@ class Learner:
     def __init__(self, model: Transformer, settings: GrpoSettings, accelerator: Accelerator) -> None:
         if model.module is None:
             raise UserError(f"{model.name!r} has no weights to train; use a checkpoint")
+        refuse_without_mask(model, "GRPO")
         self.model = model
         self.settings = settings
         self.accelerator = accelerator

@@ -9,6 +9,7 @@ being written. Importing this module does not import torch.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -311,7 +312,7 @@ class Prefix:
 
     Text is certain from the left: up to the first mask or end of text, but without an ending that may yet become a
     stop string. In an infilled row the answer is what stands in the masks. Where the policy edits, nothing is certain
-    before the end.
+    before the end; a canvas without masks is certain once it has ended.
     """
 
     def __init__(self, model: LanguageModel, request: Request) -> None:
@@ -343,7 +344,10 @@ class Prefix:
             self.canvas[index] = None if token == self._model.mask_id else token
         self.steps = written.step + 1
         before = self.length
-        while not self._edits and self.length < len(self.canvas) and self._is_text(self.canvas[self.length]):
+        end = len(self.canvas)
+        if written.final is not None:
+            end = bisect_left(self._positions, written.final)
+        while not self._edits and self.length < end and self._is_text(self.canvas[self.length]):
             self.length += 1
         if self.length > before and self._model.tokenizer is not None:
             self.text, self.stopped = settle(self._decoded(), self._stop)

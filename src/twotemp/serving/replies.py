@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -19,7 +20,7 @@ from twotemp.engine import Written
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel
 from twotemp.policies import spell
-from twotemp.records import Request, Sample, first_eos
+from twotemp.records import NO_MASK, Request, Sample, first_eos
 from twotemp.report.trace_page import pieces
 from twotemp.sampling.text import Prefix, stop_index
 from twotemp.serving.bodies import CompletionRequest, Limits
@@ -275,6 +276,17 @@ class RowStream:
         """Return the text with `MASK` for each mask, surrounded by the tokenizer's spaces between words."""
         tokenizer, ended = self._model.tokenizer, set(self._model.eos_ids)
         assert tokenizer is not None
+        if (
+            self._model.mask_id == NO_MASK
+        ):  # noise has no text; what stands between it is decoded piece by piece
+            shown = (token for token in self._prefix.canvas if token not in ended)
+            runs = (list(run) for _, run in groupby(shown, lambda token: token is None))
+            return "".join(
+                MASK * len(run)
+                if run[0] is None
+                else self._model.decode([t for t in run if t is not None], cut=False)
+                for run in runs
+            )
         ids = [self._model.mask_id if t is None else t for t in self._prefix.canvas if t not in ended]
         text = str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
         return text.replace(str(tokenizer.convert_ids_to_tokens(self._model.mask_id)), MASK)
