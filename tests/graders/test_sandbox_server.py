@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -77,7 +78,7 @@ def run_clock(
 
 
 @pytest.mark.parametrize(
-    ("share", "late", "left"),
+    ("share", "late", "busy"),
     [
         (1.0, 1.0, False),  # it computes
         (0.0, 1.0, False),  # it sleeps
@@ -87,33 +88,87 @@ def run_clock(
         (0.0, 1000.0, True),  # nothing gets anywhere, not even the clock
     ],
 )
-def test_clock(monkeypatch: pytest.MonkeyPatch, share: float, late: float, left: bool) -> None:
+def test_clock(monkeypatch: pytest.MonkeyPatch, share: float, late: float, busy: bool) -> None:
     clock, stopped = run_clock(monkeypatch, share, late / max(share, 0.01), late)
-    assert clock.starved is left
-    assert stopped == pytest.approx(3.0 / (share if share > 0.02 else 1), rel=0.05) or left
+    assert clock.busy is busy
+    assert stopped == pytest.approx(3.0 / (share if share > 0.02 else 1), rel=0.05) or busy
 
 
 @pytest.mark.parametrize(
-    ("share", "slowdown", "factor"),
-    [
-        (
-            0.05,
-            1.0,
-            server.IDLE_WALL_FACTOR,
-        ),  # it works and sleeps by turns on an idle machine: idle in no tick
-        (
-            0.03,
-            5.0,
-            server.BUSY_WALL_FACTOR,
-        ),  # it sleeps on a busy machine, which did not keep it from working
-    ],
+    ("slowdown", "factor"), [(1.0, server.IDLE_WALL_FACTOR), (5.0, server.BUSY_WALL_FACTOR)]
 )
 def test_the_wall_clock_bounds_work_and_sleep_by_turns(
-    monkeypatch: pytest.MonkeyPatch, share: float, slowdown: float, factor: float
+    monkeypatch: pytest.MonkeyPatch, slowdown: float, factor: float
 ) -> None:
-    clock, stopped = run_clock(monkeypatch, share, slowdown)
-    assert not clock.starved
+    """A process that works in every tick, and sleeps for most of it."""
+    clock, stopped = run_clock(monkeypatch, 0.05, slowdown)
+    assert clock.busy is (factor == server.BUSY_WALL_FACTOR)
     assert 3.0 * factor < stopped < 3.0 * factor + 1
+
+
+BUSY_SERVER = """
+import sys
+sys.path.insert(0, {folder!r})
+from sandboxed import server
+server.slowdown = lambda: 100.0
+server._IDLE = 0.0  # as on a machine where a core comes too late in every tick
+server.IDLE_WALL_FACTOR, server.BUSY_WALL_FACTOR = 0.0, {factor}
+server.main({readable})
+"""
+
+SHORT_SLEEPS = """
+import time
+def f(x):
+    while True:
+        time.sleep(0.002)
+"""
+
+
+@pytest.mark.parametrize(
+    ("factor", "code", "outcome"),
+    [
+        (5.0, SHORT_SLEEPS, "timeout"),
+        (0.01, TIMEOUT["loop"], "starved"),  # the wall clock ends it before it has had its time
+        (0.01, "import os\ndef f(x):\n    while True: os.sched_yield()", "failed"),
+    ],
+)
+def test_a_busy_machine_starves_programs_that_compute_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, factor: float, code: str, outcome: str
+) -> None:
+    if (reason := unavailable_reason("landlock")) is not None:
+        pytest.skip(f"landlock does not work on this machine: {reason}")
+    sandbox = modified(monkeypatch, BUSY_SERVER, factor=factor)
+    monkeypatch.setattr(sandbox, "control", program(GOOD, 1000.0))
+    try:
+        question = program(code, 0.3 if factor > 1 else 5.0)
+        if outcome == "starved":
+            with pytest.raises(module.Starved, match="too busy"):
+                sandbox._ask(question)
+        else:
+            assert sandbox._ask(question).outcome == outcome
+    finally:
+        sandbox.close()
+
+
+@pytest.mark.parametrize(("starved", "outcome"), [(1, "passed"), (2, "timeout"), (3, "ungraded")])
+def test_a_starved_program_runs_again_and_a_control_decides(
+    box: Sandbox, monkeypatch: pytest.MonkeyPatch, starved: int, outcome: str
+) -> None:
+    asked = []
+    genuine = Sandbox._ask
+
+    def ask(self: Sandbox, program: Program) -> Verdict:
+        asked.append(program)
+        if len(asked) <= starved:
+            raise module.Starved("the machine was too busy")
+        return genuine(self, program)
+
+    box.start()
+    monkeypatch.setattr(Sandbox, "_ask", ask)
+    question = program(GOOD, 0.2)
+    assert box.ask(question).outcome == outcome
+    assert [each == question for each in asked] == [True, True, False][: min(starved + 1, 3)]
+    assert asked[-1].seconds == 0.2
 
 
 def test_a_dead_server_is_replaced(box: Sandbox) -> None:
@@ -150,6 +205,15 @@ def test_a_server_that_keeps_dying_is_our_fault(monkeypatch: pytest.MonkeyPatch)
     assert "twice" in verdict.detail
 
 
+def modified(monkeypatch: pytest.MonkeyPatch, script: str, **parts: object) -> Sandbox:
+    """Return a sandbox confined by Landlock whose server starts with a script of the test's."""
+    *interpreter, start = module._landlock()
+    readable = start[start.index("main(") + 5 : -1]
+    start = script.format(folder=str(SRC / "twotemp" / "graders"), readable=readable, **parts)
+    monkeypatch.setitem(module._CONFINEMENTS, "landlock", lambda: [*interpreter, start])
+    return Sandbox("landlock")
+
+
 OPEN_SERVER = """
 import sys
 sys.path.insert(0, {folder!r})
@@ -174,10 +238,7 @@ def test_the_self_test_finds_holes_and_leaves_nothing(
 ) -> None:
     if (reason := unavailable_reason("landlock")) is not None:
         pytest.skip(f"landlock does not work on this machine: {reason}")
-    *interpreter, start = module._landlock()
-    readable = start[start.index("main(") + 5 : -1]
-    start = OPEN_SERVER.format(folder=str(SRC / "twotemp" / "graders"), hole=hole, readable=readable)
-    monkeypatch.setitem(module._CONFINEMENTS, "landlock", lambda: [*interpreter, start])
+    modified(monkeypatch, OPEN_SERVER, hole=hole)
     monkeypatch.chdir(tmp_path)
     assert found in (unavailable_reason("landlock") or "")
     assert not list(tmp_path.iterdir())
@@ -207,23 +268,28 @@ def test_unknown_confinement() -> None:
 
 
 @pytest.mark.parametrize("confinement", CONFINEMENTS)
-def test_the_sandbox_works_for_a_user_without_rights(confinement: str, tmp_path: Path) -> None:
+def test_the_sandbox_works_for_a_user_without_rights(confinement: str) -> None:
     """Runs as the user `nobody` with the system's interpreter, because ours may lie in a private home."""
     python = shutil.which("python3", path="/usr/bin")
     if os.getuid() != 0 or shutil.which("setpriv") is None or python is None:
         pytest.skip("needs root, setpriv and a system python3 to become another user")
     if (reason := unavailable_reason(confinement)) is not None:
         pytest.skip(f"{confinement} does not work on this machine: {reason}")
-    package = tmp_path / "twotemp"
+    # Not in `tmp_path`: every pytest that starts on this machine makes its parent private again.
+    with tempfile.TemporaryDirectory() as folder:
+        run_as_nobody(python, confinement, Path(folder))
+
+
+def run_as_nobody(python: str, confinement: str, folder: Path) -> None:
+    package = folder / "twotemp"
     shutil.copytree(SRC / "twotemp" / "graders", package / "graders")
     for name in ("errors.py", "processes.py", "records.py", "serialization.py"):
         shutil.copy(SRC / "twotemp" / name, package)
-    for path in (*tmp_path.rglob("*"), *tmp_path.parents, tmp_path):
-        if path.is_relative_to("/tmp") and path != Path("/tmp"):
-            path.chmod(path.stat().st_mode | 0o555)
+    for path in (*folder.rglob("*"), folder):
+        path.chmod(path.stat().st_mode | 0o555)
     script = f"""
 import sys
-sys.path.insert(0, {str(tmp_path)!r})
+sys.path.insert(0, {str(folder)!r})
 from twotemp.graders.sandbox import Program, Sandbox
 box = Sandbox({confinement!r})
 box.start()

@@ -32,7 +32,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -42,6 +42,7 @@ from twotemp.graders.workers import Child, ChildDied, GraderWorker, Verdict
 
 START_SECONDS = 120.0
 GRACE_SECONDS = 90.0  # beyond the server's own time limit, which is the one that counts
+ATTEMPTS = 2  # at running a program that a busy machine keeps from computing
 
 _SERVER_FOLDER = Path(__file__).parent / "sandboxed"
 _ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}  # the order of a set is the same in every worker
@@ -64,6 +65,10 @@ class Program:
         return HEADER.pack(self.seconds, len(code), len(tests)) + code + tests
 
 
+class Starved(Exception):
+    """A busy machine kept a program from computing: it has neither used its time nor slept."""
+
+
 class Sandbox(GraderWorker[Program]):
     """One fork server. It is restarted when it dies, and tested for holes each time it starts."""
 
@@ -73,6 +78,21 @@ class Sandbox(GraderWorker[Program]):
         super().__init__()
         self.confinement = confinement
         self.control = _SELF_TEST
+
+    def ask(self, program: Program) -> Verdict:
+        """Return the verdict; `ungraded` only if the sandbox or the machine fails for a control as well.
+
+        A program could make itself wait, say by very many short questions to the tests. So where it was starved
+        `ATTEMPTS` times, a control that does nothing but compute shows whether the machine was too busy.
+        """
+        for _ in range(ATTEMPTS):
+            with suppress(Starved):
+                return super().ask(program)
+        try:
+            super().ask(replace(_COMPUTING, seconds=program.seconds))
+        except Starved as error:
+            return Verdict("ungraded", str(error))
+        return Verdict("timeout", f"did not end in {BUSY_WALL_FACTOR:g} times {program.seconds:g} s")
 
     def _ask(self, program: Program) -> Verdict:
         if self._child is None:
@@ -86,6 +106,8 @@ class Sandbox(GraderWorker[Program]):
                         (folder / "twotemp-self-test").unlink()
                 raise
         reply = self._child.ask(program.to_bytes(), BUSY_WALL_FACTOR * program.seconds + GRACE_SECONDS)
+        if reply["outcome"] == "starved":
+            raise Starved(reply["detail"])
         return Verdict(reply["outcome"], reply["detail"])
 
 
@@ -128,7 +150,7 @@ def unavailable_reason(confinement: str) -> str | None:
     try:
         with closing(Sandbox(confinement)) as sandbox:
             sandbox.start()  # which runs the self-test
-    except (ChildDied, TimeoutError, OSError) as error:
+    except (ChildDied, Starved, TimeoutError, OSError) as error:
         return str(error)
     return None
 
@@ -180,6 +202,8 @@ def _landlock() -> list[str]:
 
 
 _CONFINEMENTS: dict[str, Callable[[], list[str]]] = {"bwrap": _bwrap, "landlock": _landlock}
+
+_COMPUTING = Program(code="def f():\n    while True: pass", tests="f()", names=("f",))
 
 _SELF_TEST = Program(
     seconds=20.0,

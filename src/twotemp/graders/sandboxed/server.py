@@ -2,13 +2,14 @@
 
 request   header, code, tests (see `HEADER`); the program's process reads the code and the judge reads the tests,
           each straight from the standard input of the server, which therefore never holds either
-reply     one line of JSON: {"outcome": "passed" | "failed" | "timeout" | "ungraded", "detail": ...}
+reply     one line of JSON: {"outcome": "passed" | "failed" | "timeout" | "starved", "detail": ...}
 
 Only a whole frame from the judge can say "passed". Its detail quotes the tests, and every later program starts as a
 copy of this process, so the frame passes through a buffer that is wiped at once.
 
 A program's time is the processor time of its process and of the judge, plus the time that they wait by their own
-choice (a sleep); see `Clock`.
+choice (a sleep); see `Clock`. "starved" means that a busy machine kept a program from computing: it has neither used
+its time nor slept. The parent runs such a program again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -35,6 +37,10 @@ _TICK = 0.5  # seconds; longer than a runnable process waits for its turn on a b
 _IDLE = 0.02  # share of a tick: a process that used less of the processor was waiting, not kept from it
 _BUSY = 4.0  # a slowdown that one program and its judge, on the same core as the server, cannot cause
 _PROBE_SECONDS = 0.02
+_WAITS_PER_TURN = (
+    2  # a program waits for a request, and perhaps for space to reply, whenever the judge waits for it
+)
+_OTHER_WAITS = 50  # for a disk, while modules are imported
 
 # Imported once, so that programs need not load them. Others are read from disk, more slowly.
 _WARM = (
@@ -94,15 +100,14 @@ class ForkServer:
             answered = self._judge.relay(clock)
         finally:
             # It could not fork, so killing it is killing everything it started.
-            os.kill(program, signal.SIGKILL)
-            os.waitpid(program, 0)
+            waits = _end(program)
         if answered:
             return
-        self._end_judge()
+        turns = self._end_judge()
         if answered is not None:
             _say("failed", "a result of the program ended the judge")
-        elif clock.starved:
-            _say("ungraded", f"the machine was too busy to give it {seconds:g} s")
+        elif clock.busy and not slept(waits, turns):
+            _say("starved", f"the machine was too busy to give it {seconds:g} s")
         else:
             _say("timeout", f"took more than {seconds:g} s")
 
@@ -118,10 +123,10 @@ class ForkServer:
         finally:
             os._exit(1)
 
-    def _end_judge(self) -> None:
-        if self._judge is not None:
-            self._judge.end()
-            self._judge = None
+    def _end_judge(self) -> int:
+        """End the judge; return how often it has waited since the request began."""
+        judge, self._judge = self._judge, None
+        return judge.end() if judge is not None else 0
 
 
 class Clock:
@@ -129,7 +134,8 @@ class Clock:
 
     An idle tick counts for no more than it was meant to last: if the server was kept waiting, so were they. A
     program that alternates between work and sleep idles in no tick, so the wall clock ends it after
-    `IDLE_WALL_FACTOR` times its time limit, or `BUSY_WALL_FACTOR` times if a probe shows that the machine is busy.
+    `IDLE_WALL_FACTOR` times its time limit, or `BUSY_WALL_FACTOR` times if a probe shows that the machine is busy;
+    `slept` then says why it had not used its time.
 
     Args:
         processes: Ids of the program's process and the judge.
@@ -137,13 +143,10 @@ class Clock:
     """
 
     def __init__(self, processes: tuple[int, ...], seconds: float) -> None:
-        self.starved = (
-            False  # whether time is up because the machine was too busy to give the program its time
-        )
+        self.busy = False  # whether the wall clock ended the program, on a busy machine
         self._processes = processes
         self._seconds = seconds
         self._waited = 0.0  # seconds of idle ticks
-        self._late = 0.0  # seconds by which the server itself was woken up too late
         self._tick = 0.0
         self._began = self._looked = time.monotonic()
         self._used = self._before = self._processor_time()
@@ -153,20 +156,14 @@ class Clock:
         now, used = time.monotonic(), self._processor_time()
         if used - self._used < _IDLE * (now - self._looked):
             self._waited += min(self._tick, now - self._looked)
-        self._late += max(0.0, now - self._looked - self._tick)
         self._looked, self._used = now, used
         if self._left() <= 0:
             return 0.0
         wall = now - self._began
         if wall > IDLE_WALL_FACTOR * self._seconds:
-            slower = slowdown()
-            if slower <= _BUSY:
-                return 0.0
-            if wall > BUSY_WALL_FACTOR * self._seconds:
-                # Work takes `slower` times longer on this machine: that explains most of the wall time of a
-                # program that was kept from the processor, and not of one that slept.
-                working = slower * (self._used - self._before)
-                self.starved = 2 * (working + self._late) > wall - self._waited
+            busy = slowdown() > _BUSY
+            if not busy or wall > BUSY_WALL_FACTOR * self._seconds:
+                self.busy = busy
                 return 0.0
         self._tick = min(_TICK, max(0.02, self._left()))
         return self._tick
@@ -177,6 +174,16 @@ class Clock:
     def _processor_time(self) -> float:
         # The clock of another process, as clock_getcpuclockid(3) makes it: there is no /proc in here.
         return sum(time.clock_gettime((~process << 3) | 2) for process in self._processes)
+
+
+def slept(waits: int, turns: int) -> bool:
+    """Return whether a program waited by its own choice rather than for a core or for the judge.
+
+    Args:
+        waits: How often it gave up its core (voluntary context switches, which the kernel counts).
+        turns: How often the judge did, which waits for every reply of the program.
+    """
+    return waits > _WAITS_PER_TURN * turns + _OTHER_WAITS
 
 
 def slowdown() -> float:
@@ -192,6 +199,7 @@ class JudgeProcess:
 
     def __init__(self, null: int) -> None:
         self.asked = 0
+        self._waits = 0  # how often it had waited when the request began
         self._buffer = bytearray(_LARGEST_VERDICT)
         self._ours, theirs = socket.socketpair()
         self.process = os.fork()
@@ -206,7 +214,8 @@ class JudgeProcess:
                 size, (requests, replies) = _receive(theirs)
                 read_exactly(replies, 1)  # the program's process has read its part of standard input
                 request = json.loads(read_exactly(0, size))
-                theirs.send(b"r")
+                waits = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+                theirs.send(waits.to_bytes(8, "little"))
                 message = json.dumps(judge(requests, replies, **request)).encode() + b"\n"
                 theirs.sendall(len(message).to_bytes(8, "little") + message)
         finally:
@@ -222,8 +231,9 @@ class JudgeProcess:
         """
         self.asked += 1
         socket.send_fds(self._ours, [size.to_bytes(8, "little")], [requests, replies])
-        if not self._speaks(_START_SECONDS) or self._ours.recv(1) != b"r":
+        if not self._speaks(_START_SECONDS) or len(waits := self._ours.recv(8)) < 8:
             sys.exit("a request was not read to its end")  # standard input is out of step: start afresh
+        self._waits = int.from_bytes(waits, "little")
 
     def relay(self, clock: Clock) -> bool | None:
         """Write the judge's reply to standard output.
@@ -258,10 +268,16 @@ class JudgeProcess:
     def _speaks(self, seconds: float) -> bool:
         return bool(select.select([self._ours], [], [], seconds)[0])
 
-    def end(self) -> None:
-        os.kill(self.process, signal.SIGKILL)
-        os.waitpid(self.process, 0)
+    def end(self) -> int:
+        """End the process; return how often it has waited since the request began."""
         self._ours.close()
+        return _end(self.process) - self._waits
+
+
+def _end(process: int) -> int:
+    """Kill a child; return how often it gave up its core by its own choice."""
+    os.kill(process, signal.SIGKILL)
+    return os.wait4(process, 0)[2].ru_nvcsw
 
 
 def _receive(channel: socket.socket) -> tuple[int, list[int]]:
