@@ -20,7 +20,7 @@ from tests.helpers.tiny_checkpoints import LLADA_8B, left_padded
 from twotemp import sample
 from twotemp.engine import run
 from twotemp.models.checkpoint import save
-from twotemp.models.families import Dream, FastDLLM
+from twotemp.models.families import FAMILIES, Dream, FastDLLM
 from twotemp.models.llada import LLaDA
 from twotemp.models.load import load
 from twotemp.models.transformer import Transformer
@@ -264,6 +264,49 @@ DREAM_7B = {
     "rope_theta": 1e6,
     "rms_norm_eps": 1e-6,
 }
+LLADA2_MINI = {
+    "vocab_size": 157_184,
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "moe_intermediate_size": 512,
+    "num_hidden_layers": 20,
+    "first_k_dense_replace": 1,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_shared_experts": 1,
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "partial_rotary_factor": 0.5,
+    "rope_theta": 600_000,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-6,
+    "score_function": "sigmoid",
+    "tie_word_embeddings": False,
+}
+SDAR_30B_A3B = {
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
 
 
 @pytest.mark.parametrize(
@@ -272,12 +315,14 @@ DREAM_7B = {
         (LLaDA, LLADA_8B, 291, 16_031_162_368),
         (Dream, DREAM_7B, 339, 15_231_233_024),
         (FastDLLM, DREAM_7B, 339, 15_231_233_024),
+        (FAMILIES["llada2_moe"], LLADA2_MINI, 14_813, 32_511_286_784),
+        (FAMILIES["sdar_moe"], SDAR_30B_A3B, 18_867, 61_064_245_248),
     ],
 )
 def test_published_sizes_are_reproduced(
     family: type[Transformer], config: dict[str, Any], keys: int, size: int
 ) -> None:
-    """Number of keys and bytes (two a weight) in the hub's own index of these checkpoints."""
+    """Number of keys and bytes (two a weight) in the published index of these checkpoints."""
     native = family.native_config(config)
     with torch.device("meta"):
         weights = family.layout(family.native(native).state_dict(), native)

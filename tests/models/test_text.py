@@ -48,7 +48,7 @@ QWEN2 = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-LING = (
+LLADA2 = (
     "<role>SYSTEM</role>{% if messages[0].role == 'system' %}{{ messages[0].content + '\n' }}{% endif %}"
     "detailed thinking off<|role_end|>{% for m in messages if m.role != 'system' %}"
     "<role>{{ 'HUMAN' if m.role == 'user' else 'ASSISTANT' }}</role>{{ m.content }}<|role_end|>{% endfor %}"
@@ -59,8 +59,8 @@ TEMPLATES = {
     "Dream": QWEN2,
     "sdar": QWEN3,
     "sdar_moe": QWEN3,
-    "llada2_moe": LING,
-    "LLaDAMoEModelLM": LING,
+    "llada2_moe": LLADA2,
+    "LLaDAMoEModelLM": LLADA2,
     "Fast_dLLM_Qwen": QWEN2,
     "a2d-qwen3": QWEN3,
     "a2d-qwen2": QWEN2,

@@ -50,8 +50,8 @@ MODELS = (
     PublishedModel("d3LLM/d3LLM_LLaDA", "llada", files=OWN_CODE),
     PublishedModel("inclusionAI/LLaDA-MoE-7B-A1B-Base", "LLaDAMoEModelLM"),
     PublishedModel("inclusionAI/LLaDA-MoE-7B-A1B-Instruct", "LLaDAMoEModelLM"),
-    PublishedModel("inclusionAI/LLaDA2.0-mini", "llada2_moe"),
-    PublishedModel("inclusionAI/LLaDA2.1-mini", "llada2_moe"),
+    PublishedModel("inclusionAI/LLaDA2.0-mini", "llada2_moe", files="config.json, index, chat template"),
+    PublishedModel("inclusionAI/LLaDA2.1-mini", "llada2_moe", files="config.json, index, chat template"),
     PublishedModel("Dream-org/Dream-v0-Base-7B", "Dream"),
     PublishedModel(
         "Dream-org/Dream-v0-Instruct-7B", "Dream", files="config.json, index, tokenizer, chat template"
@@ -64,7 +64,7 @@ MODELS = (
     PublishedModel("JetLM/SDAR-4B-Chat", "sdar", files="config.json, index, tokenizer, chat template"),
     PublishedModel("JetLM/SDAR-8B-Chat", "sdar", files="config.json, index, chat template"),
     PublishedModel("JetLM/SDAR-8B-Chat-b32", "sdar", block_size=32),
-    PublishedModel("JetLM/SDAR-30B-A3B-Chat", "sdar_moe"),
+    PublishedModel("JetLM/SDAR-30B-A3B-Chat", "sdar_moe", files="config.json, index, chat template"),
     PublishedModel("JetLM/SDAR-30B-A3B-Chat-b32", "sdar_moe", block_size=32),
     PublishedModel("Gen-Verse/TraDo-4B-Instruct", "sdar", files=OWN_CODE),
     PublishedModel("Gen-Verse/TraDo-8B-Instruct", "sdar", files=OWN_CODE),
