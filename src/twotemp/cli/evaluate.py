@@ -38,6 +38,7 @@ def evaluate(
     trace: options.Traced = False,
     shard: Annotated[str, "Draw only part I of N, e.g. 2/8; all shards share --out."] = "1/1",
     profile: options.Profile = False,
+    dry_run: Annotated[bool, "Print forward passes, FLOPs and memory, and draw nothing."] = False,
     as_json: options.Json = False,
 ) -> None:
     """Draw n samples per question with each policy, grade them, and store both.
@@ -54,6 +55,13 @@ def evaluate(
     """
     chosen = options.split_policies(",".join(policies))
     plan = task.plan(decoding, chosen, n=n, questions=questions, cache=cache, trace=trace)
+    if dry_run:
+        from twotemp.cli import dry_run as estimate  # torch
+
+        for row in estimate.estimates(plan, model, loading):
+            typer.echo(json_text(row) if as_json else estimate.describe(row))
+        say("an estimate: how many passes CT and TCT take depends on the model; next: leave --dry-run out")
+        return
     graders = run_plan(
         plan,
         out,
