@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from twotemp.models.base import Denoiser, LanguageModel
     from twotemp.models.load import load
     from twotemp.models.wrap import wrap
+    from twotemp.policies import Portfolio
     from twotemp.policies.presets import policy
     from twotemp.records import Policy, Sample
     from twotemp.sampling.api import Samples, StreamEvent, infill, sample, stream

@@ -15,7 +15,9 @@ import pytest
 import twotemp
 
 NAMES = "load wrap sample stream infill score policy".split()
-NAMES += "Policy Sample Samples StepView StreamEvent Likelihood LanguageModel Denoiser UserError".split()
+NAMES += (
+    "Policy Portfolio Sample Samples StepView StreamEvent Likelihood LanguageModel Denoiser UserError".split()
+)
 
 
 def test_the_public_names_are_exactly_these():
