@@ -12,7 +12,7 @@ import pytest
 
 from twotemp import tasks
 from twotemp.errors import UserError
-from twotemp.tasks.published import restore
+from twotemp.tasks.more_benchmarks import restore
 
 PLUS = {
     "task_id": "HumanEval/0",

@@ -3,12 +3,12 @@
 from twotemp.tasks import countdown, programs, words
 from twotemp.tasks.base import TASKS, ProblemSet, Source, Task, get
 from twotemp.tasks.benchmarks import BENCHMARKS
-from twotemp.tasks.published import PUBLISHED_TASKS
+from twotemp.tasks.more_benchmarks import MORE_BENCHMARKS
 
 __all__ = ["BENCHMARKS", "SOURCES", "TASKS", "ProblemSet", "Task", "get"]
 
 SOURCES: dict[str, Source] = {
     source.name: source for source in (*countdown.SOURCES, *words.SOURCES, *programs.SOURCES)
 }
-BENCHMARKS |= {task.name: task for task in PUBLISHED_TASKS}
+BENCHMARKS |= {task.name: task for task in MORE_BENCHMARKS}
 TASKS |= BENCHMARKS | {name: source.task() for name, source in SOURCES.items()}

@@ -129,7 +129,7 @@ def _shape(shapes: list[Any], k: int) -> Any:
     return next((shape for shape in shapes if isinstance(shape, list | tuple | set | frozenset | dict)), None)
 
 
-PUBLISHED_TASKS = (
+MORE_BENCHMARKS = (
     benchmark(
         "humaneval-plus",
         "HumanEval with more tests (164 problems)",
