@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,10 @@ class TaskChoice:
         return hashlib.blake2b(f"{self.shuffled}\x1f{problem.id}".encode(), digest_size=16).digest()
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to draw. With a model's weights, it decides every sample."""
+@dataclass(frozen=True, kw_only=True)
+class DrawSettings:
+    """How many samples are drawn, and how: what plans and experiment files have in common."""
 
-    tasks: tuple[TaskChoice, ...]
-    policies: tuple[AnyPolicy, ...]
     n: int = 64  # samples per question
     questions: int | None = None  # take this many from the start of each task; None: all
     length: int | None = None  # tokens of an answer; None: the task's default
@@ -62,6 +60,14 @@ class Plan:
     seed: int = 0
     cache: str | None = None  # "prefix" or "dual": faster, approximate
     trace: bool = False
+
+
+@dataclass(frozen=True)
+class Plan(DrawSettings):
+    """What to draw. With a model's weights, it decides every sample."""
+
+    tasks: tuple[TaskChoice, ...]
+    policies: tuple[AnyPolicy, ...]
     chat: bool | None = None  # None: the chat format if the model has one
     compile: bool = False  # torch.compile rounds differently, so its samples are kept apart
 
@@ -90,26 +96,15 @@ class Plan:
         return {policy: sorted(indices) for policy, indices in needed.items()}
 
 
-# Fields that a plan has under the same name.
-_SHARED = ("n", "questions", "length", "block", "seed", "cache", "trace")
-
-
 @dataclass(frozen=True)
-class Experiment:
-    """Models, tasks, policies and the number of samples, as an experiment file lists them."""
+class Experiment(DrawSettings):
+    """An experiment file: its models, and the names from which `plan` makes the plan of each of them."""
 
     title: str
     shows: str  # the figure or table of the paper that it reproduces
     models: tuple[str, ...]
     tasks: tuple[str, ...]
     policies: tuple[str, ...]
-    n: int = 64
-    questions: int | None = None
-    length: int | None = None
-    block: int | None = None
-    seed: int = 0
-    cache: str | None = None
-    trace: bool = False
 
     def __post_init__(self) -> None:
         for name in ("models", "tasks", "policies"):
@@ -123,7 +118,7 @@ class Experiment:
         return Plan(
             tasks=tuple(tasks or (TaskChoice(name) for name in self.tasks)),
             policies=tuple(parse_portfolio(spec) for spec in self.policies),
-            **{name: getattr(self, name) for name in _SHARED},
+            **{field.name: getattr(self, field.name) for field in fields(DrawSettings)},
         )
 
 

@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from twotemp.backends import Backend
     from twotemp.models.base import Denoiser
 
+# When drawn samples are written: see `Evaluation._draw`.
 WRITE_SAMPLES = 64  # samples that are written together
-WRITE_SECONDS = 2.0  # for which a sample waits at most while graders are busy
-IDLE_GRADER_SECONDS = 0.2  # the same while a grader has nothing to do
-WRITING_SHARE = 0.05  # of the time, at most, is spent on writing for an idle grader
-LARGEST_WRITING_SHARE = 0.2  # of the time is spent on writing before writes wait for more samples
+WRITE_SECONDS = 2.0  # that a sample waits, at most, while the grader is busy
+IDLE_GRADER_SECONDS = 0.2  # the same while the grader has nothing to do
+WRITING_SHARE = 0.05  # the largest share of the time that is spent on writing for an idle grader
+LARGEST_WRITING_SHARE = 0.2  # the largest share of all; beyond it, more samples are written together
 
 
 class Evaluation(AbstractContextManager["Evaluation"]):
@@ -120,10 +121,10 @@ class Evaluation(AbstractContextManager["Evaluation"]):
 
     def run_with(self, backend: Backend, *, watch: ProgressCallback | None = None) -> Store:
         """Do what `run` does with any backend, which must use the plan's cache."""
-        name, mark = backend.name, backend.fingerprint
+        model, fingerprint = backend.name, backend.fingerprint
         # A portfolio has no cell: its samples are those of its components.
         cells = [
-            (loaded, self._cell(name, mark, loaded, policy), indices)
+            (loaded, self._cell(model, fingerprint, loaded, policy), indices)
             for loaded in self._tasks
             for policy, indices in self.plan.indices().items()
         ]
@@ -142,7 +143,7 @@ class Evaluation(AbstractContextManager["Evaluation"]):
                 self._draw(backend, works, counter, grading)
         return self.store
 
-    def _cell(self, model: str, mark: str, loaded: LoadedTask, policy: Policy) -> Cell:
+    def _cell(self, model: str, fingerprint: str, loaded: LoadedTask, policy: Policy) -> Cell:
         plan, task = self.plan, loaded.task
         config = Config(
             task=task.name,
@@ -150,7 +151,7 @@ class Evaluation(AbstractContextManager["Evaluation"]):
             prompt=loaded.choice.prompt or (task.prompts[0] if task.prompts else ""),
             subset=loaded.choice.subset or (task.subsets[0] if task.subsets else None),
             model=model,
-            fingerprint=mark,
+            fingerprint=fingerprint,
             policy=policy,
             length=plan.length or task.length,
             block=plan.block,
@@ -233,7 +234,7 @@ class _Unwritten:
         if self._grading.failed:
             return True
         waited = perf_counter() - self._written
-        if self._grading.hungry:
+        if self._grading.queue_is_empty:
             longest = max(IDLE_GRADER_SECONDS, self._cost / WRITING_SHARE)
         else:
             longest = WRITE_SECONDS

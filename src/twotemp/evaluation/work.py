@@ -1,4 +1,4 @@
-"""The (task, policy) cells of a run: their problems, what is missing, and how samples are graded and stored."""
+"""The (task, policy) cells of a run: what they were drawn from, what is missing, and the grading of their samples."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ from twotemp.tasks.data import imported
 
 DATA = "data.json"  # beside run.json: the local data files by task
 PORTFOLIOS = "portfolios.json"  # beside run.json
+WRITE_GRADES = 64  # grades written together; a kill loses at most these
+MOST_WAITING = 4 * CHUNK  # samples that wait to be graded; beyond that, drawing waits for grading
+T = TypeVar("T")
 
 
 def task_of(cell: Cell) -> Task:
@@ -113,10 +116,6 @@ def portfolios_of(run: Path) -> list[Portfolio]:
     with reading(file, "it is damaged; remove it, and give the portfolios to `twotemp eval` again"):
         portfolios = [policy_from_dict(entry) for entry in read_json(file)]
     return [portfolio for portfolio in portfolios if isinstance(portfolio, Portfolio)]
-
-
-WRITE_GRADES = 64  # grades written together; a kill loses at most these
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,11 +228,8 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-MOST_WAITING = 4 * CHUNK  # samples in the queue; beyond that, drawing waits for grading
-
-
 class Grading:
-    """A context manager: samples that are `put` have been graded when it exits.
+    """The grading thread, as a context manager: samples that are `put` have been graded when it exits.
 
     Samples are stored before they are put here, so whatever stops a run (an error, Ctrl-C, a kill) costs only grades,
     which the next run adds. An error of the grader is raised by the next `put`, or on exit.
@@ -273,8 +269,8 @@ class Grading:
             raise self._error
 
     @property
-    def hungry(self) -> bool:
-        """Whether the grader will be idle after the samples it is grading now."""
+    def queue_is_empty(self) -> bool:
+        """Whether no sample waits, so that the grader will be idle after those it is grading now."""
         return not self._waiting
 
     @property
