@@ -72,7 +72,7 @@ def run_clock(
     monkeypatch.setattr(server, "time", clocks)
     monkeypatch.setattr(server, "slowdown", lambda: slowdown)
     clock = server.Clock((1,), 3.0)
-    while (seconds := clock.next_look()) > 0:
+    while (seconds := clock.tick()) > 0:
         now[0] += late * seconds
     return clock, now[0]
 

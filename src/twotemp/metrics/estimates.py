@@ -202,7 +202,7 @@ def bootstrap(
     share = np.divide(spread, most, out=np.ones_like(mean), where=most > 1e-12)
     weight = _weight(share)
     prior = _Prior(low, high, weight, unseen=np.maximum(_IMPOSSIBLE - weight, 0))
-    return _rising(table, _interval(table, method, prior, resamples, seed, level))
+    return _rising(table, _estimate(table, method, prior, resamples, seed, level))
 
 
 def paired_bootstrap(
@@ -241,7 +241,7 @@ def paired_bootstrap(
     share = np.divide((size**2).sum(axis=0), observed * total, out=np.ones_like(total), where=total > 0)
     bound = np.where(observed > 0, observed, largest)
     prior = _Prior(-bound, bound, _weight(share), unseen=np.zeros_like(bound))
-    return _interval(table, method, prior, resamples, seed, level)
+    return _estimate(table, method, prior, resamples, seed, level)
 
 
 def align(first: Sequence[str], second: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -283,52 +283,19 @@ def _weight(share: Floats) -> Floats:
     return 0.2 + 0.6 * np.clip(share, 0, 1)
 
 
-def _interval(
+def _estimate(
     table: Floats, method: Method, prior: _Prior, resamples: int, seed: int, level: float
 ) -> Estimate:
-    """Return the estimate; the means of a chunk of resamples are (weights @ values) / (weights @ present).
-
-    Args:
-        table: [questions, columns].
-        method: "bayesian" or "percentile".
-        prior: Of "bayesian".
-        resamples: How many means.
-        seed: Of the resamples.
-        level: The probability that the interval should cover.
-    """
+    """Return the mean of each column with quantiles of its resampled means; arguments as for `bootstrap`."""
     if method not in ("bayesian", "percentile"):
         raise UserError(f"the method must be bayesian or percentile, not {method!r}")
     if resamples < 1 or not 0 < level < 1:
         raise UserError(f"resamples must be >= 1 and level in (0, 1), not {resamples} and {level}")
     bayesian = method == "bayesian"
-    present = ~np.isnan(table)
-    filled = np.where(present, table, 0.0)
-    holes = not present.all()
-    rows, columns = table.shape
-    # Separate streams, so that the weights of the questions do not depend on the number of columns.
-    rng, prior_rng, unseen_rng = (np.random.default_rng(key) for key in (seed, [seed, 1], [seed, 2]))
-    means = np.empty((2, resamples, columns))  # for the lower and the upper end
-    for start in range(0, resamples, _CHUNK):
-        part = slice(start, min(start + _CHUNK, resamples))
-        count = part.stop - start
-        weights = (
-            rng.standard_exponential((count, rows))
-            if bayesian
-            else rng.multinomial(rows, np.full(rows, 1 / rows), size=count).astype(np.float64)
-        )
-        total = weights @ present if holes else weights.sum(axis=1, keepdims=True)
-        sums = weights @ filled
-        unseen: Floats = np.zeros((count, columns))
-        if bayesian:
-            below, above = prior_rng.standard_gamma(prior.weight, (2, count, columns))
-            sums, total = sums + below * prior.low + above * prior.high, total + below + above
-            unseen = unseen_rng.standard_gamma(prior.unseen, (count, columns))
-        with np.errstate(invalid="ignore"):  # a resample may miss every question that has a value
-            means[0, part] = (sums + unseen * prior.low) / (total + unseen)
-            means[1, part] = sums / total
+    means = _resampled_means(table, prior if bayesian else None, resamples, seed)
     mean, size = _mean(table)
     enough = size >= (LEAST if bayesian else 1)
-    ends = np.full((2, columns), np.nan)
+    ends = np.full((2, table.shape[1]), np.nan)
     if enough.any():
         tail = (1 - level) / 2
         for end, quantile in enumerate((tail, 1 - tail)):
@@ -336,6 +303,46 @@ def _interval(
     if bayesian:  # if all values are at a bound, the prior must not push the interval off the mean
         ends = np.array([np.minimum(ends[0], mean), np.maximum(ends[1], mean)])
     return Estimate(mean, ends[0], ends[1], size)
+
+
+def _resampled_means(table: Floats, prior: _Prior | None, resamples: int, seed: int) -> Floats:
+    """Return means of resampled questions, [2, resamples, columns]: those for the lower and those for the upper end.
+
+    The means of a chunk of resamples are (weights @ values) / (weights @ present).
+
+    Args:
+        table: [questions, columns].
+        prior: Of "bayesian"; None: "percentile".
+        resamples: How many means.
+        seed: Of the resamples.
+    """
+    present = ~np.isnan(table)
+    filled = np.where(present, table, 0.0)
+    holes = not present.all()
+    rows, columns = table.shape
+    # Separate streams, so that the weights of the questions do not depend on the number of columns.
+    rng, prior_rng, unseen_rng = (np.random.default_rng(key) for key in (seed, [seed, 1], [seed, 2]))
+    means = np.empty((2, resamples, columns))
+    for start in range(0, resamples, _CHUNK):
+        part = slice(start, min(start + _CHUNK, resamples))
+        count = part.stop - start
+        weights = (
+            rng.standard_exponential((count, rows))
+            if prior is not None
+            else rng.multinomial(rows, np.full(rows, 1 / rows), size=count).astype(np.float64)
+        )
+        total = weights @ present if holes else weights.sum(axis=1, keepdims=True)
+        sums = weights @ filled
+        unseen, lower = np.zeros((count, columns)), sums
+        if prior is not None:
+            below, above = prior_rng.standard_gamma(prior.weight, (2, count, columns))
+            sums, total = sums + below * prior.low + above * prior.high, total + below + above
+            unseen = unseen_rng.standard_gamma(prior.unseen, (count, columns))
+            lower = sums + unseen * prior.low
+        with np.errstate(invalid="ignore"):  # a resample may miss every question that has a value
+            means[0, part] = lower / (total + unseen)
+            means[1, part] = sums / total
+    return means
 
 
 def _rising(table: Floats, estimate: Estimate) -> Estimate:

@@ -151,8 +151,8 @@ class Clock:
         self._began = self._looked = time.monotonic()
         self._used = self._before = self._processor_time()
 
-    def next_look(self) -> float:
-        """Return the seconds until the clock should be looked at again; 0 if time is up."""
+    def tick(self) -> float:
+        """Count the time since the last tick; return the seconds until the next one, 0 if time is up."""
         now, used = time.monotonic(), self._processor_time()
         if used - self._used < _IDLE * (now - self._looked):
             self._waited += min(self._tick, now - self._looked)
@@ -241,7 +241,7 @@ class JudgeProcess:
         Returns:
             True if there was one, False if the judge ended without, None if there was none in time.
         """
-        while (seconds := clock.next_look()) > 0:
+        while (seconds := clock.tick()) > 0:
             if self._speaks(seconds):
                 return self._relay_frame()
         return None
