@@ -29,7 +29,7 @@ from twotemp.rl import objective
 from twotemp.rl.checkpoint import ADAPTER_NAME, published_adapter, trainable
 from twotemp.rl.knobs import Knobs
 from twotemp.rl.objective import Clip, Loss, Terms, advantages
-from twotemp.rl.parallel import accumulating, assign, distribute, gathered, most, reshard, whole
+from twotemp.rl.parallel import accumulating, assign, distribute, gathered, global_max, reshard, unsharded
 from twotemp.rl.rollouts import Rollouts
 from twotemp.rl.settings import GrpoSettings
 from twotemp.rng import row_key
@@ -261,7 +261,7 @@ class Learner:
                 (total * accelerator.num_processes / rows.total).backward()
         total, kl, clipped = (accelerator.reduce(sums, "sum") / rows.total).tolist()
         norm = accelerator.clip_grad_norm_(self.scorer.parameters(), settings.max_grad_norm)
-        grad_norm = float(whole(norm))
+        grad_norm = float(unsharded(norm))
         if not torch.isfinite(torch.tensor([total, grad_norm])).all():
             raise NotANumber(
                 f"the loss is {total} and its gradient {grad_norm}: not a number. Every finished step is kept; the "
@@ -339,7 +339,7 @@ class Learner:
         if completions is not None:
             draws = range(iteration * settings.draws, (iteration + 1) * settings.draws)
             parts = estimators.get(settings.likelihood)(completions, draws).split(self.micro_batch)
-        missing = int(most(self.accelerator, len(parts))) - len(parts)
+        missing = int(global_max(self.accelerator, len(parts))) - len(parts)
         return parts + [empty_query(self.model.mask_id, self.accelerator.device)] * missing
 
     def _log_q(self, scorer: nn.Module, queries: MaskedQueries) -> Tensor:
@@ -409,7 +409,7 @@ class Learner:
 
     def weights(self) -> dict[str, Tensor]:
         """Return the trained parameters by name, whole and on the CPU."""
-        return {name: whole(p).cpu() for name, p in self._trained().items()}
+        return {name: unsharded(p).cpu() for name, p in self._trained().items()}
 
     def adapter(self, weights: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]] | None:
         """Return `published_adapter` of these weights; None where all weights are trained."""
@@ -421,7 +421,7 @@ class Learner:
         """Return AdamW's state: `<parameter>/<field>`."""
         state = self.optimizer.state
         return {
-            f"{name}/{field}": whole(value).cpu()
+            f"{name}/{field}": unsharded(value).cpu()
             for name, p in self._trained().items()
             for field, value in state.get(p, {}).items()
         }

@@ -113,13 +113,13 @@ def _is_sharded(module: Any) -> bool:
     return isinstance(module, FSDPModule)
 
 
-def most(accelerator: Accelerator, number: float) -> float:
+def global_max(accelerator: Accelerator, number: float) -> float:
     """Return the largest of the workers' numbers. Collective."""
     mine = torch.tensor([number], dtype=torch.float64, device=accelerator.device)
     return float(accelerator.gather(mine).max())
 
 
-def whole(tensor: Tensor) -> Tensor:
+def unsharded(tensor: Tensor) -> Tensor:
     """Return the full tensor of which this worker may hold a shard. Collective."""
     from torch.distributed.tensor import DTensor
 

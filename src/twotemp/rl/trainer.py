@@ -24,7 +24,7 @@ from twotemp.records import Problem
 from twotemp.rl import checkpoint, results
 from twotemp.rl.checkpoint import State
 from twotemp.rl.learner import Learner, NotANumber
-from twotemp.rl.parallel import most
+from twotemp.rl.parallel import global_max
 from twotemp.rl.results import Checkup, StepRecord
 from twotemp.rl.rollouts import Dataset, Rollouts, collect
 from twotemp.rl.settings import Budget, GrpoSettings
@@ -228,7 +228,7 @@ class Trainer:
             problems=state.problems + settings.groups,
             nfe=state.nfe + round(means["nfe"] * rows),
             # One time for all workers, so that they agree on whether the budget is used up.
-            seconds=most(accelerator, seconds_before + perf_counter() - started),
+            seconds=global_max(accelerator, seconds_before + perf_counter() - started),
             threshold=controlled,
             knobs=self.learner.knobs.state(),
         )
