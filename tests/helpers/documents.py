@@ -17,6 +17,7 @@ RECIPES = {
     "policy": "add_policy",
     "task": "add_task",
     "grader": "add_grader",
+    "backend": "class CountingBackend",
     "model": "wrap",
     "family": "FAMILIES",
 }
