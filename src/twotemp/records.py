@@ -68,7 +68,7 @@ def _contains(interval: str, value: float) -> bool:
 class Parameter:
     """A field of `Policy`: what it means and which values it may have. Checks, help and docs derive from this."""
 
-    text: str
+    text: str  # its line in the help
     kind: type  # float, int or bool: a number; str: one of `values`
     interval: str = ""  # of a number, in mathematical notation: "(0, 1]"
     values: tuple[str, ...] = ()
@@ -202,7 +202,7 @@ class Policy:
 class Key(NamedTuple):
     """Identifies a sample in a cell: its request, which of the n samples of that request it is, and its seed."""
 
-    request: str
+    request: str  # its id
     index: int  # type: ignore[assignment]  # a tuple has a method of this name, which no key needs
     seed: int
 
@@ -306,7 +306,7 @@ class Trace:
 class Sample:
     """One sample. The engine writes the tokens; a backend or service adds the text and the caller's tag."""
 
-    request: str
+    request: str  # its id, and its index and seed
     index: int
     seed: int
     policy: Policy

@@ -31,7 +31,7 @@ class Steps(Observer):
 
 
 class Ledger(Observer):
-    """Measures the seconds spent in each part of the loop, and the steps and row-steps they cover.
+    """The profile that `--profile` prints: the seconds spent in each part of the loop, and the steps they cover.
 
     forward: the network's body; head: its last projection; draw: tokens, confidences and entropies;
     select: which positions to commit; bookkeeping: everything else the engine does.

@@ -54,7 +54,10 @@ class TokenRules:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The drawn tokens and what the scores need to know of the distribution q behind them."""
+    """The drawn tokens and what the scores need to know of the distribution q behind them, of N positions in a list.
+
+    `DrawnTokens` is the same as a grid [B, W] of the active blocks, which scores and rules work on.
+    """
 
     tokens: Tensor  # [N] int64
     log_confidence: Tensor  # [N] float32: log q(token)
@@ -253,7 +256,7 @@ class StackedParameters:
 
 @dataclass(frozen=True)
 class DrawnTokens:
-    """What was drawn at every candidate, and what the model knows about it; meaningful where `masked` is True."""
+    """A `Prediction` as a grid of the active blocks; meaningful at the positions that were predicted."""
 
     tokens: Tensor  # [B, W] int64
     log_confidence: Tensor  # [B, W] float32: log q(token)

@@ -108,7 +108,7 @@ def sample_row(sample: Sample) -> dict[str, Any]:
 
 
 def parse_light(line: bytes) -> dict[str, Any]:
-    """Parse a sample's row up to its long fields. The mark cannot occur in a string, where quotes are escaped."""
+    """Parse a sample's row up to its long fields. What they are cut at cannot occur in a string."""
     return _parse_sample(line.partition(b',"prompt":')[0] + b"}")
 
 

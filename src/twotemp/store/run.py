@@ -137,11 +137,11 @@ class Store:
 class Cell:
     """The samples of one (task, policy) cell, with their grades and scores."""
 
-    def __init__(self, path: Path, config: Config, mark: str) -> None:
+    def __init__(self, path: Path, config: Config, config_digest: str) -> None:
         self.path = path
         self.name = path.name
         self.config = config
-        self.mark = mark  # in every row that belongs to this configuration
+        self.config_digest = config_digest  # in every row, so that rows of another configuration are noticed
         self._last = 0
 
     def writer(self) -> Writer:
@@ -232,7 +232,7 @@ class Cell:
     def _rows(self, path: Path, parse: Callable[[bytes], dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for batch in read_batches(path, parse):
             for row in batch:
-                if row.pop("cell", None) != self.mark:
+                if row.pop("cell", None) != self.config_digest:
                     raise UserError(
                         f"{path} belongs to another configuration than {self.path / _CELL}; "
                         f"move the file back to its own run"
@@ -298,7 +298,7 @@ class Writer(AbstractContextManager["Writer"]):
             return
         if kind not in self._open:
             self._open[kind] = FrameFile(self._cell.path / f"{kind}-{self._name}")
-        self._open[kind].append({"cell": self._cell.mark, **row} for row in rows)
+        self._open[kind].append({"cell": self._cell.config_digest, **row} for row in rows)
 
 
 def _slug(name: str) -> str:
