@@ -33,6 +33,7 @@ from experiments import (
     frontier,
     grpo,
     likelihood_estimators,
+    order,
     study,
     theory,
     training,
@@ -259,6 +260,15 @@ PARTS: dict[str, Part] = {
         questions=GRPO.held_out,
         samples=None,
         figures={"grpo/report/grpo.png": "grpo.png"},
+    ),
+    "order": Part(
+        "likelihoods and objectives for GRPO on two tasks; needs an idle machine, because it compares times",
+        270,
+        lambda options: order.run(options.runs / "order", replace(GRPO, held_out=options.questions)),
+        {"order": order.render},
+        [order.TASKS, order.TRAININGS, asdict(GRPO)],
+        questions=GRPO.held_out,
+        samples=None,
     ),
 }
 BLOCKS = {
