@@ -35,6 +35,7 @@ def doctor(
             "--model", "-m", help="Describe this model and whether it fits; no weights are fetched."
         ),
     ] = None,
+    gpu: Annotated[bool, "Load --model (default: tiny) on the GPU and take a decoding step."] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per check.")] = False,
 ) -> None:
     """Check torch, device, sandbox and extras, and name the fix for a problem.
@@ -44,8 +45,14 @@ def doctor(
       twotemp doctor
 
       twotemp doctor --model GSAI-ML/LLaDA-8B-Instruct
+
+      twotemp doctor --gpu
     """
-    if model is None:
+    if gpu:
+        from twotemp.cli.gpu_checks import gpu_checks
+
+        checks = gpu_checks(model or "tiny")
+    elif model is None:
         checks = _machine()
     else:
         # Needs torch: whether that works is one of the checks of the machine.
