@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from twotemp.engine import StepView
     from twotemp.errors import UserError
+    from twotemp.integrations.transformers import generate
     from twotemp.likelihood.score import Likelihood, score
     from twotemp.models.base import Denoiser, LanguageModel
     from twotemp.models.load import load
@@ -33,6 +34,7 @@ __all__ = [
     "StepView",
     "StreamEvent",
     "UserError",
+    "generate",
     "infill",
     "load",
     "policy",
@@ -54,6 +56,7 @@ _HOMES = {
     "StepView": "twotemp.engine",
     "UserError": "twotemp.errors",
     "StreamEvent": "twotemp.sampling.api",
+    "generate": "twotemp.integrations.transformers",
     "infill": "twotemp.sampling.api",
     "load": "twotemp.models.load",
     "policy": "twotemp.policies.presets",

@@ -14,7 +14,7 @@ import pytest
 
 import twotemp
 
-NAMES = "load wrap sample stream infill score policy".split()
+NAMES = "load wrap sample stream infill score policy generate".split()
 NAMES += (
     "Policy Portfolio Sample Samples StepView StreamEvent Likelihood LanguageModel Denoiser UserError".split()
 )
