@@ -14,6 +14,7 @@ import torch
 
 import twotemp
 from tests.helpers import rl_toys
+from tests.likelihood import test_deferral as tables
 from theory.anchor_fork import has
 from theory.exact import commit_sets
 from theory.strings import entropy, temper
@@ -346,3 +347,43 @@ def test_order_refuses_other_policies(rule):
     sample = Sample("a", 0, 0, rule, (0,), (1,), (1,), 1, 1, 9, 0.0, "length", trace=trace)
     with pytest.raises(UserError, match="--likelihood trajectory"):
         ESTIMATORS["order"](CompletionBatch.pad([Completion.from_sample(sample)], eos_ids=(), mask_id=9))
+
+
+# What the order adds to the gradient of the expected reward, over all trajectories of a table.
+
+
+def expected_gradient(rule: Policy, name: str) -> torch.Tensor:
+    """sum_paths P (R - mean) d log p / d(all logits of all states), log p by this estimator."""
+    model = tables.table()
+    law = tables.law(model, rule)
+    good = {string for n, string in enumerate(product((0, 1), repeat=3)) if n % 3 == 0}
+    written = [dict(pair for step in path for pair in step) for path in law]
+    reward = torch.tensor([tuple(w[k] for k in sorted(w)) in good for w in written]).double()
+    p = torch.tensor(list(law.values())).double()
+    queries = tables.build_queries(name, [tables.as_sample(model, rule, path) for path in law])
+    z = model.logits(queries.ids, None, queries.queried).double().requires_grad_()
+    log_p = torch.zeros(len(law)).double().index_add(0, queries.row, queries.totals(queries.read(z).double()))
+    (gradient,) = torch.autograd.grad((p * (reward - (p * reward).sum()) * log_p).sum(), z)
+    states: dict[tuple[tuple[int, ...], int], torch.Tensor] = {}
+    for (query, column), part in zip(queries.queried.nonzero().tolist(), gradient[:, :2]):
+        key = tuple(queries.ids[query].tolist()), column
+        states[key] = states.get(key, 0) + part
+    everything = product(product((0, 1, tables.MASK), repeat=3), range(1, 4))
+    nothing = torch.zeros(2).double()
+    return torch.cat([states.get(((tables.START, *row), column), nothing) for row, column in everything])
+
+
+@pytest.mark.parametrize(
+    ("rule", "cosine", "share"),
+    [
+        (policy("random", t_token=1.0), 1.0, 1.0),  # the order ignores the tokens
+        (policy("tlc", t_token=1.0, t_pos=1.0), 0.98, 0.64),
+        (policy("tlc", t_token=1.0, t_pos=0.2), 0.86, 0.36),
+        (policy("tct", t_token=1.0, threshold=0.6, t_pos=0.1), 0.97, 0.36),
+    ],
+)
+def test_tokens_alone_give_another_gradient_than_the_policys(rule, cosine, share):
+    """The numbers of docs/grpo.md."""
+    whole, tokens = expected_gradient(rule, "order"), expected_gradient(rule, "trajectory")
+    assert torch.cosine_similarity(whole, tokens, dim=0).item() == pytest.approx(cosine, abs=0.006)
+    assert (tokens.norm() / whole.norm()).item() == pytest.approx(share, abs=0.006)
