@@ -93,7 +93,7 @@ def summary(
     return {
         "questions": min(len(cell.questions) for cell in cells),
         "samples": samples,
-        "unread": sum(cell.unread for cell in cells),
+        "unread": sum(cell.without_answer for cell in cells),
         "drawn": sum(cell.drawn for cell in cells),
         "auc": aucs(cells),
         "best": best(cells, selectors, samples),

@@ -17,7 +17,8 @@ imported:
 The command line loads it with `--plugin mine.py`; an installed package with an entry point in the group
 `twotemp.plugins` needs no option. In Python, import it.
 
-A distribution that draws samples elsewhere offers itself in the group `twotemp.backends` (`twotemp-sglang` does).
+A distribution that draws samples elsewhere offers itself in the group `twotemp.backends` (`twotemp-sglang` does):
+`backend` finds it by its name.
 """
 
 from __future__ import annotations

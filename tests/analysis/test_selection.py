@@ -110,7 +110,13 @@ def test_reading_a_run_groups_answers_over_all_policies(tmp_path):
     fill(store, "ar", {0: [("1", "x", False), ("2", "y", True), ("3", None, False)]})
     fill(store, "tct", {0: [("4", "y", True), ("5", "z", False)], 2: [("6", "x", True)]})
     ar, tct = read(tmp_path / "run")
-    assert (ar.policy.name, tct.policy.name, ar.samples, ar.unread, ar.cost()) == ("ar", "tct", 3, 1, 4.0)
+    assert (ar.policy.name, tct.policy.name, ar.samples, ar.without_answer, ar.cost()) == (
+        "ar",
+        "tct",
+        3,
+        1,
+        4.0,
+    )
     assert [list(b.answers) for b in ar.ballots] == [[0, 1, NO_ANSWER]]
     assert sorted((b.question, list(b.answers)) for b in tct.ballots) == [
         (PROBLEMS.problems[0].id, [1, 2]),
@@ -293,7 +299,7 @@ def test_the_files_of_the_report_agree_with_the_curves(tmp_path):
     page = made.path.read_text()
     assert "Self-consistency" in page
     assert "by text 1 on countdown-3" in page
-    assert f"{sum(c.cell.unread for c in found[::4])} of 288" in page
+    assert f"{sum(c.cell.without_answer for c in found[::4])} of 288" in page
 
 
 def test_shown_questions_are_ranked_by_entropy_not_by_hand():

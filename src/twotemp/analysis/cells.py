@@ -125,7 +125,7 @@ class GradedCell:
         return metrics.tokens_per_forward(self.table.tokens, self.table.forwards)
 
     @property
-    def unread(self) -> int:
+    def without_answer(self) -> int:
         """The number of samples without an answer: they count among the k and have no vote."""
         return sum(int((ballot.answers == NO_ANSWER).sum()) for ballot in self.ballots)
 

@@ -236,7 +236,7 @@ class Choice:
             **self.cell.summary(),
             "selector": self.selector,
             "reward_model": self.cell.reward_model if rewarded else None,
-            "without_answer": self.cell.unread,
+            "without_answer": self.cell.without_answer,
             "best": {
                 str(k): {"nfe": float(nfe), **interval(self.estimate, column)}
                 for column, (k, nfe) in enumerate(zip(self.ks, self.nfe))

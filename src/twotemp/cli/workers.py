@@ -41,7 +41,7 @@ class Workload:
 
     model: str
     loading: LoadingOptions
-    samples: int  # the least number to draw; no worker is started for a few
+    samples: int  # how many there are to draw; by default no worker is started for a few
     batch_size: int | None = None
     cache: str | None = None
     # Requests that a worker draws together, where there are too few for the usual number.

@@ -63,7 +63,7 @@ class RowState:
     # On the model's device.
     ids: Tensor  # [B, C] int64: tokens; the mask, or a random token, where nothing is written yet
     length: Tensor  # [B] int64: columns of the row
-    requested: Tensor  # [B] int64: those that the request is about; a completed last block has more
+    requested: Tensor  # [B] int64: columns of prompt and answer; a last block that was completed has more
     origin: Tensor  # [B] int64: where the block grid starts
     block: Tensor  # [B] int64: width of its blocks
     key: Tensor  # [B] int64: address of the row's noise
@@ -83,7 +83,9 @@ class RowState:
     forwards: Tensor  # forward passes so far
     encoded: Tensor  # further passes, of an encoder
     processed: Tensor  # positions computed so far
-    hashed: Tensor  # of tokens and what may change; -1 - row where it was not computed: equal to no other
+    # A hash of the tokens and of what may change: rows with the same one share a forward pass. Not computed where no
+    # two rows have the same prompt: then -1 - row, which no other row has.
+    hashed: Tensor
     # On the model's device, where policies edit or the process is renoising.
     final: Tensor | None = None  # [B, C] bool: never to change again
     edits: Tensor | None = None  # [B, C] int64: how often it was rewritten, where policies edit

@@ -74,7 +74,8 @@ def notes(cells: Sequence[GradedCell]) -> str:
         "Best@k in percent: the expectation over all subsets of k samples (exact; 1,000 random subsets per question "
         f"for weighted votes), mean over questions. {INTERVALS}",
         "Equal answers by the grader's own equivalence; ties are shared evenly. Samples without an answer count "
-        f"among the k and have no vote: {sum(cell.unread for cell in cells)} of {sum(cell.drawn for cell in cells)}.",
+        f"among the k and have no vote: {sum(cell.without_answer for cell in cells)} of "
+        f"{sum(cell.drawn for cell in cells)}.",
     ]
     for cell in cells:
         if cell.reward_model is not None:

@@ -16,7 +16,10 @@ from twotemp.serialization import read_yaml, record
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings:
-    """Rollouts."""
+    """Rollouts.
+
+    Options of `twotemp grpo`; the first line is their title in --help.
+    """
 
     groups: Annotated[int, "Problems per step, over all workers."] = 16
     size: Annotated[int, "Samples per problem."] = 8
@@ -30,7 +33,10 @@ class RolloutSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LearningSettings:
-    """Learning from them."""
+    """Learning from them.
+
+    Options of `twotemp grpo`, too: likelihood, objective, optimizer and adapters.
+    """
 
     likelihood: Annotated[
         str,

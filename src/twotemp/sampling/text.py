@@ -28,8 +28,8 @@ Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # text, chat message
 # stopped early has nearly as many samples of every policy and task. The samples of one prompt are cut at the second.
 CHUNK, LARGEST_CHUNK = 1024, 8192
 # Tokens of an answer where no length is given: a quarter of the context, within these bounds.
-LONGEST, SHORTEST = 256, 32
-LABEL = 60  # characters of a prompt in error messages
+LONGEST_ANSWER, SHORTEST_ANSWER = 256, 32
+LABEL_CHARACTERS = 60  # of a prompt in error messages
 
 
 def chunks(requests: Iterable[Request]) -> Iterator[list[Request]]:
@@ -224,7 +224,7 @@ def _label(prompt: Any, number: int, count: int) -> str:
     last = prompt[-1] if len(prompt) else ""
     text = last.get("content", "") if isinstance(last, Mapping) else prompt
     excerpt = repr(text) if isinstance(text, str) else f"token ids {list(text)}"
-    short = excerpt if len(excerpt) <= LABEL else excerpt[: LABEL - 3] + "..."
+    short = excerpt if len(excerpt) <= LABEL_CHARACTERS else excerpt[: LABEL_CHARACTERS - 3] + "..."
     return f"the prompt {short}" if count == 1 else f"prompt {number} of {count}, {short}"
 
 
@@ -252,14 +252,14 @@ def _list(items: Any) -> list[Any]:
 
 def _default_length(model: LanguageModel, row: Sequence[int]) -> int:
     if model.max_length is None:
-        return LONGEST
+        return LONGEST_ANSWER
     left = model.max_length - len(row)
     if left < 1:
         raise UserError(
             f"the prompt's {len(row)} tokens leave no room for an answer in {model.name!r}'s context of "
             f"{model.max_length}; shorten it"
         )
-    return min(LONGEST, max(SHORTEST, model.max_length // 4), left)
+    return min(LONGEST_ANSWER, max(SHORTEST_ANSWER, model.max_length // 4), left)
 
 
 def _given_names(ids: Sequence[str], count: int) -> list[str]:
