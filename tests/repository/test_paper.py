@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import blocks, command, embedded, frontier, paper, verifier
+from experiments import blocks, command, embedded, frontier, paper, portfolios, verifier
 from tests.helpers.graded_cells import graded
-from twotemp import tasks
+from twotemp import metrics, tasks
 from twotemp.evaluation import comparison
 from twotemp.policies import parse
+from twotemp.tuning import Tally
 
 PAIR = {"mean": 4.04, "low": -2.0, "high": 10.0}
 
@@ -237,3 +238,23 @@ def test_claims_are_compared_by_task_and_over_all_questions():
     assert row.endswith("| 2 / 0 of 2 |")
     assert "TLC − LC, k = 4" in frontier.statements(result)  # k is limited to the number of samples
     assert "TCT − AR, NFE of 4 AR samples | 0.0 (" in frontier.statements(result)
+
+
+def test_holms_correction_stops_at_the_first_comparison_that_fails():
+    rows = [{"p": p, "mean": mean} for p, mean in ((0.04, 1.0), (0.001, -2.0), (0.02, 3.0), (0.012, 1.0))]
+    portfolios.holm(rows)
+    # 0.001 <= 0.05 / 4 and 0.012 <= 0.05 / 3 and 0.02 <= 0.05 / 2 and 0.04 <= 0.05
+    assert [row["verdict"] for row in rows] == ["holds", "opposite", "holds", "holds"]
+    rows[3]["p"] = 0.018  # above 0.05 / 3: the larger ones are open too
+    portfolios.holm(rows)
+    assert [row["verdict"] for row in rows] == ["open", "opposite", "open", "open"]
+
+
+def test_a_ladder_equals_its_first_policy_while_only_that_has_drawn():
+    n = np.full(12, 64)
+    tallies = {"lc": Tally(n, np.arange(12) * 5, 1.0), "tlc": Tally(n, np.full(12, 20), 1.0)}
+    rows = {row["k"]: row for row in portfolios.climb(tallies, "lc", 2, "tlc")}
+    assert rows[1]["rates"][0] == rows[1]["rates"][1]
+    assert rows[2]["rates"][0] == rows[2]["rates"][1]
+    passes = [metrics.pass_at_k(t.n, t.correct, [2])[:, 0] for t in tallies.values()]
+    assert rows[4]["rates"][0] == round(100 * float((1 - (1 - passes[0]) * (1 - passes[1])).mean()), 2)
