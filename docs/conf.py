@@ -17,6 +17,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "tools"), str(HERE.parent / "src")]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import browser_playground  # noqa: E402
 import mermaid  # noqa: E402
 import reference  # noqa: E402
 from formulas import split_indices  # noqa: E402
@@ -43,6 +44,9 @@ python_maximum_signature_line_length = 90
 html_theme = "furo"
 html_title = f"twotemp {version}"
 html_static_path = ["static"]
+SITE = HERE / "generated" / "site"  # copied into the root of the site
+SITE.mkdir(parents=True, exist_ok=True)
+html_extra_path = ["generated/site"]
 html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_copy_source = False
@@ -96,11 +100,12 @@ def _with_indices(text: str) -> list[nodes.Node]:
 
 
 def write_generated(app: Any) -> None:
-    """Write the pages of `tools/reference.py` into docs/generated."""
+    """Write the pages of `tools/reference.py` and the playground into docs/generated."""
     folder = HERE / "generated"
     folder.mkdir(exist_ok=True)
     for name, page in reference.PAGES.items():
         (folder / f"{name}.md").write_text(page() + "\n")
+    (SITE / "playground.html").write_text(browser_playground.page(), "utf-8")
 
 
 def list_parameters(app: Any, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:

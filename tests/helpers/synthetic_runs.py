@@ -29,12 +29,15 @@ def write_run(
         policy = parse(name)
         config = Config("countdown-3", "data", "", None, "tiny", "weights", policy, words, None, 0)
         with store.cell(name, config).writer() as writer:
-            for question in range(questions):
-                draws = random.Random(f"{name}/{question}")
-                samples = [_sample(policy, question, i, words, draws, trace) for i in range(n)]
+            for first in range(0, questions, 50):  # a batch of the store
+                samples, grades = [], []
+                for question in range(first, min(first + 50, questions)):
+                    draws = random.Random(f"{name}/{question}")
+                    rate = (number + 1) / (len(policies) + 1) if question % 5 else 0.02 * number
+                    for index in range(n):
+                        samples.append(_sample(policy, question, index, words, draws, trace))
+                        grades.append((samples[-1].key, _grade(draws, rate, question, index)))
                 writer.samples(samples)
-                rate = (number + 1) / (len(policies) + 1) if question % 5 else 0.02 * number
-                grades = [(sample.key, _grade(draws, rate, question, sample.index)) for sample in samples]
                 writer.grades("countdown 1", grades)
     return folder
 
@@ -43,15 +46,15 @@ def _sample(policy, question: int, index: int, words: int, draws: random.Random,
     text = " ".join(draws.choices(_WORDS, k=words)) + f" = {draws.randint(1, 9)}"
     if index == 0:
         text += HOSTILE
-    steps = tuple(draws.sample(range(words), words))
+    steps = tuple(draws.sample(range(words), words)) if trace else (0,)
     return Sample(
         request=f"countdown-3/test/{question}",
         index=index,
         seed=0,
         policy=policy,
         prompt=(0, 5),
-        positions=tuple(range(2, 2 + words)),
-        tokens=tuple(draws.randint(5, 160) for _ in range(words)),
+        positions=tuple(range(2, 2 + len(steps))),
+        tokens=tuple(draws.randint(5, 160) for _ in steps),
         nfe=words,
         forwards=words,
         processed=words,

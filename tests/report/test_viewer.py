@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 import re
 import threading
 import time
@@ -282,3 +283,65 @@ def test_the_live_page_follows_the_run_and_answers_only_loopback_names(tmp_path)
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+# --- slow: a large run, and what axe-core finds
+
+
+@pytest.mark.slow
+def test_a_large_run_fits_into_30_mb_and_appears_within_two_seconds(browser, tmp_path):
+    """500 questions, 64 samples of 60 words, 6 policies. The first paint must not wait for the samples."""
+    run = write_run(tmp_path / "large", questions=500, n=64, words=60)
+    path = viewer.write(tmp_path / "large.html", viewer.view([run]))
+    assert path.stat().st_size < 30e6
+    tab = Tab(browser, path.as_uri())
+    painted = tab.page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    print({"MB": round(path.stat().st_size / 1e6, 1), "first paint, s": round(painted / 1000, 2)})
+    assert painted < 2000
+    tab.page.goto(path.as_uri() + "#questions?filter=gained")
+    tab.until(lambda: tab.page.locator("#found").is_visible())
+    assert "of 500 questions" in tab.page.locator("#found").inner_text()
+    tab.page.goto(path.as_uri() + "#questions?question=countdown-3/test/499&task=countdown-3")
+    tab.until(lambda: tab.page.locator(".side.card .answers .count").count() > 0)
+    first = tab.page.locator(".side.card").first.locator(".answers .count").all_inner_texts()
+    assert sum(map(int, first)) == 64
+    tab.close()
+
+
+@pytest.mark.slow
+def test_axe_finds_no_serious_violation(browser, file, tmp_path):
+    """Set TWOTEMP_AXE to the axe.min.js of the npm package axe-core."""
+    script = os.environ.get("TWOTEMP_AXE")
+    if not script:
+        pytest.skip("needs TWOTEMP_AXE=node_modules/axe-core/axe.min.js (npm install axe-core)")
+    import browser_playground
+
+    playground = tmp_path / "playground.html"
+    playground.write_text(browser_playground.page(), "utf-8")
+    question = "#questions?question=countdown-3/test/3&task=countdown-3"
+    serious = []
+    for address in (file, file + "#questions", file + question, playground.as_uri()):
+        for scheme in ("light", "dark"):
+            # The page's own policy forbids foreign scripts; a context may set it aside for a test.
+            context = browser.new_context(bypass_csp=True, color_scheme=scheme)
+            page = context.new_page()
+            page.goto(address)
+            for _ in range(400):
+                if page.locator("body").get_attribute("data-state") in ("drawn", "done"):
+                    break
+                time.sleep(0.05)
+            page.add_script_tag(path=script)
+            found = page.evaluate("axe.run()")["violations"]
+            serious += [
+                (
+                    address.partition("#")[2],
+                    scheme,
+                    v["id"],
+                    v["nodes"][0]["html"][:160],
+                    v["nodes"][0]["failureSummary"],
+                )
+                for v in found
+                if v["impact"] in ("serious", "critical")
+            ]
+            context.close()
+    assert not serious, "\n".join(map(str, serious))

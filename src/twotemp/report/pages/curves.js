@@ -53,7 +53,6 @@ class Chart {
       make("text", {x: -8, y: this.py(value) + 4, "text-anchor": "end"}, this.y.percent ? `${Math.round(100 * value)} %` : String(+value.toPrecision(3))));
     if (xs.length) for (const value of this.log && x0 > 0 ? doublings(x0, x1) : ticks(x0, x1, 6))
       svg.append(make("text", {x: this.px(value), y: high + 18, "text-anchor": "middle"}, String(+value.toPrecision(4))));
-    svg.append(make("text", {x: wide, y: high + 18 + 0, "text-anchor": "end", class: "name"}, ""));
     for (const one of shown) {
       const points = one.x.map((value, n) => ({x: this.px(value), y: one.y[n], low: one.low?.[n] ?? null, high: one.high?.[n] ?? null})).filter((p) => p.y !== null);
       const spans = points.filter((p) => p.low !== null && p.high !== null);
@@ -63,6 +62,7 @@ class Chart {
       if (!one.points && points.length > 1) svg.append(this.styled(make("path", {class: "line", d: line(points, "y")}), one));
       else for (const p of points) svg.append(this.styled(make("circle", {cx: p.x, cy: this.py(p.y), r: one.points ? 4.5 : 3.5}), one));
     }
+    for (const [name, value] of Object.entries({valuemin: x0, valuemax: x1, valuenow: this.at ?? x0})) this.box.setAttribute(`aria-${name}`, Number.isFinite(value) ? value : 0);
     this.rule = make("line", {class: "cursor", y1: -6, y2: high});
     svg.append(this.rule);
     this.svg.replaceWith(svg);

@@ -14,9 +14,10 @@ const make = (name, attributes = {}, ...children) => {
 const ramp = (t) =>
   `oklch(${(0.4 + 0.48 * t).toFixed(3)} ${(0.1 + 0.05 * (2 * t - 1) ** 2).toFixed(4)} ${(290 - 192 * t).toFixed(1)})`;
 const share = (step, steps) => steps > 1 ? Math.max(0, step) / (steps - 1) : 0;
+// Black or white text, whichever has a contrast of at least 4.5 to 1.
 const tint = (node, t) => {
   node.style.setProperty("--bg", ramp(t));
-  node.style.setProperty("--fg", t < 0.5 ? "#fff" : "#15161a");
+  node.style.setProperty("--fg", t < 0.32 ? "#fff" : "#000");
 };
 const paint = (node, step, steps) => tint(node, share(step, steps));
 document.documentElement.style.setProperty(

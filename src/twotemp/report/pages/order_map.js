@@ -5,7 +5,7 @@ class OrderMap {
     this.when = make("canvas", {class: "when"});
     this.verdicts = make("canvas", {class: "verdicts", width: 1});
     this.mark = make("i");
-    this.node = make("div", {class: "map", tabindex: 0, role: "slider", "aria-orientation": "vertical", "aria-label": name, "aria-valuemin": 0}, this.when, this.verdicts, this.mark);
+    this.node = make("div", {class: "map", tabindex: 0, role: "slider", "aria-orientation": "vertical", "aria-label": name, "aria-valuemin": 0, "aria-valuenow": 0}, this.when, this.verdicts, this.mark);
     const go = (n) => { if (this.count) choose(Math.min(this.count - 1, Math.max(0, n))); };
     this.node.addEventListener("click", (event) => {
       const box = this.node.getBoundingClientRect();

@@ -123,5 +123,7 @@ function recall() {
   if ("foreign" in document.body.dataset) $("#status").textContent = "opened from another site: press Sample to draw";
   else if (home || location.hash) run();
 }
+// Inside another page there is room for the essentials only.
+if (window !== window.top) document.body.classList.add("embedded");
 addEventListener("hashchange", () => about && recall());
 open();

@@ -42,7 +42,7 @@ class Panel {
         make("div", {}, make("h2", {class: "small"}, "order: samples ↓ positions →"), this.map.node,
           make("div", {class: "scale"}, "first", make("b"), "last")),
         make("div", {}, make("h2", {class: "small"}, "distinct answers"), this.list.node)),
-      this.facts, make("h2", {class: "small"}, "where answers fork"), this.tree);
+      this.facts, make("h2", {class: "small forking"}, "where answers fork"), this.tree);
     this.policy.addEventListener("change", () => { this.parameters({}); run(); });
     this.slider.addEventListener("input", () => { this.stop(); this.follow = false; this.show(+this.slider.value); });
     this.play.addEventListener("click", () => this.timer ? this.stop() : this.start());
