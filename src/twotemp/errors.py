@@ -13,6 +13,11 @@ class UserError(ValueError):
     """Bad input or a missing piece on this machine; the command line prints it without a traceback."""
 
 
+def counted(count: int, noun: str) -> str:
+    """Return "1 sample" or "2 samples" for a message."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """Return an error for a name that does not exist, with the nearest one that does, ignoring case."""
     choices = {str(choice).lower(): choice for choice in sorted(known)}

@@ -145,8 +145,8 @@ def test_missing_questions_samples_and_grades_are_listed(tmp_path):
     store_cell(store, "ar", {**ALL, "q3": "pu"})  # our own failure: reported elsewhere, and nothing to draw
     texts = survey([tmp_path / "run"]).gaps
     expected = (
-        "tct has 1 samples that are not graded",
-        "ct lacks 1 samples",
+        "tct has 1 sample without a grade",
+        "ct lacks 1 sample of",
         "tlc has graded samples of 9 of 12",
     )
     assert len(texts) == len(expected)

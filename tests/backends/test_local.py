@@ -92,7 +92,7 @@ def test_arrivals_of_every_preset_family_and_cache(name, kind, cache):
     check_arrivals(name, kind, cache)
 
 
-def test_watched_rows_tell_what_the_trace_says():
+def test_watched_rows_report_what_the_trace_says():
     model = ToyModel()
     watched = Request("w", (2, 3), policy("tct"), 12, 4, trace=True)
     live = LiveBatches(model, 4)
@@ -353,7 +353,7 @@ def test_a_group_that_no_batch_can_hold_is_an_error_of_its_requests():
         ("abb", ("b" * 10**6,), ("a", False)),  # must not take as long as it looks
     ],
 )
-def test_what_is_certain_of_a_text(text, stop, expected):
+def test_the_settled_part_of_a_text(text, stop, expected):
     assert settle(text, stop) == expected
 
 

@@ -227,7 +227,7 @@ def die(order):
 
 
 class Batched(Scripted):
-    """A transport that hands over all reports at once."""
+    """A transport that delivers all reports at once."""
 
     def receive(self, links, seconds):
         reports = super().receive(links, seconds)

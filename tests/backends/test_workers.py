@@ -38,7 +38,7 @@ def pool(make, count: int = 2, text=None, **options) -> WorkerPool:
 
 
 @pytest.mark.parametrize("how", ["kill", "hang", "stop", "crash"])
-def test_nothing_is_lost_or_comes_twice_when_a_worker_fails(tmp_path, marks, how):
+def test_nothing_is_lost_or_repeated_when_a_worker_fails(tmp_path, marks, how):
     with pool(Stumbling(marks, how), hang_seconds=2.0) as backend:
         found = run(backend, tmp_path / "run")
     assert len(list(marks.iterdir())) == 1, "it happened"

@@ -175,8 +175,8 @@ def test_a_report_counts_ungraded_samples_only_if_there_are_any(tmp_path):
         for name in ("graded", "one")
     ]
     assert "graded and" not in texts[0]
-    assert "1 samples could not be graded" in texts[1]
-    assert "1 samples ungraded" in texts[1]
+    assert "could not be graded: 1 sample." in texts[1]
+    assert "1 sample ungraded" in texts[1]
 
 
 def test_of_two_versions_of_a_grader_the_newer_one_is_reported(tmp_path):

@@ -95,7 +95,7 @@ def test_dual_cache_of_dream():
     assert all(dream.mask_id not in s.tokens for s in stepwise)
 
 
-def test_caches_that_cannot_be_are_refused(model):
+def test_impossible_caches_are_refused(model):
     request = [Request("q", (2, 3), policy("lc"), 4)]
     with pytest.raises(UserError, match="did you mean 'dual'"):
         run(model, request, cache="dula")
@@ -132,7 +132,7 @@ def test_prompt_prefill_is_shared(model):
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_a_prompt_is_taken_in_once_for_all_its_rows(monkeypatch, slots):
+def test_a_prompt_is_prefilled_once_for_all_its_rows(monkeypatch, slots):
     """Block-causal: its finished blocks are final, so rows that come later take them over; exact, and booked."""
     sdar = random_model("sdar")
     prompts = [tuple(range(2, 19)), tuple(range(3, 21))]

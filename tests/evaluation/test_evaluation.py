@@ -213,7 +213,7 @@ def test_finished_samples_are_stored_when_the_run_is_interrupted(model, tmp_path
     assert rows(tmp_path / "run") == whole
 
 
-def test_ctrl_c_in_the_midst_of_a_write_writes_every_row_once(model, tmp_path, monkeypatch, whole):
+def test_ctrl_c_during_a_write_writes_every_row_once(model, tmp_path, monkeypatch, whole):
     """Between the making of a file and its first batch, or between a batch and our noting that it is there."""
     for name, moment in (("__init__", 2), ("append", 1), ("append", 3)):
         original, calls = getattr(FrameFile, name), []

@@ -145,7 +145,7 @@ def test_the_grader_in_the_page_is_the_library_s(tab, address):
     assert [(g["outcome"], g["answer"]) for g in found] == [(g.outcome, g.answer) for g in expected]
 
 
-def test_a_step_of_the_slider_draws_at_once_and_errors_are_said(tab, address):
+def test_a_step_of_the_slider_draws_at_once_and_errors_are_shown(tab, address):
     tab.goto(address)
     settled(tab)
     slider = tab.locator(".heat input[type=range]")

@@ -176,7 +176,7 @@ def test_the_page_embeds_the_figures_and_describes_the_measurement(tmp_path, mon
     for sentence in made.sentences:
         assert sentence in page
     assert "grader countdown 1" in page
-    assert "24 samples could not be graded" in page
+    assert "could not be graded: 24 samples." in page
     assert {"passk.md", "passk.csv", "passk.tex", "report.md"} <= {p.name for p in made.path.parent.iterdir()}
 
 

@@ -229,7 +229,7 @@ def test_curves_are_read_with_the_keyboard_and_hidden_by_the_legend(opened, html
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1300, "light")])
-def test_nothing_sticks_out(opened, width, scheme):
+def test_nothing_is_wider_than_the_window(opened, width, scheme):
     for fragment in ("", "#questions", "#questions?question=countdown-3/test/3&task=countdown-3"):
         page = opened(fragment, width=width, scheme=scheme).page
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), fragment

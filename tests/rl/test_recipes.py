@@ -183,7 +183,7 @@ def test_the_training_prompt_and_its_cut_reach_the_samples(tmp_path, monkeypatch
     assert {len(sample.prompt) for sample in seen[0].samples} == {2}
 
 
-def test_adapters_are_where_they_are_asked_for(tmp_path):
+def test_adapters_are_added_to_the_requested_layers(tmp_path):
     trained = Learner(micro_model(), rl_toys.settings(lora_targets="q_proj,up_proj"), accelerator(cpu=True))
     assert {name.split(".lora_")[0].rpartition(".")[2] for name in trained.weights()} == {"q_proj", "up_proj"}
     with pytest.raises(UserError, match="--lora-targets nothing"):

@@ -250,7 +250,7 @@ def test_chunks_change_nothing(model, monkeypatch):
     assert [replace(one, seconds=0) for one in found] == [replace(one, seconds=0) for one in expected]
 
 
-def test_callbacks_hear_of_every_sample_and_step(model):
+def test_callbacks_see_every_sample_and_step(model):
     heard, steps = [], []
     twotemp.sample(model, [5], TCT, n=3, length=4, on_sample=heard.append, on_step=steps.append)
     assert sorted(one.index for one in heard) == [0, 1, 2]

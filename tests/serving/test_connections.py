@@ -111,7 +111,7 @@ def test_descriptors_do_not_run_out(tmp_path):
     assert log.read_text().count("Too many connections") in (1, 2)
 
 
-def test_an_accept_error_is_logged_once_in_a_while(model, caplog):
+def test_accept_errors_are_logged_at_a_limited_rate(model, caplog):
     """Descriptors that others of the process use up: asyncio reports every attempt to accept."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with listening(Server(model, slots=2)) as (_, port):

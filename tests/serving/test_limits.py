@@ -30,7 +30,7 @@ def client(model):
         yield made
 
 
-def test_without_a_seed_samples_differ_and_the_seed_is_told(client):
+def test_without_a_seed_samples_differ_and_the_seed_is_returned(client):
     ask = {"prompt": PROMPT, "max_tokens": 12, "policy": "tlc", "n": 4}
     one, two = (client.post("/v1/completions", json=ask).json() for _ in range(2))
     assert one["twotemp"]["seed"] != two["twotemp"]["seed"]
@@ -159,7 +159,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(model):
     assert stuck[0] == 8
 
 
-def test_a_large_body_keeps_nobody_waiting(model, monkeypatch):
+def test_a_large_body_delays_no_other_request(model, monkeypatch):
     """While it is read, another request is answered."""
     reading, go = threading.Event(), threading.Event()
     honest = type(model).encode
@@ -193,8 +193,8 @@ def test_no_client_may_ask_for_rewriting_without_end(client):
     assert answer.json()["error"]["param"] == "edits"
 
 
-def test_what_went_wrong_in_a_step_is_told_to_the_log_alone(caplog):
-    secret = "somebody else's prompt"
+def test_the_cause_of_a_failed_step_appears_only_in_the_log(caplog):
+    secret = "another client's prompt"
     model = random_model("a2d-qwen3", word_tokenizer())
 
     def broken(*_):
@@ -209,7 +209,7 @@ def test_what_went_wrong_in_a_step_is_told_to_the_log_alone(caplog):
         assert client.service.load == 0
 
 
-def test_a_folder_s_place_is_not_told(tmp_path):
+def test_the_path_of_a_folder_is_not_revealed(tmp_path):
     class Named:
         name = str(tmp_path)
 

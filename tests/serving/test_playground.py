@@ -56,7 +56,7 @@ def test_verdicts_are_the_grader_s(client):
     assert found[0]["outcome"] == "passed"
 
 
-def test_whoever_waits_for_a_grader_keeps_nobody_else_waiting(model, monkeypatch):
+def test_a_slow_grader_delays_no_other_request(model, monkeypatch):
     """More of them than a server has threads; one grader, made once, sees them one after the other."""
     go, made = threading.Event(), []
 
@@ -221,7 +221,7 @@ def test_the_slider_reaches_infinity_and_the_address_follows(tab, address):
     settled(tab)
 
 
-def test_a_way_of_the_tree_leads_to_its_samples(tab, address):
+def test_a_branch_of_the_tree_leads_to_its_samples(tab, address):
     tab.goto(f"{address}/{STATE}")
     settled(tab)
     panel = tab.locator("main > section").nth(1)
@@ -294,7 +294,7 @@ def test_what_is_copied_runs(tab, address, model):
 
 @pytest.mark.parametrize("width", [360, 1300])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_sticks_out(tab, address, width, scheme):
+def test_nothing_is_wider_than_the_window(tab, address, width, scheme):
     tab.emulate_media(color_scheme=scheme)
     tab.set_viewport_size({"width": width, "height": 800})
     tab.goto(f"{address}/{STATE}")
@@ -304,7 +304,7 @@ def test_nothing_sticks_out(tab, address, width, scheme):
     assert (page == "rgb(16, 17, 20)") == (scheme == "dark")
 
 
-def test_an_error_is_said(tab, address):
+def test_an_error_is_shown(tab, address):
     tab.goto(f"{address}/{STATE.replace('length=12', 'length=500')}")
     until(lambda: tab.locator("#error").is_visible())
     assert "exceed the context of 128" in tab.locator("#error").inner_text()

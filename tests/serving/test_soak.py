@@ -87,7 +87,7 @@ async def soak(port: int, seconds: float, seed: int) -> Counter[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS * 2 + 120)
-def test_a_soak_leaks_nothing_and_answers_everybody():
+def test_a_soak_leaks_nothing_and_answers_every_request():
     server = Server(twotemp.load("tiny"), slots=16, limits=Limits(body_bytes=100_000, waiting=64))
     threads = threading.active_count()
     with listening(server) as (_, port):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twotemp import metrics, tasks
-from twotemp.errors import UserError
+from twotemp.errors import UserError, counted
 from twotemp.evaluation.work import task_of
 from twotemp.metrics import NO_ANSWER, Estimate
 from twotemp.metrics.estimates import Floats, grid
@@ -253,11 +253,10 @@ def _incomplete(cells: Sequence[GradedCell]) -> Iterator[str]:
             yield f"{cell.path} has graded samples of {len(cell.questions)} of {total} questions"
         missing = cell.samples * len(cell.questions) - cell.drawn - ungraded - pending
         if missing > 0:
-            yield f"{cell.path} lacks {missing} samples of questions that should have {cell.samples}"
+            yield f"{cell.path} lacks {counted(missing, 'sample')} of questions that should have {cell.samples}"
         if pending:
-            yield (
-                f"{cell.path} has {pending} samples that are not graded yet: `twotemp regrade {cell.path.parent}`"
-            )
+            samples = counted(pending, "sample")
+            yield f"{cell.path} has {samples} without a grade: `twotemp regrade {cell.path.parent}`"
 
 
 def _sorted(cells: Sequence[GradedCell]) -> list[GradedCell]:

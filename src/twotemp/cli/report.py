@@ -31,7 +31,7 @@ from twotemp.analysis.compare import interval
 from twotemp.cli.console import next_command, output, progress, say, status
 from twotemp.cli.options import Altered, DataFiles, Graders, Json, graders_by_task, task_files
 from twotemp.cli.trace import tokenizer_of
-from twotemp.errors import UserError
+from twotemp.errors import UserError, counted
 from twotemp.folders import expect
 from twotemp.report import (
     NO_FIGURES,
@@ -307,7 +307,9 @@ def show_table(cells: Sequence[GradedCell], ks: Sequence[int] | None = None) -> 
     show_blocks(title, costs, lambda ks: tables.blocks(cells, ks), grid)
     ungraded = sum(cell.table.ungraded for cell in cells)
     if ungraded:
-        output.print(f"{ungraded} samples could not be graded and are left out", highlight=False)
+        output.print(
+            f"left out because they could not be graded: {counted(ungraded, 'sample')}", highlight=False
+        )
 
 
 def show_blocks(

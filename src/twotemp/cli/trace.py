@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from twotemp.cli.console import say
-from twotemp.errors import UserError
+from twotemp.errors import UserError, counted
 from twotemp.folders import disk_errors, write_text
 from twotemp.records import Grade, Sample
 from twotemp.report.trace_page import FORK_ENTROPY, page
@@ -75,7 +75,7 @@ def trace(
         grades=[grade for _, grade in chosen],
     )
     write_text(out, html)
-    say(f"page: {out} ({len(chosen)} samples); next: open it in a browser")
+    say(f"page: {out} ({counted(len(chosen), 'sample')}); next: open it in a browser")
 
 
 def tokenizer_of(named: str | None, stored: str | None) -> Any | None:

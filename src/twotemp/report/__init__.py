@@ -18,6 +18,7 @@ from twotemp.analysis import (
     unique,
 )
 from twotemp.analysis.compare import ComparisonBudget
+from twotemp.errors import counted
 from twotemp.folders import disk_errors
 from twotemp.report import figures, selection, tables
 from twotemp.report.figures import SavedFigure
@@ -126,7 +127,7 @@ def _notes(cells: Sequence[GradedCell]) -> str:
         )
     ungraded = sum(cell.table.ungraded for cell in cells)
     if ungraded:
-        lines.append(f"{ungraded} samples could not be graded and are left out.")
+        lines.append(f"Left out because they could not be graded: {counted(ungraded, 'sample')}.")
     return "\n".join(f"- {line}" for line in lines) + "\n"
 
 

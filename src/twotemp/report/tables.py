@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twotemp.analysis import GradedCell, unique
+from twotemp.errors import counted
 from twotemp.metrics import Estimate
 from twotemp.metrics.estimates import LEAST
 from twotemp.report import style
@@ -221,7 +222,7 @@ def caption(cells: Sequence[GradedCell]) -> str:
     counts = [cell.samples for cell in cells]
     samples = "--".join(map(str, sorted({min(counts), max(counts)})))
     ungraded = sum(cell.table.ungraded for cell in cells)
-    left_out = f"; {ungraded} samples ungraded and left out" if ungraded else ""
+    left_out = f"; {counted(ungraded, 'sample')} ungraded and left out" if ungraded else ""
     return (
         r"Pass@$k$ (\%) with 95\% intervals (Bayesian bootstrap over questions, 10{,}000 resamples, "
         f"{samples} samples per question). Values are means with the distances to both ends of the interval; "

@@ -230,7 +230,7 @@ class Learner:
         Args:
             batch: micro-batches of queries, the same number on every worker.
             rows: of this worker.
-            old: log q of every query before the first iteration; None: this is the first, or nobody asks.
+            old: log q of every query before the first iteration; None: this is the first, or it is not needed.
             reference: log q of every query under the untrained model; None: no KL.
 
         Returns:
