@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from twotemp.models.families import FAMILIES
@@ -99,3 +100,26 @@ def left_padded(rows: list[list[int]], width: int) -> tuple[torch.Tensor, torch.
     ids = torch.tensor([[EOS] * (width - len(row)) + row for row in rows])
     real = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
     return ids, real
+
+
+def byte_tokenizer(template: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with a token for each byte and each special token: any text can be read back."""
+    vocabulary = {byte: i for i, byte in enumerate(sorted(ByteLevel.alphabet()))}
+    core = Tokenizer(models.BPE(vocabulary, []))
+    core.pre_tokenizer, core.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    special = [
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+        "<|role_end|>",
+    ]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token="<|startoftext|>",
+        eos_token="<|endoftext|>",
+        mask_token="<|mask|>",
+        additional_special_tokens=special,
+        chat_template=template,
+    )

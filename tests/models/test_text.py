@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import PreTrainedTokenizerFast
 
-from tests.helpers.tiny_checkpoints import CONFIGS, EOS, random_model, word_tokenizer
+from tests.helpers.tiny_checkpoints import CONFIGS, EOS, byte_tokenizer, random_model, word_tokenizer
 from tests.helpers.toy import ToyModel
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel, language_model
@@ -67,29 +64,6 @@ TEMPLATES = {
 }
 # Their templates were not seen; RND1 is a base model.
 UNSEEN = {"StableDiffcoderForCausalLM", "a2d-llama", "rnd1", "diffusion_gemma"}
-
-
-def byte_tokenizer(template: str) -> PreTrainedTokenizerFast:
-    """A token for each byte and each special token: any text can be read back."""
-    vocabulary = {byte: i for i, byte in enumerate(sorted(ByteLevel.alphabet()))}
-    core = Tokenizer(models.BPE(vocabulary, []))
-    core.pre_tokenizer, core.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    special = [
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|start_header_id|>",
-        "<|end_header_id|>",
-        "<|eot_id|>",
-        "<|role_end|>",
-    ]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        bos_token="<|startoftext|>",
-        eos_token="<|endoftext|>",
-        mask_token="<|mask|>",
-        additional_special_tokens=special,
-        chat_template=template,
-    )
 
 
 @pytest.mark.parametrize("family", CONFIGS)

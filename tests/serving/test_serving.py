@@ -10,6 +10,7 @@ import pytest
 
 import twotemp
 from tests.helpers.serving_clients import CHAT, PROMPT, client_of, listening
+from tests.helpers.tiny_checkpoints import byte_tokenizer, random_model
 from twotemp.serving import Server
 from twotemp.serving.replies import MASK
 
@@ -234,6 +235,36 @@ def test_a_response_format_is_refused_with_what_to_do_instead(openai_client):
         with pytest.raises(openai.BadRequestError, match="ask for JSON in the prompt") as caught:
             openai_client.chat.completions.create(model="tiny", messages=CHAT, response_format=kind)
         assert caught.value.param == "response_format"
+
+
+def test_instructor_works_in_the_mode_that_asks_for_json_in_the_prompt(monkeypatch):
+    """With a model that writes JSON (here by its `decode`); the other modes are refused, as docs/serve.md says."""
+    instructor = pytest.importorskip("instructor", reason="needs the library")
+    openai = pytest.importorskip("openai", reason="needs the real client")
+    import pydantic  # which instructor depends on
+
+    tokenizer = byte_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")
+    size = dict.fromkeys(("vocab_size", "embedding_size"), len(tokenizer))
+    ids = {"mask_token_id": tokenizer.mask_token_id, "max_sequence_length": 4096}
+    model = random_model("llada", tokenizer, {**size, **ids})
+    monkeypatch.setattr(type(model), "decode", lambda *_: '```json\n{"total": 45}\n```END')
+    answer = pydantic.create_model("Answer", total=(int, ...))
+    with listening(Server(model, slots=2)) as (_, port):
+        plain = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0)
+
+        def ask(mode):
+            client = instructor.from_openai(plain, mode=instructor.Mode[mode])
+            fields = {"model": "llada", "messages": CHAT, "max_tokens": 16, "stop": ["END"]}
+            return client.chat.completions.create(**fields, response_model=answer, max_retries=1)
+
+        assert ask("MD_JSON").total == 45
+        for mode, field in (
+            ("JSON", "response_format"),
+            ("JSON_SCHEMA", "response_format"),
+            ("TOOLS", "tool"),
+        ):
+            with pytest.raises(Exception, match=f"400 - {field}.* not supported"):
+                ask(mode)
 
 
 @pytest.mark.parametrize("host", ["[::1].evil.com", "[::1]evil.com:80", "evil.com", ""])
