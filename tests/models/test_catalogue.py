@@ -164,3 +164,12 @@ def test_doctor_prints_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = CliRunner().invoke(app, ["doctor"])
     assert isinstance(ran.exception, RuntimeError)
     assert ran.stdout.splitlines()[0].split()[:2] == ["ok", "python"]
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "reason"),
+    [("inclusionAI/LLaDA2.2-flash", "routes whole blocks"), ("UT-IFML/dQwen3.5-0.8B-Base", "DeltaNet")],
+)
+def test_models_that_only_resemble_a_family_are_refused_by_name(hub_id: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        load(hub_id)

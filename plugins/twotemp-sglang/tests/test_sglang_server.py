@@ -44,6 +44,7 @@ def test_every_policy_writes_the_same_samples_as_our_engine(checkpoint, algorith
         info = {name: values[:LENGTH] for name, values in row.customized_info.items()}
         assert tuple(row.output_ids[:LENGTH]) == own.tokens, request
         assert tuple(info[server.STEPS]) == own.trace.steps, request
+        assert info["step_maps"] == [step + 1 for step in own.trace.steps], request
         assert info[server.CONFIDENCE] == pytest.approx(own.trace.confidence, abs=1e-5)
         assert info[server.ENTROPY] == pytest.approx(own.trace.entropy, abs=1e-5)
         blocks = -(-(len(request.prompt) + LENGTH) // BLOCK) - len(request.prompt) // BLOCK

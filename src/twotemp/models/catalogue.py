@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from twotemp.errors import UserError
 from twotemp.models.families import FAMILIES
 
 # What was compared with the published code of every family: random weights, float32, on a CPU (tests/fixtures).
@@ -52,6 +53,10 @@ MODELS = (
     PublishedModel("inclusionAI/LLaDA-MoE-7B-A1B-Instruct", "LLaDAMoEModelLM"),
     PublishedModel("inclusionAI/LLaDA2.0-mini", "llada2_moe", files="config.json, index, chat template"),
     PublishedModel("inclusionAI/LLaDA2.1-mini", "llada2_moe", files="config.json, index, chat template"),
+    PublishedModel("inclusionAI/LLaDA2.0-mini-CAP", "llada2_moe"),
+    PublishedModel("inclusionAI/LLaDA2.0-flash", "llada2_moe"),
+    PublishedModel("inclusionAI/LLaDA2.0-flash-CAP", "llada2_moe"),
+    PublishedModel("inclusionAI/LLaDA2.1-flash", "llada2_moe"),
     PublishedModel("Dream-org/Dream-v0-Base-7B", "Dream"),
     PublishedModel(
         "Dream-org/Dream-v0-Instruct-7B", "Dream", files="config.json, index, tokenizer, chat template"
@@ -85,6 +90,20 @@ MODELS = (
     PublishedModel("radicalnumerics/RND1-Base-0910", "rnd1"),
     PublishedModel("google/diffusiongemma-26B-A4B-it", "diffusion_gemma"),
 )
+
+# Published models that other families' configs or names resemble, by the beginning of their hub ids.
+REFUSED = {
+    "inclusionAI/LLaDA2.2": "it routes whole blocks to experts and edits with tokens that insert and delete, which "
+    "LLaDA 2.0 and 2.1 do not",
+    "UT-IFML/dQwen3.5": "its linear attention (gated DeltaNet) has no implementation here for masked rows",
+}
+
+
+def refuse(hub_id: str) -> None:
+    """Raise a UserError for a published model that cannot be sampled correctly here."""
+    for start, reason in REFUSED.items():
+        if hub_id.lower().startswith(start.lower()):
+            raise UserError(f"{hub_id} cannot be loaded: {reason}")
 
 
 def find(hub_id: str) -> PublishedModel | None:

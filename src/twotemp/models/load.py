@@ -147,6 +147,7 @@ def locate(
     if not isinstance(source, (str, Path)):
         raise UserError(f"a model is an embedded name, a folder or a hub id, not {source!r}")
     name = str(source)
+    catalogue.refuse(name)
     if name in embedded:
         folder = Path(str(files("twotemp.models") / "weights" / name))
         if not folder.is_dir():

@@ -38,6 +38,7 @@ PARAMETERS = ("policy", "seed", "request", "index", "trace")
 STEPS, FORWARDS, CONFIDENCE, ENTROPY = (
     f"twotemp_{name}" for name in ("steps", "forwards", "confidence", "entropy")
 )
+STEP_MAPS = "step_maps"  # the steps counted from 1, under the name that trainers on SGLang read (DARE)
 # SGLang's name of an architecture -> twotemp's name of the family, which determines the special tokens.
 FAMILIES = {"LLaDA2MoeModelLM": "llada2_moe", "SDARForCausalLM": "sdar", "SDARMoeForCausalLM": "sdar_moe"}
 # Parameters of autoregressive sampling that policies do not support, with the values that disable them.
@@ -136,6 +137,7 @@ class BlockState:
         info = self.req.customized_info = self.req.customized_info or {}
         steps, confidence, entropy = zip(*(self.written[column] for column in self.masked))
         columns = {STEPS: steps, FORWARDS: [self.req.twotemp_forwards] * len(steps)}
+        columns[STEP_MAPS] = [step + 1 for step in steps]
         if self.options.trace:
             columns |= {CONFIDENCE: confidence, ENTROPY: entropy}
         for name, values in columns.items():
@@ -241,7 +243,7 @@ class TwoTempAlgorithm:
         ).unbind(1)
         noise = Noise(keys, steps, forward_batch.positions.view(-1, width)[at].long())
         traced = any(b.options.trace for b in blocks)
-        drawn = policies.draw(noise, full_logits[where], open_, index, entropy=traced)
+        drawn = policies.draw(noise, full_logits[where], open_, index, entropy=traced, block_step=since)
         memory = _stack_memories([b.memory for b in blocks]) if policies.remembers else None
         made, memory = policies.choose(noise, drawn, open_, memory=memory, block_step=since)
         finite = torch.ones(open_.numel(), dtype=torch.bool, device=device)
