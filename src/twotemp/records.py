@@ -90,6 +90,8 @@ class Parameter:
 
     def read(self, name: str, text: str) -> Any:
         """Return the value that a text on the command line means."""
+        if self.kind is bool:
+            return {"true": True, "false": False}.get(text.lower(), text)  # `checked` refuses any other text
         try:
             return text if self.kind is str else self.kind(text)
         except ValueError:

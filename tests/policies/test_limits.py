@@ -160,3 +160,10 @@ def test_every_parameter_can_be_spelled():
             value = getattr(preset.policy, key)
             assert type(PARAMETERS[key].read(key, str(value))) is type(value)
             assert parse(f"{name}:{key}={value}") == preset.policy
+
+
+def test_true_and_false_are_read_as_such():
+    parameter = PARAMETERS["inclusive"]
+    assert [parameter.read("inclusive", text) for text in ("true", "false", "False")] == [True, False, False]
+    with pytest.raises(UserError, match="true or false"):
+        parameter.checked("inclusive", parameter.read("inclusive", "no"))

@@ -124,12 +124,13 @@ def parse_sample(line: bytes) -> dict[str, Any]:
 
 
 def _check_trace(trace: dict[str, Any], length: int) -> None:
-    edits = trace.pop("edits", [])
+    edits, accepted = trace.pop("edits", []), trace.pop("accepted", [])
     _require(trace.keys() == {"steps", "confidence", "entropy"}, "trace")
     _require(all(isinstance(column, list) and len(column) == length for column in trace.values()), "trace")
     _require(_integers(trace["steps"]), "steps")
     _require(all(isinstance(x, int | float) for x in (*trace["confidence"], *trace["entropy"])), "trace")
     _require(all(len(edit) == 3 and _integers(edit) for edit in edits), "edits")
+    _require(_integers(accepted) and len(accepted) in (0, length), "accepted")
 
 
 def parse_grade(line: bytes) -> dict[str, Any]:

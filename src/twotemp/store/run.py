@@ -346,6 +346,7 @@ def _schema(pa: Any) -> Any:
             ("confidence", pa.list_(real)),
             ("entropy", pa.list_(real)),
             ("edits", pa.list_(pa.list_(small))),
+            ("accepted", pa.list_(small)),
         ]
     )
     return pa.schema(
