@@ -60,7 +60,12 @@ def test_the_table_repeats_the_first_line_of_a_command_and_its_help_has_an_examp
 def test_imports_in_functions_are_of_torch_or_optional_packages():
     """Everything else stands at the top: a command's module is imported only when that command is used."""
     heavy = ("torch", "lm_eval", "twotemp.engine", "twotemp.models", "twotemp.sampling", "twotemp.serving")
-    heavy += ("twotemp.cli.model_checks", "twotemp.integrations.lm_eval", "twotemp.backends")
+    heavy += (
+        "twotemp.cli.model_checks",
+        "twotemp.cli.gpu_checks",
+        "twotemp.integrations.lm_eval",
+        "twotemp.backends",
+    )
     for path in CLI.glob("*.py"):
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef):
@@ -265,10 +270,10 @@ def test_trace_does_not_ask_the_hub_for_the_model_that_a_run_names(monkeypatch, 
         raise LocalEntryNotFoundError("not here")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    assert trace._tokenizer(None, "someone/else") is None
+    assert trace.tokenizer_of(None, "someone/else") is None
     assert "the page shows token ids" in capsys.readouterr().err
     with pytest.raises(UserError, match="could not be downloaded from the hub"):
-        trace._tokenizer("someone/else", None)
+        trace.tokenizer_of("someone/else", None)
     assert calls == [(True, False), (False, False)], (
         "local files, unless the user names the model; never weights"
     )

@@ -14,6 +14,7 @@ from tests.helpers.toy import FixedModel
 from twotemp.backends.local import LocalBackend
 from twotemp.engine import run
 from twotemp.errors import UserError
+from twotemp.graders.rewards import correct
 from twotemp.policies import policy
 from twotemp.records import Grade, Problem, Request, Sample
 from twotemp.rl import rollouts
@@ -113,7 +114,7 @@ def test_grpo_encodes_and_grades_with_the_prefill():
         grader,
         {0: PROBLEM},
         policy("tct"),
-        {rollouts.correct: 1.0},
+        {correct: 1.0},
         size=2,
         seed=0,
         length=4,
@@ -164,8 +165,14 @@ def test_no_other_module_turns_problems_into_requests():
     from pathlib import Path
 
     root = Path(sampling_text.__file__).parents[1]
-    # The page sends a problem's prefill back as the assistant's turn.
-    allowed = {"sampling/text.py", "records.py", "models/base.py", "serving/playground.py"}
+    # The pages show a prefill, and the playground sends it back as the assistant's turn.
+    allowed = {
+        "sampling/text.py",
+        "records.py",
+        "models/base.py",
+        "serving/playground.py",
+        "report/run_data.py",
+    }
     users = {
         str(path.relative_to(root))
         for path in root.rglob("*.py")
