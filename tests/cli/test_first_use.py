@@ -63,6 +63,7 @@ def test_imports_in_functions_are_of_torch_or_optional_packages():
     heavy += (
         "twotemp.cli.model_checks",
         "twotemp.cli.gpu_checks",
+        "twotemp.cli.dry_run",
         "twotemp.integrations.lm_eval",
         "twotemp.backends",
     )

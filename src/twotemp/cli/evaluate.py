@@ -56,10 +56,10 @@ def evaluate(
     chosen = options.split_policies(",".join(policies))
     plan = task.plan(decoding, chosen, n=n, questions=questions, cache=cache, trace=trace)
     if dry_run:
-        from twotemp.cli import dry_run as estimate  # torch
+        from twotemp.cli.dry_run import describe, estimates  # needs torch
 
-        for row in estimate.estimates(plan, model, loading):
-            typer.echo(json_text(row) if as_json else estimate.describe(row))
+        for row in estimates(plan, model, loading):
+            typer.echo(json_text(row) if as_json else describe(row))
         say("an estimate: how many passes CT and TCT take depends on the model; next: leave --dry-run out")
         return
     graders = run_plan(
