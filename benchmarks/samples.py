@@ -4,7 +4,7 @@
     python -m benchmarks.samples --compare before.json     # prints every cell that differs and exits with 1
 
 A cell is a family, a policy and a cache. Its hash covers the question, index, tokens and NFE of every sample, as
-`twotemp export` writes them. Block-causal families refuse the caches "prefix" and "dual": such cells are recorded as
+`twotemp export` writes them; for `ar` the text instead of the tokens, as `eval` ends its rows at their EOS since 0.3. Block-causal families refuse the caches "prefix" and "dual": such cells are recorded as
 "refused". The script uses only the command line, so it outlives the code behind it. Both files must come from the
 same machine and the same torch, since others may round logits differently. It takes two minutes on one core.
 """
@@ -101,7 +101,8 @@ def draw(options: list[str], seed: int) -> str:
             return "refused"
         if code or run("export", out, exported)[0]:
             raise SystemExit(f"eval {' '.join(options)} failed with exit code {code}: {errors}")
-        table = pyarrow.parquet.read_table(exported, columns=["question", "index", "tokens", "nfe"])
+        drawn = "text" if "ar" in options else "tokens"
+        table = pyarrow.parquet.read_table(exported, columns=["question", "index", drawn, "nfe"])
     samples = sorted(tuple(row.values()) for row in table.to_pylist())
     return hashlib.sha256(json.dumps(samples).encode()).hexdigest()
 

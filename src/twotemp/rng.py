@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,6 +24,9 @@ class Stream(IntEnum):
     POSITION = 2
     TRAIN = 3
     CANVAS = 4
+
+
+_CHOICES = (Stream.TOKEN, Stream.POSITION)  # of every step
 
 
 def row_key(seed: int, request: str, sample: int) -> int:
@@ -67,6 +72,28 @@ def uniforms(keys: Tensor, step: Tensor, position: Tensor, streams: Sequence[Str
     h = _mix(h[:, :, None] + (position + 1) * _GOLDEN)
     # 52 bits and a half step: never 0 and never 1, so that log(u) and log(1 - u) are finite.
     return (((h >> 12) & ((1 << 52) - 1)).to(torch.float64) + 0.5) * 2.0**-52
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise of this step for each row: addressed, not drawn, so it does not depend on the batch."""
+
+    keys: Tensor  # [B] int64
+    step: Tensor  # [B] int64
+    positions: Tensor  # [B, W] int64
+
+    @cached_property
+    def _uniforms(self) -> Tensor:
+        """Uniforms of the two choices, [S, B, W]: one computation starts fewer kernels than one for each."""
+        return uniforms(self.keys, self.step, self.positions, _CHOICES)
+
+    def uniform(self, stream: Stream) -> Tensor:
+        """Return uniforms in (0, 1), [B, W], of the choice of tokens or of positions."""
+        return self._uniforms[_CHOICES.index(stream)]
+
+    def tokens(self, vocab_size: int) -> Tensor:
+        """Return random tokens, [B, W], each of the vocabulary with the same probability."""
+        return (uniform(self.keys, self.step, self.positions, Stream.CANVAS) * vocab_size).long()
 
 
 def row_hash(values: Tensor, length: Tensor) -> Tensor:

@@ -17,10 +17,9 @@ from twotemp.engine import run, states
 from twotemp.engine.scheduler import Scheduler
 from twotemp.experimental.editing import BlockText
 from twotemp.policies import PRESETS, parse, policy
-from twotemp.policies.process import Noise
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import Request, Sample
-from twotemp.rng import row_key
+from twotemp.rng import Noise, row_key
 
 FAMILIES = ("llada", "dream", "sdar", "llada2")
 

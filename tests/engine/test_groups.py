@@ -25,11 +25,10 @@ from twotemp.engine.scheduler import Scheduler
 from twotemp.errors import UserError
 from twotemp.experimental.repulsion import Repulsion, SampleGroups
 from twotemp.policies import PRESETS, parse, policy
-from twotemp.policies.process import Noise
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import Policy, Request, Sample
 from twotemp.rl.settings import GrpoSettings
-from twotemp.rng import row_key
+from twotemp.rng import Noise, row_key
 from twotemp.sampling import text as sampling_text
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "odd.json"

@@ -10,9 +10,9 @@ import torch
 from scipy import stats
 
 from twotemp import rng
-from twotemp.policies.process import Noise
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import Policy
+from twotemp.rng import Noise
 
 DRAWS = 20_000
 

@@ -26,8 +26,9 @@ from twotemp.likelihood.orders import OrderQueries
 from twotemp.likelihood.queries import Completion, CompletionBatch, log_q
 from twotemp.policies import policy
 from twotemp.policies.choices import SCORES
-from twotemp.policies.step import Noise, PolicyBatch
+from twotemp.policies.step import PolicyBatch
 from twotemp.records import Policy, Sample, Trace
+from twotemp.rng import Noise
 
 LETTERS, LENGTH = 3, 5
 START, MASK = LETTERS, LETTERS + 1

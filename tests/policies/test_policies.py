@@ -18,9 +18,9 @@ from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse, policy
 from twotemp.policies import choices as where
 from twotemp.policies.choices import draw, keep_top_k, keep_top_p
-from twotemp.policies.process import Noise
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import Policy
+from twotemp.rng import Noise
 
 # --- where: TLC
 

@@ -16,10 +16,9 @@ from tests.helpers.tiny_checkpoints import BLOCK, EOS, MASK
 from twotemp.engine import run
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse
-from twotemp.policies.process import Noise
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import Request
-from twotemp.rng import row_key
+from twotemp.rng import Noise, row_key
 from twotemp_sglang import server
 
 # SGLang cannot change committed tokens and draws rows independently, so policies that edit or repel are refused.

@@ -19,9 +19,10 @@ from twotemp.engine.scheduler import block_of
 from twotemp.errors import UserError
 from twotemp.experimental.repulsion import Repulsion
 from twotemp.models.base import Denoiser
-from twotemp.policies.process import Decision, Memory, Noise
+from twotemp.policies.process import Decision, Memory
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import NO_MASK, Policy, Request, Sample, Trace, first_eos
+from twotemp.rng import Noise
 
 
 class Written(NamedTuple):
@@ -151,7 +152,7 @@ class Batch:
                 # The mask is forbidden whatever a model says: a row that writes masks would never end.
                 forbidden_ids=sorted({*self.model.forbidden_ids, self.model.mask_id} - {NO_MASK}),
                 mask_id=self.model.mask_id,
-                vocab_size=self.model.vocab_size,
+                renoising=self.rows.renoising,
                 embed=self.runner.embed,
             )
 
@@ -310,7 +311,7 @@ class Batch:
             yield Sample(
                 *(*request.key, request.policy, request.prompt, tuple(positions.tolist()), tuple(tokens)),
                 nfe=int(steps[i])
-                if self.rows.process.renoises
+                if self.rows.renoising is not None
                 else paper_nfe(request, (positions[:written] - origin[i]).tolist(), block, int(steps[i])),
                 forwards=forwards[i],
                 processed=processed[i],

@@ -35,8 +35,8 @@ from twotemp.engine.scheduler import block_of, columns_of, has_canvases
 from twotemp.experimental.editing import BlockText
 from twotemp.experimental.repulsion import Repulsion, SampleGroups
 from twotemp.models.base import Denoiser
-from twotemp.policies.process import Canvas, Decision, Process, process_of
-from twotemp.records import Request, Sample
+from twotemp.policies.process import Canvas, Decision, Renoising
+from twotemp.records import NO_MASK, Request, Sample
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,19 @@ class RowState:
     # A hash of the tokens and of what may change: rows with the same one share a forward pass. Not computed where no
     # two rows have the same prompt: then -1 - row, which no other row has.
     hashed: Tensor
-    # On the model's device, where policies edit or the process is renoising.
+    # On the model's device, where policies edit or the model has no mask.
     final: Tensor | None = None  # [B, C] bool: never to change again
     edits: Tensor | None = None  # [B, C] int64: how often it was rewritten, where policies edit
     accepted: Tensor | None = None  # [B, C] int32: since when it is kept, -1: it is not; on a canvas
 
     @classmethod
     def initial(
-        cls, requests: Sequence[Request], model: Denoiser, columns: int, process: Process, editing: bool
+        cls,
+        requests: Sequence[Request],
+        model: Denoiser,
+        columns: int,
+        renoising: Renoising | None,
+        editing: bool,
     ) -> RowState:
         """Return the state before the first step of these requests."""
         texts = [list(r.prompt) + [model.mask_id] * (columns_of(r, model) - len(r.prompt)) for r in requests]
@@ -104,7 +109,8 @@ class RowState:
         length = torch.tensor([len(text) for text in texts])
         generated = (ids == model.mask_id) & (torch.arange(columns) < length[:, None])
         key = torch.tensor([rng.row_key(r.seed, r.id, r.index) for r in requests])
-        ids = process.begin(ids, generated, key)
+        if renoising is not None:
+            ids = renoising.begin(ids, generated, key)
         # Block-causal models share one grid for prompt and answer; else blocks start at the first mask.
         shared = model.block_size and not has_canvases(model)
         origin = torch.zeros_like(length) if shared else generated.int().argmax(1)
@@ -141,9 +147,9 @@ class RowState:
             encoded=counter(),
             processed=counter(),
             hashed=_hash(ids, generated, length),
-            final=put(torch.zeros(shape, dtype=torch.bool)) if editing or process.renoises else None,
+            final=put(torch.zeros(shape, dtype=torch.bool)) if editing or renoising else None,
             edits=put(torch.zeros(shape, dtype=torch.int64)) if editing else None,
-            accepted=put(torch.full(shape, -1, dtype=torch.int32)) if process.renoises else None,
+            accepted=put(torch.full(shape, -1, dtype=torch.int32)) if renoising else None,
         )
 
     def take(self, slots: Sequence[int]) -> RowState:
@@ -189,7 +195,7 @@ class Rows:
 
     def __init__(self, requests: Sequence[Request], model: Denoiser, columns: int, block_width: int) -> None:
         self.model, self.columns, self.block_width = model, columns, block_width
-        self.process = process_of(model.mask_id, model.vocab_size)
+        self.renoising = Renoising(model.vocab_size) if model.mask_id == NO_MASK else None
         self.editing = any(r.policy.edit != "never" for r in requests)  # one structure: all of them or none
         self.eos_ids = torch.tensor(model.eos_ids, dtype=torch.int64, device=model.device)
         self.info = [RowInfo(request) for request in requests]
@@ -221,7 +227,7 @@ class Rows:
         self.columns, self.block_width = columns, block_width
 
     def _initial(self, requests: Sequence[Request]) -> RowState:
-        return RowState.initial(requests, self.model, self.columns, self.process, self.editing)
+        return RowState.initial(requests, self.model, self.columns, self.renoising, self.editing)
 
     def _summarize(self) -> None:
         """Derive from the requests what a step would otherwise have to ask the device for."""

@@ -25,10 +25,10 @@ from twotemp.errors import UserError
 from twotemp.experimental.editing import BlockText
 from twotemp.models.base import LanguageModel
 from twotemp.policies import parse, spell
-from twotemp.policies.process import Memory, Noise
+from twotemp.policies.process import Memory
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import Policy
-from twotemp.rng import row_key
+from twotemp.rng import Noise, row_key
 from twotemp.sampling.text import prompt_names
 
 # `from_pretrained` looks for the base class of a component in the component's module.

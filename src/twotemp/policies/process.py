@@ -1,11 +1,9 @@
-"""What an open position holds, and what a step makes of it: masks are filled, random tokens are replaced.
+"""What a step decides and remembers, and what it does to a model without a mask.
 
-`Masking`    Open positions hold the mask. What a step commits stays, the rest stays masked, and a block ends with its
-             last mask.
-`Renoising`  There is no mask: a block starts as random tokens, a *canvas*. Every step predicts all of it; what the
-             policy chooses becomes the drawn token, everything else a fresh random token. A canvas ends once its
-             likeliest tokens have stayed the same and are nearly certain, or after its last step, and these tokens
-             are its text (DiffusionGemma).
+With a mask, open positions hold it. What a step commits stays, the rest stays masked, and a block ends with its last
+mask. Without one (`Renoising`), a block starts as random tokens, a *canvas*. Every step predicts all of it; what the
+policy chooses becomes the drawn token, everything else a fresh random token. A canvas ends once its likeliest tokens
+have stayed the same and are nearly certain, or after its last step, and these tokens are its text (DiffusionGemma).
 
 Both take the same policies. A rule that finds positions ready (threshold, entropy bound, stability) chooses among all
 of a canvas at every step. A budget grows: where it fills K masks, it keeps K more positions than at the step before.
@@ -17,40 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from twotemp import rng
 from twotemp.policies.choices import DrawnTokens, Need, StackedParameters, known
-from twotemp.records import NO_MASK
-
-_STREAMS = (rng.Stream.TOKEN, rng.Stream.POSITION)
-
-
-@dataclass(frozen=True)
-class Noise:
-    """The noise of this step for each row: addressed, not drawn, so it does not depend on the batch."""
-
-    keys: Tensor  # [B] int64
-    step: Tensor  # [B] int64
-    positions: Tensor  # [B, W] int64
-
-    @cached_property
-    def _uniforms(self) -> Tensor:
-        """Uniforms of the two choices, [S, B, W]: one computation starts fewer kernels than one for each."""
-        return rng.uniforms(self.keys, self.step, self.positions, _STREAMS)
-
-    def uniform(self, stream: rng.Stream) -> Tensor:
-        """Return uniforms in (0, 1), [B, W], of the choice of tokens or of positions."""
-        return self._uniforms[_STREAMS.index(stream)]
-
-    def tokens(self, vocab_size: int) -> Tensor:
-        """Return random tokens, [B, W], each of the vocabulary with the same probability."""
-        uniform = rng.uniform(self.keys, self.step, self.positions, rng.Stream.CANVAS)
-        return (uniform * vocab_size).long()
+from twotemp.rng import Noise
 
 
 @dataclass(frozen=True)
@@ -107,30 +78,35 @@ class Decision:
     entropy: Tensor | None
     log_norm: Tensor  # [N] of the predicted positions; not finite where the logits were not
     edit: Tensor | None = None  # bool: those where a token was written before; None: the policies do not edit
-    canvas: Canvas | None = None  # None: the process is masking
+    canvas: Canvas | None = None  # None: the model has a mask
     soft: Tensor | None = None  # [B, W, D]: what the model is conditioned on at the next step
 
 
 @dataclass(frozen=True)
-class Masking:
-    """Fills masks."""
+class Renoising:
+    """Replaces random tokens, in the rows of a model without a mask."""
 
-    renoises: ClassVar[bool] = False
-    needs: ClassVar[frozenset[Need]] = frozenset()
+    vocab_size: int
+    needs: ClassVar[frozenset[Need]] = frozenset({"entropy", "likeliest", "top"})
 
     def begin(self, ids: Tensor, generated: Tensor, keys: Tensor) -> Tensor:
         """Return rows before their first step, [B, C].
 
         Args:
-            ids: [B, C], the mask where something is to be generated.
-            generated: [B, C] bool.
+            ids: [B, C].
+            generated: [B, C] bool: where something is to be generated.
             keys: [B], addresses of the rows' noise.
         """
-        return ids
+        positions = torch.arange(ids.shape[1]).expand_as(ids)
+        # The noise left by step -1; that of step s is addressed by s.
+        before = Noise(keys, torch.full_like(keys, -1), positions)
+        return torch.where(generated, before.tokens(self.vocab_size), ids)
 
     def kept(self, memory: Memory | None, positions: Tensor) -> Tensor | None:
         """Return how many of a block's open positions a budget has already, [B]; None: none."""
-        return None
+        if memory is None:
+            return None
+        return (known(memory.accepted) & (memory.positions == positions)).sum(1)
 
     def close(
         self,
@@ -142,7 +118,7 @@ class Masking:
         block_step: Tensor | None,
         before: Memory | None,
         after: Memory | None,
-    ) -> tuple[Decision, Memory | None]:
+    ) -> tuple[Decision, Memory]:
         """Return the decision with what becomes of the positions that were not chosen.
 
         Args:
@@ -158,39 +134,6 @@ class Masking:
         Returns:
             The decision, and what to carry into the next step.
         """
-        return decision, after
-
-
-@dataclass(frozen=True)
-class Renoising:
-    """Replaces random tokens; see `Masking` for the methods."""
-
-    vocab_size: int
-    renoises: ClassVar[bool] = True
-    needs: ClassVar[frozenset[Need]] = frozenset({"entropy", "likeliest", "top"})
-
-    def begin(self, ids: Tensor, generated: Tensor, keys: Tensor) -> Tensor:
-        positions = torch.arange(ids.shape[1]).expand_as(ids)
-        # The noise left by step -1; that of step s is addressed by s.
-        before = Noise(keys, torch.full_like(keys, -1), positions)
-        return torch.where(generated, before.tokens(self.vocab_size), ids)
-
-    def kept(self, memory: Memory | None, positions: Tensor) -> Tensor | None:
-        if memory is None:
-            return None
-        return (known(memory.accepted) & (memory.positions == positions)).sum(1)
-
-    def close(
-        self,
-        decision: Decision,
-        noise: Noise,
-        drawn: DrawnTokens,
-        masked: Tensor,
-        parameters: StackedParameters,
-        block_step: Tensor | None,
-        before: Memory | None,
-        after: Memory | None,
-    ) -> tuple[Decision, Memory | None]:
         at, likeliest = drawn.positions, known(drawn.likeliest)
         unchanged = torch.zeros_like(at)
         if before is not None:
@@ -216,11 +159,3 @@ class Renoising:
             after or Memory(at), likeliest=likeliest, unchanged=unchanged, accepted=decision.commit
         )
         return replace(decision, canvas=canvas), memory
-
-
-Process = Masking | Renoising
-
-
-def process_of(mask_id: int | None, vocab_size: int) -> Process:
-    """Return the process of a model with this mask token (`NO_MASK`: it has none)."""
-    return Renoising(vocab_size) if mask_id == NO_MASK else Masking()

@@ -16,8 +16,9 @@ from twotemp.experimental.editing import EDITS, BlockText, choose_edits
 from twotemp.experimental.repulsion import Repulsion
 from twotemp.policies import choices
 from twotemp.policies.choices import DrawnTokens, StackedParameters, known
-from twotemp.policies.process import Decision, Memory, Noise, process_of
+from twotemp.policies.process import Decision, Memory, Renoising
 from twotemp.records import Policy
+from twotemp.rng import Noise
 
 _SINGLE = torch.finfo(torch.float32)
 
@@ -33,7 +34,7 @@ class PolicyBatch:
         eos_ids: Sequence[int] = (),
         forbidden_ids: Sequence[int] = (),
         mask_id: int | None = None,
-        vocab_size: int = 0,
+        renoising: Renoising | None = None,
         embed: choices.Embed | None = None,
     ) -> None:
         """Stack the policies.
@@ -43,8 +44,8 @@ class PolicyBatch:
             device: Where their numbers are needed.
             eos_ids: End tokens, for policies that treat them specially.
             forbidden_ids: Tokens that no row may write.
-            mask_id: What a policy that remasks writes; `records.NO_MASK`: the process is renoising.
-            vocab_size: Of the random tokens, if it is.
+            mask_id: What a policy that remasks writes.
+            renoising: What happens to the positions that are not chosen, if the model has no mask.
             embed: See `choices.predict`.
         """
         first = policies[0]
@@ -55,8 +56,10 @@ class PolicyBatch:
         self.leftmost = first.fallback == "leftmost"
         self.edit = None if first.edit == "never" else EDITS[first.edit]
         self.mask_id, self.embed = mask_id, embed
-        self.process = process_of(mask_id, vocab_size)
-        self.needs = frozenset(self.score.needs + self.rule.needs) | self.process.needs
+        self.renoising = renoising
+        self.needs = frozenset(self.score.needs + self.rule.needs)
+        if renoising is not None:
+            self.needs |= renoising.needs
         if self.first_score is not None:
             self.needs |= frozenset(self.first_score.needs)
         self.remembers = "probabilities" in self.rule.needs
@@ -69,19 +72,19 @@ class PolicyBatch:
 
         self.eos_last = where(lambda p: p.eos == "last")
         # On a canvas only a budget needs a schedule: other rules choose again at every step.
-        self.grows = self.process.renoises and first.rule == "budget"
-        scheduled = self.grows or not self.process.renoises
+        self.grows = renoising is not None and first.rule == "budget"
+        scheduled = self.grows or renoising is None
         self.even_schedule = where(lambda p: scheduled and p.steps > 0 and p.schedule == "even")
         self.dream_schedule = where(lambda p: scheduled and p.steps > 0 and p.schedule == "dream")
         self.dream_exact_schedule = where(lambda p: scheduled and p.steps > 0 and p.schedule == "dream-exact")
         self.any_cooling = any(p.cooling for p in policies)
         # Whether `draw` and `choose` must be told how many steps a block has taken.
-        self.counts_steps = self.process.renoises or self.any_cooling or self.even_schedule is not None
+        self.counts_steps = renoising is not None or self.any_cooling or self.even_schedule is not None
         self.any_tempered = any(p.t_pos > 0 for p in policies)
         # Strictly left to right only the K leftmost masks can be committed.
         # (Samples that repel each other compare their predictions at every mask of the block.)
         left_to_right = all(p.left_to_right and not p.repel for p in policies)
-        self.left_to_right = self.eos_last is None and left_to_right and not self.process.renoises
+        self.left_to_right = self.eos_last is None and left_to_right and renoising is None
         self.host_k = torch.tensor([p.k for p in policies])
         temperatures = [p.t_token for p in policies]
         if self.first_score is not None:
@@ -233,14 +236,16 @@ class PolicyBatch:
             order = choices.rank(-drawn.positions.double(), masked, late)
         if ready is not None and (self.leftmost or late is not None or not self.rule.takes_the_best):
             order = choices.first(ready, order)
-        kept = self.process.kept(memory, drawn.positions) if self.grows else None
+        kept = self.renoising.kept(memory, drawn.positions) if self.renoising and self.grows else None
         commit = choices.commit(ready, masked, order, self._budget(noise.step, block_step, masked, kept))
         decision = Decision(
             drawn.tokens, commit, drawn.confidence, drawn.entropy, drawn.log_norm, soft=drawn.soft
         )
         if text is not None:
             decision = self._rewrite(decision, drawn, masked, text)
-        return self.process.close(
+        if self.renoising is None:
+            return decision, carried
+        return self.renoising.close(
             decision, noise, drawn, masked, self.parameters, block_step, memory, carried
         )
 

@@ -26,10 +26,10 @@ from twotemp.engine.rows import compact
 from twotemp.engine.scheduler import refuse_groups
 from twotemp.errors import UserError, unknown
 from twotemp.policies import parse
-from twotemp.policies.process import Memory, Noise
+from twotemp.policies.process import Memory
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import Policy
-from twotemp.rng import row_key
+from twotemp.rng import Noise, row_key
 from twotemp_sglang import NAME
 
 VERSION = "0.5.23"  # of SGLang, whose internal interface changes with every release
