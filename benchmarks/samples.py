@@ -4,9 +4,10 @@
     python -m benchmarks.samples --compare before.json     # prints every cell that differs and exits with 1
 
 A cell is a family, a policy and a cache. Its hash covers the question, index, tokens and NFE of every sample, as
-`twotemp export` writes them; for `ar` the text instead of the tokens, as `eval` ends its rows at their EOS since 0.3. Block-causal families refuse the caches "prefix" and "dual": such cells are recorded as
-"refused". The script uses only the command line, so it outlives the code behind it. Both files must come from the
-same machine and the same torch, since others may round logits differently. It takes two minutes on one core.
+`twotemp export` writes them; for `ar` the text instead of the tokens, as `eval` ends its rows at their EOS since 0.3.
+Block-causal families refuse the caches "prefix" and "dual": such cells are recorded as "refused". The script uses
+only the command line, so it outlives the code behind it. Both files must come from the same machine and the same
+torch, since others may round logits differently. It takes two minutes on one core.
 """
 
 from __future__ import annotations
