@@ -101,7 +101,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 def go(
     out: Path, budget: str = "4steps", *, grader=None, model=None, stop=lambda: False, extra=None, data=None,
-    questions=10, **changes
+    questions=10, drawing=None, **changes
 ):  # fmt: skip
     """Train the micro model on the toy task; `changes` are settings."""
     held_out = TASK.problems().problems[:questions]
@@ -114,6 +114,7 @@ def go(
         accelerator=accelerator(cpu=True),
         rewards={correct: 1.0, **extra} if extra else None,
         stop=stop,
+        drawing=drawing,
     )
 
 

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Condition, Thread
 from time import perf_counter
 from typing import Protocol, Unpack
+
+from torch import Tensor
 
 from twotemp import engine
 from twotemp.engine import EngineOptions, LiveBatches, Observer, RowHandle, Written
 from twotemp.engine.engine import check_options
 from twotemp.engine.scheduler import MOST_ROWS, fit_batch, gather, refuse_groups
 from twotemp.errors import UserError
-from twotemp.models.base import Denoiser, LanguageModel, language_model
+from twotemp.models.base import Denoiser, LanguageModel, LoadedModel, language_model
 from twotemp.policies import policy
 from twotemp.records import Request, Sample
 from twotemp.sampling.text import Prefix, chunks, finish
@@ -247,6 +249,16 @@ class LocalService:
             self._canceled.append(handle)
             self._changed.notify_all()
 
+    def assign(self, weights: Mapping[str, Tensor]) -> None:
+        """Overwrite parameters of the model, by name, once no row is left that was begun with the old ones."""
+        if not isinstance(self.model, LoadedModel):
+            raise UserError(
+                f"{self.model.name} was not loaded from a checkpoint; its weights cannot be changed"
+            )
+        with self._changed:
+            self._changed.wait_for(lambda: not self._open and self._live.idle)
+            self.model.assign(weights)
+
     # In the thread.
 
     def _run(self) -> None:
@@ -263,6 +275,7 @@ class LocalService:
     def _update(self) -> bool:
         """Start new requests and free canceled ones; wait if there is nothing to do. Return False at the end."""
         with self._changed:
+            self._changed.notify_all()  # `assign` waits for rows to end
             self._changed.wait_for(
                 lambda: self._arrived or self._canceled or not self._live.idle or self._closing
             )

@@ -26,6 +26,13 @@ class Cancel:
     numbers: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Assign:
+    """Overwrite these parameters of the network before the requests that follow."""
+
+    weights: bytes  # in the format of safetensors, by the parameters' names
+
+
 # From a worker.
 
 
@@ -58,7 +65,7 @@ class Lost:
     reason: str
 
 
-Order = Submit | Cancel
+Order = Submit | Cancel | Assign
 Report = Ready | Events | Failed | Lost
 
 

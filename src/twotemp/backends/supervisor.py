@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from threading import Condition, Thread
 from time import monotonic
 from typing import Any, Self
 
+from safetensors.torch import save
+from torch import Tensor
+
 from twotemp.backends.local import Event, Handle, OnEvent
 from twotemp.backends.messages import (
     AnyTransport,
+    Assign,
     Cancel,
     Events,
     Failed,
@@ -107,6 +111,7 @@ class Supervisor:
         self._waiting: deque[Sequence[_Task]] = deque()
         self._changed = Condition()  # guards all of this; notified when `_card` or `_error` is set
         self._card: Ready | None = None
+        self._assigned: Assign | None = None  # the weights of all workers
         self._error: UserError | None = None
         self._closing = False
         self._slots: list[_WorkerSlot] = []
@@ -209,6 +214,23 @@ class Supervisor:
                     slot.link.send(Cancel(tuple(slot.tasks)))
             self._changed.notify_all()
 
+    def assign(self, weights: Mapping[str, Tensor]) -> None:
+        """Overwrite parameters of every worker's model, by name, also of workers that are started later.
+
+        What is submitted afterwards is drawn with them. So that no sample is drawn with some of both, this is refused
+        while a request is unfinished.
+        """
+        order = Assign(save({name: tensor.contiguous() for name, tensor in weights.items()}))
+        with self._changed:
+            if self._load():
+                raise UserError(
+                    f"{self._load()} requests are unfinished; change the weights between requests"
+                )
+            self._assigned = order
+            for slot in self._slots:
+                if slot.ready:
+                    slot.link.send(order)
+
     def _hand_out(self) -> None:
         """Send waiting tasks to the workers with the fewest unfinished ones.
 
@@ -282,6 +304,8 @@ class Supervisor:
                         f"two workers loaded different models ({self._card.name} {self._card.fingerprint[:12]}… and "
                         f"{report.name} {report.fingerprint[:12]}…); use the same checkpoint on all machines"
                     )
+                if self._assigned is not None:
+                    slot.link.send(self._assigned)
                 return []
             case Failed(message):
                 raise UserError(message)

@@ -11,7 +11,7 @@ from traceback import format_exception_only, print_exception
 from typing import TYPE_CHECKING, Any
 
 from twotemp.backends.local import Event, Handle, StepFailed
-from twotemp.backends.messages import Cancel, Events, Failed, Lost, Order, Ready, Report
+from twotemp.backends.messages import Assign, Cancel, Events, Failed, Lost, Order, Ready, Report
 from twotemp.engine import Written
 from twotemp.errors import UserError
 
@@ -98,12 +98,23 @@ class Worker:
                     self._service.cancel(handle)
             self._send(Events(tuple((number, None) for number in order.numbers)))
             return
+        if isinstance(order, Assign):
+            self._assign(order)
+            return
         handles = {
             number: Handle(request, partial(self._on_event, number), watch)
             for number, request, watch in order.requests
         }
         self._handles |= handles
         self._service.submit_handles(list(handles.values()))
+
+    def _assign(self, order: Assign) -> None:
+        from safetensors.torch import load
+
+        try:
+            self._service.assign(load(order.weights))
+        except UserError as error:  # another worker would meet it again
+            self._send(Failed(str(error)))
 
     # In the service's thread.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -19,10 +20,11 @@ from rich.table import Table
 import twotemp
 from twotemp import graders, tasks
 from twotemp.backends import Backend
+from twotemp.backends.process import ProcessTransport
 from twotemp.cli.commands import STOPPED
 from twotemp.cli.console import ProgressBar, output, progress, say
 from twotemp.cli.options import Chat, LoadingOptions, Model, Seed
-from twotemp.cli.workers import WorkerOptions, Workload
+from twotemp.cli.workers import WorkerOptions, Workload, devices, threads_per_worker
 from twotemp.errors import UserError, unknown
 from twotemp.folders import replacing
 from twotemp.folders.files import TEMPORARY
@@ -35,6 +37,7 @@ from twotemp.rl import results
 from twotemp.rl.checkpoint import export
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.results import Checkup, StepRecord
+from twotemp.rl.rollout_workers import RolloutBackend, RolloutLoader
 from twotemp.rl.rollouts import Dataset
 from twotemp.rl.settings import (
     LARGE,
@@ -53,12 +56,29 @@ UNIT = 64  # samples of an evaluation that a worker draws together; an evaluatio
 
 @dataclass(frozen=True)
 class CheckingOptions(WorkerOptions):
-    """Choosing the workers of the evaluations (the training process draws the rollouts)."""
+    """Choosing the workers of the evaluations and of the rollouts."""
 
     workers: Annotated[
         int | None,
         typer.Option(min=1, help="Processes that draw the evaluations (default: the training process)."),
     ] = None
+    rollout_workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Processes that draw the rollouts, each with a copy of the model (default: none)."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class RolloutJob(Workload):
+    """The rollouts of a training."""
+
+    settings: GrpoSettings = field(kw_only=True)
+
+    def loader(self, gpus: int = 0) -> RolloutLoader:
+        """Return the instructions by which a worker makes its copy of the trained model."""
+        return RolloutLoader(**vars(super().loader(gpus)), settings=self.settings)
 
 
 def _set_defaults(context: typer.Context, recipe: str | None) -> str | None:
@@ -175,6 +195,9 @@ def grpo(
                 else _ignore_step,
                 stop=stop_requested,
                 evaluating=partial(run.workers, checking, settings.batch_size) if checking.chosen else None,
+                drawing=partial(run.rollouts, checking.rollout_workers, settings)
+                if checking.rollout_workers
+                else None,
             )
         if processes.is_main_process:
             if limit.used(state.seconds, state.nfe, state.step) < 1:
@@ -222,6 +245,22 @@ class TrainingRun:
             )
             with checking.backend(job) as (backend, _):
                 yield backend
+
+    def rollouts(self, count: int, settings: GrpoSettings) -> AbstractContextManager[RolloutBackend]:
+        """Return the workers that draw the rollouts; each of them gets an equal share of a step's samples."""
+        rows = settings.groups * settings.size
+        job = RolloutJob(
+            self.model,
+            self.loading,
+            rows,
+            settings.batch_size,
+            settings.cache,
+            unit=ceil(rows / count),
+            settings=settings,
+        )
+        _, gpus = devices(self.loading.device)
+        threads = threads_per_worker(self.model, count)
+        return job.pool(ProcessTransport(job.loader(gpus), threads=threads), count)
 
     def save_model(self) -> None:
         """Write the trained model into the run's folder."""

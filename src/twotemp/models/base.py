@@ -321,6 +321,16 @@ class LoadedModel(LanguageModel):
         self.forbidden_ids, self.block_size = token_ids.forbidden_ids, token_ids.block_size
         self.vocab_size, self.device = int(module.config.vocab_size), module.device
 
+    @torch.no_grad()
+    def assign(self, weights: Mapping[str, Tensor]) -> None:
+        """Overwrite parameters of the network, by name; each keeps its number format."""
+        assert self.module is not None
+        parameters = dict(self.module.named_parameters())
+        if unexpected := sorted(weights.keys() - parameters.keys()):
+            raise UserError(f"the network of {self.name!r} has no parameter {unexpected[0]}")
+        for name, tensor in weights.items():
+            parameters[name].copy_(tensor)
+
 
 def layer_numbers(hidden: int, intermediate: int, experts: int = 0) -> int:
     """Return how many numbers per position a layer holds at most at once, a little more than measured.

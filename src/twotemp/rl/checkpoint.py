@@ -35,7 +35,7 @@ WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 KEPT = 2  # checkpoints
-_PREFIX = "base_model.model."  # of all names in a `PeftModel`
+PREFIX = "base_model.model."  # of all names in a `PeftModel`
 
 
 def trainable(model: Transformer, settings: GrpoSettings) -> Any:
@@ -86,11 +86,11 @@ def published_adapter(
     modules = {native: own for own, native in model.published_modules().items()}
     targets, tensors = set(), {}
     for name, tensor in weights.items():
-        native, _, kind = name.removeprefix(_PREFIX).removesuffix(f".{ADAPTER_NAME}.weight").rpartition(".")
+        native, _, kind = name.removeprefix(PREFIX).removesuffix(f".{ADAPTER_NAME}.weight").rpartition(".")
         if native not in modules:
             return None
         targets.add(modules[native])
-        tensors[f"{_PREFIX}{modules[native]}.{kind}.weight"] = tensor
+        tensors[f"{PREFIX}{modules[native]}.{kind}.weight"] = tensor
     return replace(config, target_modules=sorted(targets)), tensors
 
 
@@ -239,7 +239,7 @@ def _trained_weights(network: Any, checkpoint: Path, name: str) -> dict[str, _Ch
     changes: dict[str, _Change] = {}
     for path, layer in network.named_modules():
         if hasattr(layer, "get_delta_weight"):
-            native = path.removeprefix(_PREFIX).replace(".base_layer", "")
+            native = path.removeprefix(PREFIX).replace(".base_layer", "")
             changes[f"{native}.{getattr(layer, 'parameter_name', 'weight')}"] = partial(_added, layer)
     return changes
 

@@ -26,7 +26,7 @@ from twotemp.models.transformer import Transformer
 from twotemp.models.weight_loading import is_quantized
 from twotemp.records import Sample
 from twotemp.rl import objective
-from twotemp.rl.checkpoint import ADAPTER_NAME, published_adapter, trainable
+from twotemp.rl.checkpoint import ADAPTER_NAME, PREFIX, published_adapter, trainable
 from twotemp.rl.knobs import Knobs
 from twotemp.rl.objective import Clip, Loss, Terms, advantages
 from twotemp.rl.parallel import accumulating, assign, distribute, gathered, global_max, reshard, unsharded
@@ -134,6 +134,11 @@ class Learner:
         self.network.eval()
         with gathered(self.scorer), nullcontext() if self.settings.fsdp else self._adapters_in_base_dtype():
             yield self.model
+
+    def sampling_weights(self) -> dict[str, Tensor]:
+        """Return the trained parameters for copies of the model: by the network's names, in its dtype."""
+        dtype = self.model.module.dtype
+        return {name.removeprefix(PREFIX): tensor.to(dtype) for name, tensor in self.weights().items()}
 
     @contextmanager
     def _adapters_in_base_dtype(self) -> Iterator[None]:

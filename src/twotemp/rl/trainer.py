@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from twotemp.backends import Backend
 from twotemp.backends.local import LocalBackend
 from twotemp.engine.runner import check_cache
+from twotemp.errors import UserError
 from twotemp.folders import continued, only_writer, write_run
 from twotemp.graders.rewards import Reward, answered, correct, reward_name
 from twotemp.models.transformer import Transformer
@@ -26,6 +27,7 @@ from twotemp.rl.checkpoint import State
 from twotemp.rl.learner import Learner, NotANumber
 from twotemp.rl.parallel import global_max
 from twotemp.rl.results import Checkup, StepRecord
+from twotemp.rl.rollout_workers import RolloutBackend
 from twotemp.rl.rollouts import Dataset, Rollouts, collect
 from twotemp.rl.settings import Budget, GrpoSettings
 
@@ -46,6 +48,8 @@ LEAST, MOST = 0.05, 0.999  # bounds of lambda: beyond them it has no effect
 OnStep = Callable[[StepRecord, float], None]
 # Opens another backend for the evaluations, with the weights of the last checkpoint.
 EvaluationBackend = Callable[[], AbstractContextManager[Backend]]
+# Opens the backend that draws the rollouts, if that is not this process.
+OpenRollouts = Callable[[], AbstractContextManager[RolloutBackend]]
 
 
 def train(
@@ -61,6 +65,7 @@ def train(
     on_step: OnStep = lambda record, used: None,
     stop: Callable[[], bool] = lambda: False,
     evaluating: EvaluationBackend | None = None,
+    drawing: OpenRollouts | None = None,
 ) -> State:
     """Train until the budget is used up or `stop()`; the same call continues a run that stopped or was killed.
 
@@ -78,13 +83,21 @@ def train(
         on_step: is called after every step.
         stop: is asked before every step; True ends the run.
         evaluating: opens another backend for the evaluations; None: the model itself, on this device.
+        drawing: opens the backend that draws the rollouts, with copies of the model; None: the model itself.
 
     Returns:
         The counters after the last step.
     """
     budget.check(settings.groups * settings.size)
+    if drawing is not None and accelerator.num_processes > 1:
+        raise UserError(
+            "rollouts of several training processes are drawn by these: leave --rollout-workers out"
+        )
     with ExitStack() as held:
-        trainer = Trainer(model, dataset, settings, out, accelerator, held, rewards, evaluating, loading)
+        trainer = Trainer(
+            *(model, dataset, settings, out, accelerator, held, rewards, evaluating, loading),
+            rollouts=None if drawing is None else held.enter_context(drawing()),
+        )
         return trainer.run(budget, on_step, stop)
 
 
@@ -113,13 +126,16 @@ class Trainer:
         rewards: Mapping[Reward, float] | None = None,
         evaluating: EvaluationBackend | None = None,
         loading: Mapping[str, Any] | None = None,
+        rollouts: RolloutBackend | None = None,
     ) -> None:
-        """Start a run, or continue the one in `out`. The arguments are those of `train`, and one more.
+        """Start a run, or continue the one in `out`. The arguments are those of `train`, and two more.
 
         Args:
             held: closed by the caller after `run`; keeps other processes from writing to `out` until then.
+            rollouts: draws the rollouts; None: the model itself.
         """
-        self.evaluating = evaluating
+        self.evaluating, self.rollouts = evaluating, rollouts
+        self._assigned: int | None = None  # the updates that the weights of `rollouts` went through
         self.dataset, self.settings, self.out, self.accelerator = dataset, settings, out, accelerator
         check_cache(model, settings.cache)
         self.loading = loading or {}
@@ -192,9 +208,9 @@ class Trainer:
             policy = replace(policy.at(0), threshold=self.state.threshold)
         if self.learner.knobs:
             policy = replace(policy.at(0), **self.learner.knobs.numbers())
-        with self.learner.sampling() as model:
+        with self._drawing() as backend:
             return collect(
-                self._backend(model, settings.cache),
+                backend,
                 self.dataset.grader,
                 mine,
                 policy,
@@ -206,6 +222,18 @@ class Trainer:
                 prompt_tokens=settings.prompt_tokens,
                 chat=self.dataset.chat,
             )
+
+    @contextmanager
+    def _drawing(self) -> Iterator[Backend]:
+        """Yield a backend with the weights as they are now."""
+        if self.rollouts is None:
+            with self.learner.sampling() as model:
+                yield self._backend(model, self.settings.cache)
+            return
+        if self._assigned != self.learner.changes:
+            self.rollouts.assign(self.learner.sampling_weights())
+            self._assigned = self.learner.changes
+        yield self.rollouts
 
     def _learn(self, rollouts: Rollouts, seconds_before: float, started: float) -> StepRecord:
         """Update the weights, then the counters, so that they describe a finished step; return its record."""
