@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from twotemp.models.base import Denoiser, LanguageModel
     from twotemp.models.load import load
     from twotemp.models.wrap import wrap
-    from twotemp.policies import Portfolio
-    from twotemp.policies.presets import policy
+    from twotemp.policies import Portfolio, policy
     from twotemp.records import Policy, Sample
     from twotemp.sampling.api import Samples, StreamEvent, infill, sample, stream
 
@@ -59,7 +58,7 @@ _HOMES = {
     "generate": "twotemp.integrations.transformers",
     "infill": "twotemp.sampling.api",
     "load": "twotemp.models.load",
-    "policy": "twotemp.policies.presets",
+    "policy": "twotemp.policies",
     "sample": "twotemp.sampling.api",
     "score": "twotemp.likelihood.score",
     "stream": "twotemp.sampling.api",

@@ -17,7 +17,7 @@ from theory.denoiser import AnchorForkModel, Simulation, simulate, with_entropy
 from theory.exact import ForkLaw, fork_law, sigmoid
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser
-from twotemp.policies.presets import policy
+from twotemp.policies import policy
 from twotemp.records import Policy
 
 SAMPLES = 2500

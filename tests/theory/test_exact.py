@@ -18,7 +18,7 @@ from theory.exact import commit_sets, expected_steps, forced_commit, fork_law, o
 from theory.statements import tlc
 from theory.strings import string_law
 from twotemp.errors import UserError
-from twotemp.policies.presets import policy
+from twotemp.policies import policy
 from twotemp.records import Policy
 
 

@@ -32,7 +32,7 @@ from theory.statements import (
     top_probability,
 )
 from theory.strings import entropy, string_law
-from twotemp.policies.presets import policy
+from twotemp.policies import policy
 
 # --- the sandwich bound -----------------------------------------------------------------------------------------
 

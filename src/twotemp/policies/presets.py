@@ -6,13 +6,10 @@ A new policy is one entry here; the conformance tests include it automatically.
 
 from __future__ import annotations
 
-import hashlib
-import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from twotemp.errors import UserError, unknown
-from twotemp.records import PARAMETERS, Policy
+from twotemp.records import Policy
 
 _EVERYWHERE = (
     *("t_token", "top_k", "top_p", "eos", "repel"),
@@ -28,11 +25,10 @@ class Preset:
     parameters: tuple[str, ...]
     formula: str
     source: str
+    settable: tuple[str, ...] = field(init=False)  # `parameters`, and those that every policy has
 
-    @property
-    def settable(self) -> tuple[str, ...]:
-        """The parameters that a user may set."""
-        return tuple(dict.fromkeys(self.parameters + _EVERYWHERE))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settable", tuple(dict.fromkeys(self.parameters + _EVERYWHERE)))
 
     @property
     def experimental(self) -> bool:
@@ -259,71 +255,3 @@ PRESETS: dict[str, Preset] = {
         ),
     )
 }
-
-
-def policy(name: str, **parameters: Any) -> Policy:
-    """Return the policy of that name (`twotemp policies` lists them) with some parameters set.
-
-    >>> import twotemp
-    >>> twotemp.policy("tct", t_pos=0.2).t_pos
-    0.2
-    """
-    if name not in PRESETS:
-        raise unknown("policy", name, PRESETS)
-    preset = PRESETS[name]
-    for key in parameters:
-        if key not in preset.settable:
-            raise _refused(preset, key, parameters[key])
-    return replace(preset.policy, **parameters)
-
-
-def _refused(preset: Preset, key: str, value: Any) -> UserError:
-    """Return the error for a parameter that a preset does not have; it names the tempered family of a fixed T_pos."""
-    name, fixed = preset.policy.name, preset.policy.t_pos
-    for other in PRESETS.values() if key == "t_pos" else ():
-        if "t_pos" in other.parameters and replace(other.policy, name=name, t_pos=fixed) == preset.policy:
-            family = other.policy.name
-            return UserError(
-                f"unknown parameter of policy {name!r}: t_pos; {name} is {family} at T_pos = {_text(fixed)}, so "
-                f"use {family}:t_pos={value}"
-            )
-    return unknown(f"parameter of policy {name!r}", key, preset.settable)
-
-
-def parse(spec: str) -> Policy:
-    """Return the policy of a spelling such as `tct:t_pos=0.1,threshold=0.6`."""
-    name, _, rest = spec.partition(":")
-    parameters: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise UserError(f"policy {spec!r}: write parameters as name=value, not {part!r}")
-        key = key.strip()
-        if key in parameters:
-            raise UserError(f"policy {spec!r}: {key} is given twice; leave one out")
-        # An unknown name is `policy`'s to report, which knows the nearest one.
-        parameters[key] = PARAMETERS[key].read(key, value.strip()) if key in PARAMETERS else value
-    return policy(name.strip(), **parameters)
-
-
-def spell(given: Policy) -> str:
-    """Return the shortest spelling that `parse` reads as this policy.
-
-    A policy that no preset can spell gets its name and a hash of all of its fields.
-    """
-    if given.name in PRESETS:
-        preset = PRESETS[given.name]
-        changed = [key for key in preset.settable if getattr(given, key) != getattr(preset.policy, key)]
-        numbers = ",".join(f"{key}={_text(getattr(given, key))}" for key in changed)
-        spec = f"{given.name}:{numbers}" if changed else given.name
-        if parse(spec) == given:
-            return spec
-    readable = re.sub(r"[^A-Za-z0-9.]+", "-", given.name).strip("-.") or "policy"
-    # Only what differs from the defaults, so that new fields of later versions do not change the hash.
-    changes = [(f.name, getattr(given, f.name)) for f in fields(given) if getattr(given, f.name) != f.default]
-    return f"{readable}+{hashlib.sha256(repr(changes).encode()).hexdigest()[:8]}"
-
-
-def _text(value: Any) -> str:
-    short = f"{value:g}" if isinstance(value, float) else str(value)
-    return short if not isinstance(value, float) or float(short) == value else repr(value)

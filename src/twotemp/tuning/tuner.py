@@ -14,7 +14,7 @@ from twotemp import metrics, tasks
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, Plan, Progress, TaskChoice
 from twotemp.policies import AnyPolicy, spell
-from twotemp.policies.portfolio import from_order
+from twotemp.policies.spelling import from_order
 from twotemp.records import Policy
 from twotemp.store import Cell
 from twotemp.tuning.goal import Goal, Tally

@@ -1,23 +1,70 @@
-"""A portfolio: which policy draws which sample of a prompt.
+"""Policies by what users write: a preset's name with parameters, or a portfolio of such policies.
 
-Sample i is exactly the one that policy `at(i)` draws at index i, so stored samples of the components are those of the
-portfolio. They are ordered, not exchangeable: the first k are the same portfolio, a random subset is another one.
+A portfolio says which policy draws which sample of a prompt. Sample i is exactly the one that policy `at(i)` draws at
+index i, so stored samples of the components are those of the portfolio. They are ordered, not exchangeable: the first
+k are the same portfolio, a random subset is another one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from typing import Any
 
-from twotemp.errors import UserError
-from twotemp.policies import presets
-from twotemp.records import Policy, integer
+from twotemp.errors import UserError, unknown
+from twotemp.policies.presets import PRESETS, Preset
+from twotemp.records import PARAMETERS, Policy, integer
 
 _NEXT = re.compile(r"\+(?=\s*(?:\d+\s*\*\s*)?[A-Za-z])")  # not the plus of 1e+06
 _ENTRY = re.compile(r"\s*(?:(\d+)\s*\*)?(.*)", re.DOTALL)
+
+
+def policy(name: str, **parameters: Any) -> Policy:
+    """Return the policy of that name (`twotemp policies` lists them) with some parameters set.
+
+    >>> import twotemp
+    >>> twotemp.policy("tct", t_pos=0.2).t_pos
+    0.2
+    """
+    if name not in PRESETS:
+        raise unknown("policy", name, PRESETS)
+    preset = PRESETS[name]
+    for key in parameters:
+        if key not in preset.settable:
+            raise _refused(preset, key, parameters[key])
+    return replace(preset.policy, **parameters)
+
+
+def _refused(preset: Preset, key: str, value: Any) -> UserError:
+    """Return the error for a parameter that a preset does not have; it names the tempered family of a fixed T_pos."""
+    name, fixed = preset.policy.name, preset.policy.t_pos
+    for other in PRESETS.values() if key == "t_pos" else ():
+        if "t_pos" in other.parameters and replace(other.policy, name=name, t_pos=fixed) == preset.policy:
+            family = other.policy.name
+            return UserError(
+                f"unknown parameter of policy {name!r}: t_pos; {name} is {family} at T_pos = {_text(fixed)}, so "
+                f"use {family}:t_pos={value}"
+            )
+    return unknown(f"parameter of policy {name!r}", key, preset.settable)
+
+
+def parse(spec: str) -> Policy:
+    """Return the policy of a spelling such as `tct:t_pos=0.1,threshold=0.6`."""
+    name, _, rest = spec.partition(":")
+    parameters: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise UserError(f"policy {spec!r}: write parameters as name=value, not {part!r}")
+        key = key.strip()
+        if key in parameters:
+            raise UserError(f"policy {spec!r}: {key} is given twice; leave one out")
+        # An unknown name is `policy`'s to report, which knows the nearest one.
+        parameters[key] = PARAMETERS[key].read(key, value.strip()) if key in PARAMETERS else value
+    return policy(name.strip(), **parameters)
 
 
 @dataclass(frozen=True)
@@ -37,7 +84,7 @@ class Portfolio:
             integer("the count of a portfolio's policy", count, least=1)
             if policy.repel:
                 raise UserError(
-                    f"policy {presets.spell(policy)} cannot be part of a portfolio: its samples depend on those "
+                    f"policy {spell(policy)} cannot be part of a portfolio: its samples depend on those "
                     "before them; set repel=0"
                 )
 
@@ -100,7 +147,7 @@ def parse_portfolio(spec: str) -> AnyPolicy:
     """
     parts = [_ENTRY.fullmatch(part) for part in _NEXT.split(spec)]
     counts, specs = zip(*(part.groups() for part in parts if part))
-    entries = [(int(count or 1), presets.parse(policy)) for count, policy in zip(counts, specs)]
+    entries = [(int(count or 1), parse(policy)) for count, policy in zip(counts, specs)]
     return _canonical(entries, cycle=counts[-1] is not None)
 
 
@@ -110,8 +157,11 @@ def from_order(policies: Sequence[Policy]) -> AnyPolicy:
 
 
 def spell(given: AnyPolicy) -> str:
-    """Return the shortest spelling that `parse_portfolio` reads as this policy or portfolio."""
-    return presets.spell(given) if isinstance(given, Policy) else given.written(presets.spell)
+    """Return the shortest spelling that `parse_portfolio` reads as this policy or portfolio.
+
+    A policy that no preset can spell gets its name and a hash of all of its fields.
+    """
+    return _spell_policy(given) if isinstance(given, Policy) else given.written(_spell_policy)
 
 
 def _canonical(entries: list[tuple[int, Policy]], cycle: bool) -> AnyPolicy:
@@ -122,3 +172,23 @@ def _canonical(entries: list[tuple[int, Policy]], cycle: bool) -> AnyPolicy:
     if len(runs) == 1:
         return runs[0][1]
     return Portfolio(tuple(runs if cycle else [*runs[:-1], (1, runs[-1][1])]), cycle)
+
+
+def _spell_policy(given: Policy) -> str:
+    """Return the shortest spelling that `parse` reads as this policy; see `spell`."""
+    if given.name in PRESETS:
+        preset = PRESETS[given.name]
+        changed = [key for key in preset.settable if getattr(given, key) != getattr(preset.policy, key)]
+        numbers = ",".join(f"{key}={_text(getattr(given, key))}" for key in changed)
+        spec = f"{given.name}:{numbers}" if changed else given.name
+        if parse(spec) == given:
+            return spec
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", given.name).strip("-.") or "policy"
+    # Only what differs from the defaults, so that new fields of later versions do not change the hash.
+    changes = [(f.name, getattr(given, f.name)) for f in fields(given) if getattr(given, f.name) != f.default]
+    return f"{readable}+{hashlib.sha256(repr(changes).encode()).hexdigest()[:8]}"
+
+
+def _text(value: Any) -> str:
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return short if not isinstance(value, float) or float(short) == value else repr(value)
