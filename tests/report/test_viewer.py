@@ -5,21 +5,30 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 import os
 import re
 import threading
 import time
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from tests.helpers.synthetic_runs import HOSTILE, write_run
 from twotemp.cli import app
+from twotemp.folders import claim
+from twotemp.forks.probe import Fork, Journal
+from twotemp.policies import parse
+from twotemp.records import Grade, Problem, Sample
 from twotemp.report import live, viewer
+from twotemp.rl import results
+from twotemp.rl.rollouts import Rollouts
 from twotemp.store import Store
 
 
@@ -184,14 +193,26 @@ def test_a_link_shows_the_same_question_policies_and_sample_text(opened):
     sides = page.locator(".side.card")
     assert sides.nth(0).locator("select").first.input_value() == "3"
     assert sum(map(int, sides.nth(0).locator(".answers .count").all_inner_texts())) == 8
+    texts = sides.nth(0).locator(".answers .unanswered").all_inner_texts()  # after the answers
+    assert texts
+    assert texts == sides.nth(0).locator(".answers button > span:last-child").all_inner_texts()[-len(texts) :]
+    sides.nth(0).get_by_role("slider", name="Samples of policy A").press("Home")
     sides.nth(0).locator("summary").click()
     assert HOSTILE[:9] in sides.nth(0).locator("pre.raw").inner_text()
+    first = sides.nth(0).locator(".which h3").inner_text()
     sides.nth(0).get_by_label("next sample").click()
-    assert sides.nth(0).locator(".which h3").inner_text() == "sample 1"
+    second = sides.nth(0).locator(".which h3").inner_text()
+    assert second != first
+    tab.until(lambda: f"sample-a={second.split()[1]}" in page.url)
+    page.reload()
+    tab.until(lambda: sides.count() == 2)
+    assert sides.nth(0).locator(".which h3").inner_text() == second
     page.get_by_text("next →").click()
+    assert "sample-a" not in page.url
     tab.until(lambda: page.locator("#question h2").inner_text() == "countdown-3/test/4")
     page.go_back()
     tab.until(lambda: page.locator("#question h2").inner_text() == "countdown-3/test/3")
+    assert sides.nth(0).locator(".which h3").inner_text() == second
     page.locator("#policy-b").select_option("0")
     tab.until(lambda: "b=0" in page.url)
 
@@ -233,6 +254,94 @@ def test_nothing_is_wider_than_the_window(opened, width, scheme):
     for fragment in ("", "#questions", "#questions?question=countdown-3/test/3&task=countdown-3"):
         page = opened(fragment, width=width, scheme=scheme).page
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), fragment
+
+
+def test_a_question_opens_at_a_right_sample(opened, html):
+    page = opened("#questions?question=countdown-3/test/3&task=countdown-3").page
+    expected = verdicts(html, "tlc")["3"].index("+")
+    assert page.locator(".side.card").first.locator(".which h3").inner_text() == f"sample {expected}"
+
+
+# --- other kinds of runs
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """Two finished steps of a GRPO run, and the rollouts of a third that a kill interrupted."""
+    run = tmp_path_factory.mktemp("grpo") / "trained"
+    claim(
+        run,
+        "grpo",
+        {"model": "tiny", "task": "countdown-3", "settings": {"policy": parse("tct").to_dict()}},
+    )
+    log = results.open_steps(run, 0)
+    for step in (1, 2, 3):
+        problem = Problem(f"countdown-3/train/{step}", "countdown-3", "1 2 3 -> 6", {"target": 6})
+        samples = tuple(
+            Sample(problem.id, index, 0, parse("tct"), (1,), (2,), (3,), 1, 1, 1, 0.1, "length", text)
+            for index, text in enumerate((f"1 + 2 = 3 , 3 + 3 = 6 {step}", HOSTILE))
+        )
+        grades = (Grade("passed", "6", "chain"), Grade("ungraded", detail="the grader failed"))
+        rollouts = Rollouts((problem,), samples, grades, torch.tensor([[1.25, math.nan]]), 0.0, 0.0)
+        results.write_rollouts(run, step, 0, rollouts)
+        if step < 3:
+            row = {field.name: 1 for field in fields(results.StepRecord)}
+            log.add({**row, "step": step, "kl": None})
+    return run
+
+
+def test_rollouts_of_every_finished_step_can_be_read(browser, trained, tmp_path):
+    path = viewer.write(tmp_path / "grpo.html", viewer.view([trained]))
+    tab = Tab(browser, path.as_uri())
+    charts = tab.page.locator("figcaption").all_inner_texts()
+    assert [c.lower() for c in charts][:2] == [
+        "mean reward of a group",
+        "spread of the reward within a group (std)",
+    ]
+    tab.page.get_by_role("link", name="Rollouts").click()
+    tab.until(lambda: tab.page.locator(".heatmap tbody tr").count() == 2)
+    names = tab.page.locator(".heatmap tbody small").all_inner_texts()
+    assert names == ["step 1: countdown-3/train/1", "step 2: countdown-3/train/2"]
+    tab.page.locator(".heatmap a").nth(1).click()
+    tab.until(lambda: tab.page.locator(".side.card").count() == 1)
+    assert tab.page.locator("pre.raw").inner_text().endswith("= 6 2")
+    assert "reward\n1.25" in tab.page.locator(".why").inner_text()
+    tab.page.get_by_label("next sample").click()
+    assert "reward\nnone: it could not be graded" in tab.page.locator(".why").inner_text()
+    tab.close()
+
+
+def test_of_a_long_run_the_page_keeps_evenly_spaced_steps(trained):
+    assert len(viewer.view([trained]).run.questions) == 2
+    small = viewer.view([trained], largest=300)
+    assert [question["id"] for question in small.run.questions] == ["step 1: countdown-3/train/1"]
+
+
+def test_a_study_of_forks_shows_its_forks(tmp_path):
+    run = write_run(tmp_path / "forks", questions=12, n=1, words=4, policies=("ar",))
+    found = [
+        Fork(
+            f"countdown-3/test/{n}/0/9",
+            1 + n / 10,
+            (0, 1, 2),
+            (1.5, 1.0, 0.4),
+            (5, 6),
+            ("6", HOSTILE),
+            n % 3,
+            0,
+        )
+        for n in range(6)
+    ]
+    journal = Journal(run / "forks" / "countdown-3", {"task": "countdown-3"})
+    journal.append(asdict(fork) for fork in found)
+    journal.close()
+    said, measured, one_by_one, *rest = viewer.view([run]).blocks
+    assert said["items"][2].startswith("At 33 % of 6 forks the likeliest tokens lead to two or more")
+    assert measured["items"][0]["series"][0]["y"] == [1.5, 1.0, 0.4]
+    assert measured["items"][1]["series"][0]["x"] == [0, 1, 2]
+    assert [row[0] for row in one_by_one["rows"]] == [fork.name for fork in reversed(found)]
+    assert one_by_one["rows"][0][-1] == f"6, {HOSTILE}"
+    assert rest[-1]["title"] == "Settings and provenance"
 
 
 # --- the command and the live page

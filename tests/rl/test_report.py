@@ -68,6 +68,11 @@ def test_ctrl_c_ends_after_the_step_and_the_same_command_continues(checkpoint, t
     result = CliRunner().invoke(app, arguments(checkpoint, run, "tct", f"{done + 1}steps"))
     assert result.exit_code == 0, result.output
     assert [record.step for record in results.read_steps(run)] == list(range(1, done + 2))
+    groups = list(results.read_rollouts(run))
+    assert [group.step for group in groups] == [step for step in range(1, done + 2) for _ in range(2)]
+    for record in results.read_steps(run):
+        rewards = [r for group in groups if group.step == record.step for r in group.rewards]
+        assert record.reward == pytest.approx(np.mean(rewards))
 
 
 @pytest.mark.parametrize(

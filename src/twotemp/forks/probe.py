@@ -13,6 +13,7 @@ the first block starts at the fork: LC may reveal up to `block - 1` positions be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +29,7 @@ from twotemp.backends import Backend
 from twotemp.backends.local import LocalBackend
 from twotemp.engine import states
 from twotemp.errors import UserError
-from twotemp.folders import claim, only_writer
+from twotemp.folders import claim, expect, only_writer, read_run
 from twotemp.folders.files import SUFFIX, FrameFile, next_number, read_batches, writer_name
 from twotemp.graders.base import Grader
 from twotemp.models.base import LanguageModel, refuse_without_mask
@@ -302,6 +303,12 @@ def _one_by_one(problem: Problem) -> list[Problem]:
     return alone or [problem] * ("test" in problem.reference)
 
 
+def _rows(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(folder.glob(f"forks-*{SUFFIX}")):
+        for batch in read_batches(path):
+            yield from batch
+
+
 class Journal:
     """The measurements of a study on disk: append-only, and continued by running the same study again."""
 
@@ -311,10 +318,8 @@ class Journal:
         self._file: FrameFile | None = None
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield all rows."""
-        for path in sorted(self.folder.glob(f"forks-*{SUFFIX}")):
-            for batch in read_batches(path):
-                yield from batch
+        """Return an iterator over all rows."""
+        return _rows(self.folder)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows as one batch, which is on disk, whole, when this returns."""
@@ -347,6 +352,14 @@ class Study:
     def distinct(self) -> np.ndarray:
         """Return the number of different answers of each fork whose alternatives could all be graded."""
         return np.array([f.distinct for f in self.forks if not f.ungraded], dtype=np.int64)
+
+
+def stored(folder: Path) -> Study:
+    """Return the study of one task as far as its folder holds it; its threshold is the least entropy of its forks."""
+    expect(folder, "forks")
+    forks = tuple(map(Fork.from_dict, _rows(folder)))
+    task = (read_run(folder) or {})["task"]
+    return Study(task, min((fork.entropy for fork in forks), default=math.nan), forks)
 
 
 def study(

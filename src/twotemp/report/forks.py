@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from twotemp.errors import counted
 from twotemp.forks.probe import LineFit, Study, fit
 from twotemp.report import style
+from twotemp.report.blocks import Part, charts, curve, curve_chart, sentences, table
 from twotemp.report.figures import SavedFigure, grid, save, styled
 from twotemp.report.style import task_name
 
@@ -20,6 +22,16 @@ PAPER_R2 = 0.7  # "the median per-fork R^2 being ~0.7 across datasets"
 PAPER_SHARE = (0.44, 0.79)  # of forks with two or more outcomes: GSM8K, MATH
 
 FORK, ANCHOR = "#0072B2", "#D55E00"
+FORK_COLUMNS = (
+    "question/sample/position",
+    "entropy (nats)",
+    "LC steps",
+    "slope",
+    "R²",
+    "different answers",
+    "answers",
+)
+_ROWS = 1000  # forks in a table
 _FEWEST = 3  # forks behind a mean that is drawn: with fewer, the curve would show single forks
 
 
@@ -181,6 +193,54 @@ def text(studies: Sequence[Study], facts: str) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def blocks(study: Study) -> list[Part]:
+    """Return what the viewer shows of a study: sentences, two charts and its forks, the most uncertain first."""
+    n, task = numbers(study), task_name(study.task)
+    said = [
+        f"Forks are the most uncertain positions of the answers: {counted(n['forks'], 'fork')} in {task}."
+    ]
+    if n["with_anchors"]:
+        said.append(
+            f"While LC reveals other positions before a fork, its entropy falls at {_percent(n['falling'])} of "
+            f"{counted(n['with_anchors'], 'fork')} (median slope {n['median_slope']:+.2f} nats per position)."
+        )
+    if n["graded"]:
+        said.append(
+            f"At {_percent(n['two_or_more'])} of {counted(n['graded'], 'fork')} the likeliest tokens lead to two or "
+            f"more different answers ({n['mean_outcomes']:.1f} on average)."
+        )
+    x, mean, spread, count = degradation(study)
+    kept = count >= min(_FEWEST, count.max(initial=0))
+    entropy = curve("mean ± 1 std", FORK, x[kept], mean[kept], (mean - spread)[kept], (mean + spread)[kept])
+    sizes, forks = np.unique(study.distinct(), return_counts=True)
+    outcomes = curve("share of forks", FORK, sizes, forks / max(1, forks.sum()), points=True)
+    drawn = [
+        curve_chart("entropy of forks still masked (nats)", "other positions revealed", [entropy]),
+        curve_chart("forks by different answers", "different answers", [outcomes], percent=True),
+    ]
+    rows = [
+        [
+            fork.name,
+            round(fork.entropy, 3),
+            len(fork.path),
+            _entry(fork.line.slope),
+            _entry(fork.line.r2),
+            fork.distinct,
+            ", ".join(dict.fromkeys(answer for answer in fork.answers if answer is not None)),
+        ]
+        for fork in sorted(study.forks, key=lambda fork: -fork.entropy)[:_ROWS]
+    ]
+    return [
+        sentences(f"Forks of {task}", said),
+        charts(f"Forks of {task}: measured", drawn),
+        table(f"Forks of {task}: one by one", FORK_COLUMNS, rows),
+    ]
+
+
+def _entry(value: float) -> float | str:
+    return round(value, 3) if np.isfinite(value) else "–"
 
 
 def _median(values: np.ndarray) -> float | None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from threading import Lock
 
 from twotemp.errors import UserError
+from twotemp.report.blocks import sentences
 from twotemp.report.pages import compose, content_security_policy
-from twotemp.report.viewer import View, sentences
+from twotemp.report.viewer import View
 from twotemp.serialization import json_text
 
 HOST = "127.0.0.1"

@@ -10,12 +10,13 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from twotemp.analysis import GradedCell, unique
 from twotemp.errors import UserError
 from twotemp.evaluation.work import problems_of
-from twotemp.policies import spell
+from twotemp.policies import AnyPolicy, Portfolio, spell
 from twotemp.records import Grade, Problem
 from twotemp.report.pages import chunk
 from twotemp.report.style import dataset, label, line, ramp
@@ -77,6 +78,42 @@ def collect(
     )
 
 
+def collect_rollouts(
+    runs: Sequence[Path], policies: list[dict[str, Any]], largest: int = LARGEST
+) -> RunData | None:
+    """Read the rollouts of GRPO runs; a question is a problem of a step.
+
+    Args:
+        runs: Their folders.
+        policies: What the page says of each run.
+        largest: Bytes of all chunks, about; of a longer run evenly spaced steps are kept.
+
+    Returns:
+        The rollouts; None if the runs kept none.
+    """
+    from twotemp.rl.results import read_rollouts
+
+    builders: dict[tuple[int, str], _Question] = {}
+    for number, run in enumerate(runs):
+        for group in read_rollouts(run):
+            key = (group.step, group.problem.id)
+            name = f"step {group.step}: {group.problem.id}"
+            question = builders.setdefault(key, _Question(name, group.problem.task, group.problem))
+            rows = zip(group.texts, group.grades, group.rewards, group.nfes)
+            for index, (text, grade, reward, nfe) in enumerate(rows):
+                row = {"index": index, "text": text, "nfe": nfe, "reward": reward}
+                question.add(number, row, grade, 0)
+    if not builders:
+        return None
+    ordered = sorted(builders, key=lambda key: (key[0], _natural(key[1])))
+    chunks = {key: chunk(builders[key].content()) for key in ordered}
+    every = -(-sum(map(len, chunks.values())) // largest)
+    kept = {*unique(step for step, _ in ordered)[::every]}
+    shown = [key for key in ordered if key[0] in kept]
+    questions = [builders[key].index() for key in shown]
+    return RunData(policies, questions, [chunks[key] for key in shown], {}, [], None)
+
+
 def _traces_that_fit(cells: Sequence[GradedCell], stored: Sequence[Cell], largest: int) -> int | None:
     """Return how many samples of each question can be shown with their traces; None if no sample has one."""
     if not any(row["trace"] for cell in stored for row in _first_row(cell)):
@@ -101,13 +138,21 @@ def _policies(cells: Sequence[GradedCell]) -> list[dict[str, Any]]:
     models = [cell.model for cell in cells]
     return [
         {
-            "name": label(cell.policy, plain=True),
+            "name": policy_name(cell.policy),
             "spec": spell(cell.policy),
             "color": color,
             "set": dataset(cell.model, cell.task, models),
         }
         for cell, color in zip(cells, colors(cells))
     ]
+
+
+def policy_name(policy: AnyPolicy) -> str:
+    """Return a policy's display name, with its name on the command line in front where the two differ."""
+    name = label(policy, plain=True)
+    if isinstance(policy, Portfolio) or policy.name in name.lower():
+        return name
+    return f"{policy.name.upper()} · {name}"
 
 
 def colors(cells: Sequence[GradedCell]) -> list[str]:
@@ -140,6 +185,7 @@ class _Question:
             "text": self._texts.setdefault(row["text"] or "", len(self._texts)),
             "grade": self._grades.setdefault(grade, len(self._grades)),
             "nfe": row["nfe"],
+            **({"reward": row["reward"]} if "reward" in row else {}),
         }
         trace = row.get("trace")
         if trace and row["index"] < traced:
@@ -168,7 +214,7 @@ class _Question:
 
     def content(self) -> dict[str, Any]:
         """Return the chunk: distinct texts and grades, and by policy a list for each column."""
-        columns = ("index", "text", "grade", "nfe", "trace")
+        columns = ("index", "text", "grade", "nfe", "reward", "trace")
         cells = {}
         for cell, rows in self._rows.items():
             rows.sort(key=lambda row: row["index"])

@@ -16,14 +16,13 @@ import numpy as np
 from twotemp.analysis import Choice, GradedCell, RunSurvey, findings, k_grid, survey, unique
 from twotemp.errors import UserError
 from twotemp.folders import expect, read_json, write_text
-from twotemp.policies import parse
+from twotemp.policies import parse, spell
 from twotemp.report import grpo, sentence
+from twotemp.report.blocks import Part, charts, curve, curve_chart, sentences, table
 from twotemp.report.pages import compose
-from twotemp.report.run_data import LARGEST, RunData, collect, colors
-from twotemp.report.style import dataset, label, line, model_name
+from twotemp.report.run_data import LARGEST, RunData, collect, collect_rollouts, colors, policy_name
+from twotemp.report.style import dataset, line, model_name
 from twotemp.report.tuning import STANDINGS
-
-Part = dict[str, Any]  # of an overview
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,16 @@ def view(
         raise UserError("view runs of `twotemp grpo` and of `twotemp eval` separately")
     title = ", ".join(run.resolve().name for run in runs)
     if kinds == {"grpo"}:
-        return View(title, "grpo", _grpo_blocks([grpo.read(run) for run in runs]))
+        trained = [grpo.read(run) for run in runs]
+        rollouts = collect_rollouts(runs, _grpo_policies(trained), largest)
+        return View(title, "grpo", _grpo_blocks(trained), rollouts)
     surveyed = surveyed or survey(runs, grader)
     race = [block for run in runs for block in _race_blocks(run)]
-    blocks = [*race, *_evaluation_blocks(surveyed.cells, choices)]
+    studies = [block for run in runs for block in _fork_blocks(run)]
+    blocks = [*race, *studies, *_evaluation_blocks(surveyed.cells, choices)]
     data = collect(surveyed.cells, tokenizer, largest)
-    return View(title, "tune" if race else "evaluation", blocks, data, surveyed.gaps)
+    kind = "tune" if race else "forks" if studies else "evaluation"
+    return View(title, kind, blocks, data, surveyed.gaps)
 
 
 def write(path: Path, shown: View) -> Path:
@@ -94,47 +97,26 @@ def _evaluation_blocks(cells: Sequence[GradedCell], choices: Sequence[Choice]) -
     for key in unique((cell.model, cell.task) for cell in cells):
         group = [cell for cell in cells if (cell.model, cell.task) == key]
         name = dataset(*key, models)
-        charts = []
+        curves = []
         if max(cell.samples for cell in group) > 1:
-            charts = [_pass_chart(group), _budget_chart(group)]
+            curves = [_pass_chart(group), _budget_chart(group)]
             for selector in unique(choice.selector for choice in choices):
                 some = [c for c in choices if c.selector == selector and (c.cell.model, c.cell.task) == key]
-                charts += [_best_chart(selector, some)] if some else []
-        blocks += [{"kind": "charts", "title": name, "items": charts}] if charts else []
+                curves += [_best_chart(selector, some)] if some else []
+        blocks += [charts(name, curves)] if curves else []
         blocks.append(_pass_table(name, group))
     return [*blocks, _settings_table(cells)]
 
 
-def sentences(title: str, items: Sequence[str]) -> Part:
-    """Return a block of sentences."""
-    return {"kind": "sentences", "title": title, "items": list(items)}
-
-
-def _chart(title: str, x: str, series: list[Part], *, log: bool = False, percent: bool = False) -> Part:
-    return {"title": title, "x": {"label": x, "log": log}, "y": {"percent": percent}, "series": series}
-
-
-def _series(name: str, color: str, x: Any, mean: Any, low: Any = None, high: Any = None, **more: Any) -> Part:
-    """Return a curve; what is not finite is null."""
-
-    def numbers(values: Any) -> list[float | None]:
-        return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
-
-    columns = {"x": numbers(x), "y": numbers(mean)}
-    if low is not None and high is not None:
-        columns |= {"low": numbers(low), "high": numbers(high)}
-    return {"name": name, "color": color, **columns, **more}
-
-
 def _cell_series(cell: GradedCell, color: str, x: Any, estimate: Any) -> Part:
-    return _series(label(cell.policy, plain=True), color, x, estimate.mean, estimate.low, estimate.high)
+    return curve(policy_name(cell.policy), color, x, estimate.mean, estimate.low, estimate.high)
 
 
 def _pass_chart(group: Sequence[GradedCell]) -> Part:
     series = [
         _cell_series(c, color, range(1, c.samples + 1), c.curve) for c, color in zip(group, colors(group))
     ]
-    return _chart("pass@k", "k", series, log=True, percent=True)
+    return curve_chart("pass@k", "k", series, log=True, percent=True)
 
 
 def _budget_chart(group: Sequence[GradedCell]) -> Part:
@@ -142,13 +124,13 @@ def _budget_chart(group: Sequence[GradedCell]) -> Part:
         _cell_series(c, color, c.costs("nfe", range(1, c.samples + 1)), c.curve)
         for c, color in zip(group, colors(group))
     ]
-    return _chart("pass@NFE", "NFE per question", series, log=True, percent=True)
+    return curve_chart("pass@NFE", "NFE per question", series, log=True, percent=True)
 
 
 def _best_chart(selector: str, choices: Sequence[Choice]) -> Part:
     shades = colors([choice.cell for choice in choices])
     series = [_cell_series(c.cell, color, c.ks, c.estimate) for c, color in zip(choices, shades)]
-    return _chart(f"Best@k, {selector}", "k", series, log=True, percent=True)
+    return curve_chart(f"Best@k, {selector}", "k", series, log=True, percent=True)
 
 
 def _pass_table(name: str, group: Sequence[GradedCell]) -> Part:
@@ -157,12 +139,10 @@ def _pass_table(name: str, group: Sequence[GradedCell]) -> Part:
     for cell in group:
         rates = [_rate(cell, k) for k in ks]
         costs = [round(cell.cost("nfe"), 1), round(cell.cost("forwards"), 1)]
-        rows.append(
-            [label(cell.policy, plain=True), *costs, len(cell.questions), cell.table.ungraded, *rates]
-        )
+        rows.append([policy_name(cell.policy), *costs, len(cell.questions), cell.table.ungraded, *rates])
     columns = ["policy", "NFE", "forwards", "questions", "ungraded", *(f"k = {k}" for k in ks)]
     title = f"{name}: pass@k in % with 95 % intervals"
-    return {"kind": "table", "title": title, "columns": columns, "rows": rows}
+    return table(title, columns, rows)
 
 
 def _rate(cell: GradedCell, k: int) -> Part:
@@ -177,7 +157,7 @@ def _settings_table(cells: Sequence[GradedCell]) -> Part:
     def row(cell: GradedCell) -> dict[str, Any]:
         config = cell.config
         return {
-            "policy": label(cell.policy, plain=True),
+            "policy": policy_name(cell.policy),
             "task": config.task,
             "model": config.model,
             "weights": config.fingerprint[:16],
@@ -192,12 +172,7 @@ def _settings_table(cells: Sequence[GradedCell]) -> Part:
         }
 
     rows = [row(cell) for cell in cells]
-    return {
-        "kind": "table",
-        "title": "Settings and provenance",
-        "columns": list(rows[0]),
-        "rows": [list(one.values()) for one in rows],
-    }
+    return table("Settings and provenance", list(rows[0]), [list(row.values()) for row in rows])
 
 
 def _race_blocks(run: Path) -> list[Part]:
@@ -211,13 +186,24 @@ def _race_blocks(run: Path) -> list[Part]:
         ends = (one["low"], one["high"])
         low, high = ([np.nan if end is None else end] for end in ends)
         color = line(parse(one["candidate"]))["color"] if one["finalist"] else "#999999"
-        series.append(_series(one["candidate"], color, [one["cost"]], [one["mean"]], low, high, points=True))
-    chart = _chart(f"{race['goal']} against cost", "NFE per question", series, log=True, percent=True)
+        series.append(curve(one["candidate"], color, [one["cost"]], [one["mean"]], low, high, points=True))
+    chart = curve_chart(f"{race['goal']} against cost", "NFE per question", series, log=True, percent=True)
     return [
         sentences("Recommendation", [race["recommendation"]]),
-        *([{"kind": "charts", "title": "The frontier", "items": [chart]}] if series else []),
-        {"kind": "table", "title": "The race", "columns": race["columns"], "rows": race["rows"]},
+        *([charts("The frontier", [chart])] if series else []),
+        table("The race", race["columns"], race["rows"]),
     ]
+
+
+def _fork_blocks(run: Path) -> list[Part]:
+    """Return what `twotemp forks` measured."""
+    folders = sorted((run / "forks").glob("*/run.json"))
+    if not folders:
+        return []
+    from twotemp.forks.probe import stored  # needs torch
+    from twotemp.report.forks import blocks
+
+    return [block for path in folders for block in blocks(stored(path.parent))]
 
 
 _STEPS = {
@@ -236,29 +222,42 @@ _STEPS = {
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
+def _grpo_policies(runs: Sequence[grpo.GrpoRun]) -> list[Part]:
+    models = [run.model for run in runs]
+    return [
+        {
+            "name": name,
+            "spec": spell(run.policy),
+            "color": _COLORS[n % len(_COLORS)],
+            "set": dataset(run.model, run.task, models),
+        }
+        for n, (run, name) in enumerate(zip(runs, grpo.names(runs, plain=True)))
+    ]
+
+
 def _grpo_blocks(runs: Sequence[grpo.GrpoRun]) -> list[Part]:
     names = grpo.names(runs, plain=True)
-    charts = []
+    steps = []
     for column, title in _STEPS.items():
         series = [
-            _series(name, _COLORS[n % len(_COLORS)], run.column("step"), run.column(column))
+            curve(name, _COLORS[n % len(_COLORS)], run.column("step"), run.column(column))
             for n, (run, name) in enumerate(zip(runs, names))
         ]
         if any(value is not None for one in series for value in one["y"]):
-            charts.append(_chart(title, "step", series))
+            steps.append(curve_chart(title, "step", series))
     checkups = []
     for n, (run, name) in enumerate(zip(runs, names)):
         for checkup in run.evaluations:
             points = [(p.nfe, p.accuracy, p.low, p.high) for p in checkup.points]
             color = "#7F7F7F" if checkup.step == 0 else _COLORS[n % len(_COLORS)]
-            checkups.append(_series(f"{name}, step {checkup.step}", color, *zip(*points), points=True))
-    blocks: list[Part] = [{"kind": "charts", "title": "Training", "items": charts}]
+            checkups.append(curve(f"{name}, step {checkup.step}", color, *zip(*points), points=True))
+    blocks: list[Part] = [charts("Training", steps)]
     if checkups:
-        chart = _chart("Greedy accuracy on held-out problems", "NFE per sample", checkups, percent=True)
-        blocks.insert(0, {"kind": "charts", "title": "Check-ups", "items": [chart]})
+        chart = curve_chart("Greedy accuracy on held-out problems", "NFE per sample", checkups, percent=True)
+        blocks.insert(0, charts("Check-ups", [chart]))
     facts = [
         [name, model_name(run.model), run.task, len(run.records), run.records[-1].total_nfe]
         for run, name in zip(runs, names)
     ]
     columns = ["rollouts", "model", "task", "steps", "NFE of all rollouts"]
-    return [*blocks, {"kind": "table", "title": "Runs", "columns": columns, "rows": facts}]
+    return [*blocks, table("Runs", columns, facts)]

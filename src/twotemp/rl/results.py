@@ -1,11 +1,14 @@
-"""What a run records: a line of JSON for every step, and the paper's evaluation before and after training.
+"""What a run records: a line of JSON and the rollouts of every step, and the paper's evaluation before and after.
 
 The evaluation is greedy CT on held-out problems, at three thresholds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gzip
+import json
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,20 +20,21 @@ from torch import Tensor
 from twotemp import metrics
 from twotemp.backends import Backend
 from twotemp.errors import UserError
-from twotemp.folders import Log, read_json, read_log, write_text
+from twotemp.folders import Log, disk_errors, make_folder, read_json, read_log, replacing, write_text
 from twotemp.graders import Grader
 from twotemp.policies import policy
-from twotemp.records import Problem
+from twotemp.records import Grade, Problem
 from twotemp.rl.objective import group_std
 from twotemp.rl.rollouts import Rollouts
 from twotemp.sampling.text import ProblemRequest, answer, problem_requests
-from twotemp.serialization import from_json, json_text
+from twotemp.serialization import from_json, json_text, record
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 STEPS = "steps.jsonl"
 CHECKUPS = "evaluation.json"
+ROLLOUTS = "rollouts"  # a folder with a compressed file for each step and worker
 THRESHOLDS = (0.6, 0.8, 1.0)
 
 
@@ -135,6 +139,63 @@ def open_steps(folder: Path, done: int) -> Log:
 def read_steps(folder: Path) -> list[StepRecord]:
     """Return the records of a run; a torn last line is left out."""
     return [StepRecord(**row) for row in read_log(folder / STEPS)]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rollouts of one problem in one step, as they are kept for looking at them."""
+
+    step: int
+    problem: Problem
+    texts: tuple[str, ...]
+    grades: tuple[Grade, ...]
+    rewards: tuple[float | None, ...]  # None: ungraded
+    nfes: tuple[int, ...]
+
+
+def write_rollouts(folder: Path, step: int, worker: int, rollouts: Rollouts) -> None:
+    """Write what one worker drew for a step. A step that is drawn again replaces its file."""
+    make_folder(folder / ROLLOUTS)
+    groups = []
+    for number, problem in enumerate(rollouts.problems):
+        part = slice(number * rollouts.size, (number + 1) * rollouts.size)
+        rewards = rollouts.rewards[number].tolist()
+        samples = rollouts.samples[part]
+        groups.append(
+            {
+                "problem": asdict(problem),
+                "texts": [sample.text for sample in samples],
+                "grades": [asdict(grade) for grade in rollouts.grades[part]],
+                "rewards": [None if math.isnan(reward) else reward for reward in rewards],
+                "nfes": [sample.nfe for sample in samples],
+            }
+        )
+    with replacing(folder / ROLLOUTS / f"step-{step:08d}-{worker}.json.gz") as temporary:
+        temporary.write_bytes(gzip.compress(json_text(groups, compact=True).encode(), mtime=0))
+
+
+def read_rollouts(folder: Path) -> Iterator[Group]:
+    """Yield the groups of all finished steps. Runs of earlier versions kept none."""
+    finished = len(read_steps(folder))
+    for path in sorted((folder / ROLLOUTS).glob("step-*.json.gz")):
+        step = int(path.name.split("-")[1])
+        if step > finished:  # drawn again when the run continues
+            return
+        with disk_errors(path, "read"):
+            packed = path.read_bytes()
+        try:
+            rows = json.loads(gzip.decompress(packed))
+        except (OSError, EOFError, ValueError) as error:
+            raise UserError(f"{path} is damaged ({error}): remove it") from error
+        for row in rows:
+            yield Group(
+                step,
+                record(Problem, row["problem"], str(path)),
+                tuple(row["texts"]),
+                tuple(record(Grade, grade, str(path)) for grade in row["grades"]),
+                tuple(row["rewards"]),
+                tuple(row["nfes"]),
+            )
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def train(
         dataset: problems to learn from, held-out problems and their grader.
         settings: of the run; a run is continued with the same ones.
         budget: when to stop.
-        out: the run's folder; receives run.json, steps.jsonl, evaluation.json and checkpoints/.
+        out: the run's folder; receives run.json, steps.jsonl, rollouts/, evaluation.json and checkpoints/.
         accelerator: the device and the other workers.
         rewards: reward functions with their weights; None: correctness.
         loading: how the model was loaded, as far as it changes results; a run is continued with the same.
@@ -178,7 +178,9 @@ class Trainer:
         before, started = self.state.seconds, perf_counter()
         try:
             while not self._any_worker(self._used(budget) >= 1 or stop()):
-                record = self._learn(self._draw(), before, started)
+                rollouts = self._draw()
+                record = self._learn(rollouts, before, started)
+                results.write_rollouts(self.out, record.step, self.accelerator.process_index, rollouts)
                 if self.log is not None:
                     self.log.add(asdict(record))
                 on_step(record, self._used(budget))

@@ -1,13 +1,14 @@
-// Distinct answers, most frequent first. An answer is {text, who: indices of its samples, verdict, detail}.
-const distinct = (texts, verdict = () => "", detail = () => "") => {
-  const counts = new Map();
+// Distinct answers, most frequent first. An answer is {text, who: indices of its samples, verdict,
+// detail, found: whether it is an answer, not a text in which none was found}.
+const distinct = (texts, verdict = () => "", detail = () => "", found = () => true) => {
+  const groups = new Map();
   texts.forEach((text, n) => {
     if (text === null) return;
-    if (!counts.has(text)) counts.set(text, []);
-    counts.get(text).push(n);
+    const key = `${found(n)} ${text}`;
+    if (!groups.has(key)) groups.set(key, {text, who: [], verdict: verdict(text, n), detail: detail(text, n), found: found(n)});
+    groups.get(key).who.push(n);
   });
-  return [...counts].map(([text, who]) => ({text, who, verdict: verdict(text, who[0]), detail: detail(text, who[0])}))
-    .sort((x, y) => y.who.length - x.who.length || x.who[0] - y.who[0]);
+  return [...groups.values()].sort((x, y) => y.found - x.found || y.who.length - x.who.length || x.who[0] - y.who[0]);
 };
 const bits = (answers) => {
   const all = answers.reduce((sum, one) => sum + one.who.length, 0);
@@ -18,9 +19,9 @@ class AnswerList {
   constructor(choose) { this.node = make("ol", {class: "answers"}); this.choose = choose; }
   draw(answers) {
     const most = Math.max(1, ...answers.map(({who}) => who.length));
-    this.node.replaceChildren(...answers.map(({text, who, verdict, detail}) => {
+    this.node.replaceChildren(...answers.map(({text, who, verdict, detail, found}) => {
       const button = make("button", {type: "button", title: detail || ""},
-        make("span", {class: "count"}, String(who.length)), sign(verdict), make("span", {}, text || "∅"));
+        make("span", {class: "count"}, String(who.length)), sign(verdict), make("span", {class: found ? "" : "unanswered"}, text || "∅"));
       button.style.setProperty("--share", `${100 * who.length / most}%`);
       button.dataset.who = who.join(" ");
       button.addEventListener("click", () => this.choose(who[0]));

@@ -1,6 +1,7 @@
 // A chart of curves with their intervals. Hover, touch or the arrow keys move a cursor that reads all curves; the
 // legend hides and shows them. A series is {name, color, x, y, low, high, points}: `low` and `high` may be missing or
 // hold null, `points` draws separate points.
+const MOST_BANDS = 6;  // of more curves only the cursor tells the intervals: their areas would hide each other
 class Chart {
   constructor({title, x, y, series, height = 240}) {
     Object.assign(this, {title, x, y, series, height, at: null, log: x.log ?? false});
@@ -8,12 +9,12 @@ class Chart {
     this.svg = make("svg", {role: "img"});
     this.read = make("output", {class: "reading", "aria-live": "polite"});
     this.box = make("div", {class: "plot", tabindex: 0, role: "slider", "aria-label": `${title}: cursor along ${x.label}`}, this.svg);
-    this.legend = make("div", {class: "legend"}, ...series.map((one) => this.key(one)));
+    this.legend = make("div", {class: "legend"}, ...(series.length > 1 ? series.map((one) => this.key(one)) : []));
     const scale = make("button", {type: "button", class: "quiet", "aria-pressed": String(this.log)}, "log axis");
     scale.addEventListener("click", () => { this.log = !this.log; scale.setAttribute("aria-pressed", String(this.log)); this.draw(); });
-    const positive = series.every((one) => one.x.every((value) => value > 0));
+    const places = series.flatMap((one) => one.x), wide = Math.min(...places) > 0 && Math.max(...places) >= 16 * Math.min(...places);
     this.node = make("figure", {class: "chart"}, make("figcaption", {class: "small"}, title), this.box, this.read, this.legend);
-    if (positive && series.some((one) => one.x.length > 2)) this.legend.append(scale);
+    if (this.log || wide) this.legend.append(scale);
     this.box.addEventListener("pointermove", (event) => this.point(event.clientX));
     this.box.addEventListener("pointerdown", (event) => this.point(event.clientX));
     this.box.addEventListener("keydown", (event) => {
@@ -44,21 +45,24 @@ class Chart {
   draw() {
     const wide = Math.max(220, this.box.clientWidth || 600) - 62, high = this.height - 40, shown = this.shown;
     const xs = shown.flatMap((one) => one.x), ys = shown.flatMap((one) => [...one.y, ...(one.low || []), ...(one.high || [])]).filter((v) => v !== null);
-    const [x0, x1] = [Math.min(...xs), Math.max(...xs)], [y0, y1] = this.y.percent ? [0, 1] : [Math.min(0, ...ys), Math.max(...ys, 1e-9)];
+    const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
+    let [y0, y1] = this.y.percent ? [0, 1] : [Math.min(0, ...ys), Math.max(...ys, 1e-9)];
+    if (y1 - y0 < 1e-6) y1 = y0 + 1;  // all the same, up to rounding
     const bend = this.log && x0 > 0 ? Math.log : (value) => value;
     this.px = (value) => x1 > x0 ? wide * (bend(value) - bend(x0)) / (bend(x1) - bend(x0)) : wide / 2;
     this.py = (value) => high - high * (value - y0) / (y1 - y0 || 1);
+    const whole = xs.every(Number.isInteger);
     const svg = make("svg", {viewBox: `-46 -12 ${wide + 62} ${this.height}`, role: "img", "aria-label": this.summary});
     for (const value of ticks(y0, y1, 4)) svg.append(make("line", {class: "axis", x1: 0, x2: wide, y1: this.py(value), y2: this.py(value)}),
       make("text", {x: -8, y: this.py(value) + 4, "text-anchor": "end"}, this.y.percent ? `${Math.round(100 * value)} %` : String(+value.toPrecision(3))));
-    if (xs.length) for (const value of this.log && x0 > 0 ? doublings(x0, x1) : ticks(x0, x1, 6))
+    if (xs.length) for (const value of this.log && x0 > 0 ? doublings(x0, x1) : ticks(x0, x1, 6).filter((x) => !whole || Number.isInteger(x)))
       svg.append(make("text", {x: this.px(value), y: high + 18, "text-anchor": "middle"}, String(+value.toPrecision(4))));
     for (const one of shown) {
       const points = one.x.map((value, n) => ({x: this.px(value), y: one.y[n], low: one.low?.[n] ?? null, high: one.high?.[n] ?? null})).filter((p) => p.y !== null);
       const spans = points.filter((p) => p.low !== null && p.high !== null);
       const line = (some, edge) => some.map((p, n) => `${n ? "L" : "M"}${p.x.toFixed(1)},${this.py(p[edge]).toFixed(1)}`).join("");
       if (one.points) for (const p of spans) svg.append(this.styled(make("line", {class: "bar", x1: p.x, x2: p.x, y1: this.py(p.low), y2: this.py(p.high)}), one));
-      else if (spans.length > 1) svg.append(this.styled(make("path", {class: "band", d: line(spans, "low") + line([...spans].reverse(), "high").replace("M", "L") + "Z"}), one));
+      else if (spans.length > 1 && shown.length <= MOST_BANDS) svg.append(this.styled(make("path", {class: "band", d: line(spans, "low") + line([...spans].reverse(), "high").replace("M", "L") + "Z"}), one));
       if (!one.points && points.length > 1) svg.append(this.styled(make("path", {class: "line", d: line(points, "y")}), one));
       else for (const p of points) svg.append(this.styled(make("circle", {cx: p.x, cy: this.py(p.y), r: one.points ? 4.5 : 3.5}), one));
     }

@@ -132,7 +132,7 @@ class Panel {
     const done = this.rows.filter((row) => row.text !== null);
     this.facts.replaceChildren();
     if (!done.length) return;
-    this.facts.append(fact(found.length, `distinct of ${done.length}`), fact(bits(found).toFixed(2), "bits"),
+    this.facts.append(fact(found.length, `distinct of ${done.length}`), fact(bits(found).toFixed(2), "bits of entropy"),
       fact((done.reduce((sum, row) => sum + row.nfe, 0) / done.length).toFixed(1), "NFE, mean"));
     const again = done.reduce((sum, row) => sum + row.cells.reduce((most, cell) => most + Math.max(0, cell.length - 1), 0), 0);
     if (again) this.facts.append(fact((again / done.length).toFixed(1), "rewritten, mean"));

@@ -1,9 +1,9 @@
 // Which part is shown, and with what choices, is in the address: a link shows the same to others.
 let data = null;
-const state = {question: null, task: "", set: "", filter: "all", sort: "order", a: 0, b: 0, search: ""};
+const state = {question: null, task: "", set: "", filter: "all", sort: "order", a: 0, b: 0, search: "", "sample-a": "", "sample-b": ""};
 const PARTS = ["overview", "questions", "question"];
 const part = () => state.question !== null ? "question" : location.hash.startsWith("#questions") ? "questions" : "overview";
-const defaults = () => ({question: null, task: "", set: sets()[0] ?? "", filter: "all", sort: "order", a: pick("tlc", "tct") ?? 0, b: pick("lc", "ct") ?? Math.max(0, data.policies.length - 1), search: ""});
+const defaults = () => ({question: null, task: "", set: sets()[0] ?? "", filter: "all", sort: "order", a: pick("tlc", "tct") ?? 0, b: pick("lc", "ct") ?? Math.max(0, data.policies.length - 1), search: "", "sample-a": "", "sample-b": ""});
 const pick = (...names) => { for (const name of names) { const n = data.policies.findIndex(({spec}) => spec.split(":")[0] === name); if (n >= 0) return n; } };
 
 const address = (changed) => {
@@ -26,8 +26,11 @@ function recall() {
   if (!sets().includes(state.set)) state.set = sets()[0];
 }
 
+let seen = "";  // the part and the question that were drawn last
 async function draw() {
-  const shown = part();
+  const shown = part(), now = `${shown} ${state.question}`;
+  if (now !== seen) scrollTo(0, 0);  // a link to a part does not hide the header
+  seen = now;
   for (const name of PARTS) $(`#${name}`).hidden = name !== shown;
   for (const name of ["overview", "questions"]) $(`#to-${name}`).toggleAttribute("aria-current", (shown === "question" ? "questions" : shown) === name);
   try {
@@ -49,6 +52,7 @@ async function load() {
     document.title = `${data.title}: twotemp view`;
     $("#run").textContent = data.title;
     $("#to-questions").hidden = !data.questions.length;
+    $("#to-questions").textContent = data.kind === "grpo" ? "Rollouts" : "Questions";
     $("#status").textContent = data.status ?? "";
     recall();
     // A run that grows must not disturb what is being read.

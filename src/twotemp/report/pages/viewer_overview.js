@@ -12,7 +12,7 @@ function sortable(columns, rows, name) {
   const fill = (sorted) => body.replaceChildren(...sorted.map((row) => make("tr", {}, ...row.map((cell, n) =>
     n ? make("td", {class: typeof value(cell) === "number" ? "number" : ""}, said(cell)) : make("th", {scope: "row"}, said(cell))))));
   const heads = columns.map((column, n) => {
-    const button = make("button", {type: "button"}, column), head = make("th", {scope: "col"}, button);
+    const button = make("button", {type: "button"}, column), head = make("th", {scope: "col", class: n && rows.length && typeof value(rows[0][n]) === "number" ? "number" : ""}, button);
     button.addEventListener("click", () => {
       const down = head.getAttribute("aria-sort") !== "descending";
       heads.forEach((other) => other.removeAttribute("aria-sort"));

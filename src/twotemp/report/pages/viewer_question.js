@@ -5,7 +5,7 @@ const outcomeVerdict = (grade) => !grade || grade[0] === "ungraded" ? "" : grade
 const samplesOf = (chunk, policy) => {
   const columns = chunk.cells[policy];
   return !columns ? [] : columns.index.map((index, n) => ({
-    index, nfe: columns.nfe[n], text: chunk.texts[columns.text[n]], grade: chunk.grades[columns.grade[n]], trace: columns.trace?.[n] ?? null,
+    index, nfe: columns.nfe[n], reward: columns.reward?.[n], text: chunk.texts[columns.text[n]], grade: chunk.grades[columns.grade[n]], trace: columns.trace?.[n] ?? null,
   }));
 };
 const cellsOf = (trace) => {
@@ -24,7 +24,7 @@ class Side {
     this.side = side; this.chunk = chunk;
     this.chosen = 0;
     const names = policies.map(({n, name}) => [n, name]);
-    this.policy = chooser(`policy-${side}`, `policy ${side.toUpperCase()}`, names, state[side], (n) => go({[side]: +n}));
+    this.policy = chooser(`policy-${side}`, `policy ${side.toUpperCase()}`, names, state[side], (n) => go({[side]: +n, [`sample-${side}`]: ""}));
     this.samples = samplesOf(chunk, state[side]);
     this.list = new AnswerList((n) => this.choose(n));
     this.node = make("section", {class: "card side", "aria-label": `Policy ${side.toUpperCase()}`}, this.policy);
@@ -33,28 +33,37 @@ class Side {
   }
   fill() {
     const {samples} = this, right = samples.filter(({grade}) => grade?.[0] === "passed").length;
-    const answers = distinct(samples.map(({grade, text}) => grade?.[1] ?? `no answer found: ${text.trim().slice(0, 80)}`), (_, n) => outcomeVerdict(samples[n].grade), (_, n) => samples[n].grade?.[3]);
+    const answers = distinct(samples.map(({grade, text}) => grade?.[1] ?? text.trim()), (_, n) => outcomeVerdict(samples[n].grade), (_, n) => samples[n].grade?.[3], (n) => typeof samples[n].grade?.[1] === "string");
     const texts = distinct(samples.map(({text}) => text), (_, n) => outcomeVerdict(samples[n].grade));
-    this.node.append(make("p", {class: "facts"}, fact(`${right} of ${samples.length}`, "right"), fact(answers.length, "distinct answers"), fact(texts.length, "distinct texts"),
-      fact(bits(answers).toFixed(2), "bits"), fact((samples.reduce((sum, {nfe}) => sum + nfe, 0) / samples.length).toFixed(1), "NFE, mean")));
+    const facts = make("p", {class: "facts"}, fact(`${right} of ${samples.length}`, "right"), fact(answers.filter(({found}) => found).length, "distinct answers"), fact(texts.length, "distinct texts"),
+      fact(bits(answers).toFixed(2), "bits of entropy"), fact((samples.reduce((sum, {nfe}) => sum + nfe, 0) / samples.length).toFixed(1), "NFE, mean"));
+    this.node.append(facts);
     this.list.draw(answers);
-    this.node.append(make("h3", {class: "small"}, "distinct answers"), this.list.node);
+    this.node.append(make("h3", {class: "small"}, "distinct answers", answers.some(({found}) => !found) ? "; texts without one are grey" : ""), this.list.node);
     this.traced = samples.map((sample, n) => ({...sample, n})).filter(({trace}) => trace);
     if (this.traced.length) {
       this.map = new OrderMap(`Samples of policy ${this.side.toUpperCase()}`, (n) => this.choose(this.traced[n].n));
       this.map.node.style.height = `${Math.max(60, Math.min(220, 5 * this.traced.length))}px`;
       this.steps = Math.max(1, ...this.traced.flatMap(({trace}) => trace.steps)) + 1;
       this.map.draw(this.traced.map(({trace, grade}) => ({verdict: outcomeVerdict(grade), steps: trace.steps})), this.steps);
+      facts.append(fact(new Set(this.traced.map(({trace}) => trace.steps.join())).size, "distinct orders"));
       const some = this.traced.length < samples.length ? ` (${this.traced.length} of ${samples.length} samples; \`twotemp view\` has all)` : "";
       this.node.append(make("h3", {class: "small"}, `order: samples ↓ positions →${some}`), this.map.node, make("div", {class: "scale"}, "first", make("b"), "last"));
     }
     this.shown = make("div", {class: "sample"});
     this.node.append(this.shown, make("h3", {class: "small"}, "where texts fork"),
       make("div", {class: "tree", role: "group", "aria-label": "Where texts fork", tabindex: 0}, forkTree(texts, samples.length, (n) => this.choose(n))));
-    this.choose(Math.max(0, samples.findIndex(({index}) => index === state[`sample-${this.side}`])));
+    // As the link says, else a right one: that is what a reader looks for.
+    const linked = samples.findIndex(({index}) => String(index) === state[`sample-${this.side}`]), passed = samples.findIndex(({grade}) => grade?.[0] === "passed");
+    this.show(linked >= 0 ? linked : Math.max(0, passed));
   }
   choose(n) {
-    const {index, text, grade, nfe, trace} = this.samples[n], verdict = outcomeVerdict(grade);
+    history.replaceState(null, "", address({[`sample-${this.side}`]: this.samples[n].index}));
+    recall();
+    this.show(n);
+  }
+  show(n) {
+    const {index, text, grade, nfe, reward, trace} = this.samples[n], verdict = outcomeVerdict(grade);
     this.chosen = n;
     this.list.mark(n);
     const step = (by, label) => {
@@ -64,6 +73,7 @@ class Side {
     };
     const why = grade ? [make("dt", {}, "verdict"), make("dd", {}, sign(verdict), ` ${grade[0]}`), make("dt", {}, "answer"), make("dd", {}, grade[1] ?? "none found"),
       ...(grade[2] ? [make("dt", {}, "found by"), make("dd", {}, grade[2])] : []), ...(grade[3] ? [make("dt", {}, "reason"), make("dd", {class: "reason"}, grade[3])] : [])] : [make("dt", {}, "verdict"), make("dd", {}, "not graded yet")];
+    if (reward !== undefined) why.push(make("dt", {}, "reward"), make("dd", {}, reward === null ? "none: it could not be graded" : String(+reward.toPrecision(4))));
     this.shown.replaceChildren(make("div", {class: "which"}, step(-1, "previous sample"), make("h3", {}, `sample ${index}`), step(1, "next sample"), make("span", {class: "nfe"}, `${nfe} NFE`)),
       make("dl", {class: "why"}, ...why));
     if (!trace) { this.shown.append(make("pre", {class: "raw", tabindex: 0}, text)); return; }
@@ -101,12 +111,12 @@ async function drawQuestion() {
   if (location.hash !== wanted) return;
   const policies = data.policies.map((policy, at) => ({...policy, n: at})).filter((policy) => policy.n in question.verdicts);
   const rows = listed(), at = rows.findIndex((one) => one.n === n);
-  const neighbour = (by, text) => { const next = rows[at + by]; return next && at >= 0 ? make("a", {href: address({question: next.id, task: next.task})}, text) : make("span", {class: "off"}, text); };
+  const neighbour = (by, text) => { const next = rows[at + by]; return next && at >= 0 ? make("a", {href: address({question: next.id, task: next.task, "sample-a": "", "sample-b": ""})}, text) : make("span", {class: "off"}, text); };
   const reference = Object.entries(chunk.reference ?? {}).flatMap(([key, value]) => [make("dt", {}, key), make("dd", {}, spelled(value))]);
   box.replaceChildren(
     make("nav", {class: "between", "aria-label": "Questions"}, neighbour(-1, "← previous"), make("a", {href: address({question: null})}, "all questions"), neighbour(1, "next →")),
     make("section", {class: "card"}, make("h2", {}, question.id), make("pre", {class: "prompt", tabindex: 0}, question.prompt ?? "The text of this question is not stored in the run."),
       ...(reference.length ? [make("h3", {class: "small"}, "reference"), make("dl", {class: "reference"}, ...reference)] : []),
       make("h3", {class: "small"}, "verdicts, sample by sample"), make("table", {class: "ribbons"}, make("tbody", {}, ...policies.map((policy) => ribbon(question, policy))))),
-    make("div", {class: "sides"}, ...["a", "b"].map((side) => new Side(side, chunk, policies).node)));
+    make("div", {class: "sides"}, ...(policies.length > 1 ? ["a", "b"] : ["a"]).map((side) => new Side(side, chunk, policies).node)));
 }

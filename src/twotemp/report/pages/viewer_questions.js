@@ -44,18 +44,18 @@ const chooser = (name, label, options, value, change) => {
 };
 
 function drawControls() {
-  const policies = policiesOf(state.set), names = policies.map(({n, name}) => [n, name]);
+  const policies = policiesOf(state.set), names = policies.map(({n, name}) => [n, name]), several = policies.length > 1;
+  const compares = ([key]) => several || !["gained", "difference"].includes(key);  // not with itself
   const search = make("input", {id: "search", type: "search", placeholder: "words of the question", value: state.search});
   search.addEventListener("input", () => { matches = null; go({search: search.value}, false); });
-  const inside = make("button", {type: "button", id: "inside"}, "search the samples too");
+  const inside = make("button", {type: "button", id: "inside"}, "in samples too");
   inside.addEventListener("click", () => searchSamples(state.search));
   return make("form", {class: "card controls", role: "search"},
     ...(sets().length > 1 ? [chooser("set", "task", sets().map((set) => [set, set]), state.set, (set) => go({set, a: policiesOf(set)[0].n, b: policiesOf(set).at(-1).n}))] : []),
-    chooser("filter", "show", Object.entries(FILTERS).map(([key, [text]]) => [key, text]), state.filter, (filter) => go({filter})),
-    chooser("a", "A", names, state.a, (a) => go({a: +a})),
-    chooser("b", "B", names, state.b, (b) => go({b: +b})),
-    chooser("sort", "order", Object.entries(SORTS).map(([key, [text]]) => [key, text]), state.sort, (sort) => go({sort})),
-    make("label", {class: "wide"}, "search", search), inside);
+    chooser("filter", "show", Object.entries(FILTERS).filter(compares).map(([key, [text]]) => [key, text]), state.filter, (filter) => go({filter})),
+    ...(several ? [chooser("a", "policy A", names, state.a, (a) => go({a: +a})), chooser("b", "policy B", names, state.b, (b) => go({b: +b}))] : []),
+    chooser("sort", "order", Object.entries(SORTS).filter(compares).map(([key, [text]]) => [key, text]), state.sort, (sort) => go({sort})),
+    make("div", {class: "wide find"}, make("label", {}, "search", search), inside));
 }
 
 // Look for a text in every sample: all chunks are opened one after the other, and the list grows meanwhile.
@@ -73,10 +73,10 @@ async function searchSamples(text) {
 }
 
 function drawRows() {
-  const policies = policiesOf(state.set), rows = listed();
-  const heads = policies.map(({n, name}) => make("th", {scope: "col"}, make("span", {}, name), ...(n === state.a ? [make("b", {class: "side"}, "A")] : []), ...(n === state.b ? [make("b", {class: "side"}, "B")] : [])));
+  const policies = policiesOf(state.set), rows = listed(), several = policies.length > 1;
+  const heads = policies.map(({n, name}) => make("th", {scope: "col"}, make("span", {}, name), ...(several && n === state.a ? [make("b", {class: "side"}, "A")] : []), ...(several && n === state.b ? [make("b", {class: "side"}, "B")] : [])));
   const body = rows.slice(0, MOST_ROWS).map((question) => make("tr", {},
-    make("th", {scope: "row"}, make("a", {href: address({question: question.id, task: question.task})}, make("small", {}, question.id), " ", (question.prompt ?? "").slice(0, 140))),
+    make("th", {scope: "row"}, make("a", {href: address({question: question.id, task: question.task, "sample-a": "", "sample-b": ""})}, make("small", {}, question.id), " ", (question.prompt ?? "").slice(0, 140))),
     ...policies.map(({n}) => {
       const verdicts = of(question, n), part = shareRight(verdicts);
       const cell = make("td", {class: part === null ? "none" : "heat"}, part === null ? "–" : `${count(verdicts, "+")}/${graded(verdicts)}`);
