@@ -1,78 +1,166 @@
-"""What does training the order change? Likelihoods and objectives with the same rollouts, on two tasks.
+"""What does training the order change? Likelihoods and objectives with the same rollouts, at equal NFE.
 
-    python -m experiments.order --out runs/order --seconds 180 --nfe 250000 --seeds 3
+    python -m experiments.order --out runs/order --nfe 40000 --seeds 3 --tasks countdown-3
 
 TCT rollouts: token terms alone, tokens and order, and the estimators and objectives that others use. Fork rollouts
 with `d1`, of which one training collapsed in the comparison of rollouts (`experiments.grpo`): does StableDRL's
-objective prevent it? As there, use an idle machine; a comparison that was stopped continues with the same command.
+objective prevent it? One training after another, each in its folder; the same command continues, and so does one with
+a higher limit. `--finished` shows the trainings that are complete and trains nothing.
+
+Times are not compared, so the machine need not be idle. What a training costs is counted in forward passes.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from experiments import grpo
+import twotemp
+from experiments import command, grpo
 from experiments.blocks import table, with_interval
-from experiments.command import side_by_side
-from experiments.grpo import ComparisonSize
+from twotemp import tasks
+from twotemp.likelihood.orders import OrderQueries, order
+from twotemp.likelihood.queries import Completion, CompletionBatch
+from twotemp.models.base import Denoiser
+from twotemp.records import Sample
+from twotemp.report import grpo as report
+from twotemp.rl.objective import OBJECTIVES
 
 TASKS = ("countdown-3", "words-3")
-PLAIN = "tokens"  # what the others are compared with
-# Name -> rollouts and the options of `twotemp grpo`. Ratios differ from 1 only after an update on the same rollouts.
-TRAININGS: dict[str, tuple[str, tuple[str, ...]]] = {
-    PLAIN: ("tct", ("--likelihood", "trajectory")),
-    "order": ("tct", ("--likelihood", "order")),
-    "deferral": ("tct", ("--likelihood", "deferral")),
-    "d1": ("tct", ("--likelihood", "d1")),
-    "coupled": ("tct", ("--likelihood", "coupled")),
-    "sequence": (
-        "tct",
-        ("--likelihood", "stratified", "--draws", "2", "--objective", "sequence", "--iterations", "2"),
-    ),
-    "stable": (
-        "tct",
-        ("--likelihood", "d1", "--objective", "stable", "--epsilon-high", "4", "--iterations", "2"),
-    ),
-    "fork-d1": ("fork", ("--likelihood", "d1")),
-    "fork-stable": (
-        "fork",
-        ("--likelihood", "d1", "--objective", "stable", "--epsilon-high", "4", "--iterations", "2"),
-    ),
+# Name -> options of `twotemp grpo`. Ratios differ from 1 only after an update on the same rollouts. The first of each
+# kind of rollouts is what the others are compared with.
+STABLE = ("--likelihood", "d1", "--objective", "stable", "--epsilon-high", "4", "--iterations", "2")
+TRAININGS: dict[str, dict[str, tuple[str, ...]]] = {
+    "tct": {
+        "tokens": ("--likelihood", "trajectory"),
+        "order": ("--likelihood", "order"),
+        "deferral": ("--likelihood", "deferral"),
+        "d1": ("--likelihood", "d1"),
+        "coupled": ("--likelihood", "coupled"),
+        "sequence": (
+            *("--likelihood", "stratified", "--draws", "2"),
+            *("--objective", "sequence", "--iterations", "2"),
+        ),
+        "stable": STABLE,
+    },
+    "fork": {"fork-d1": ("--likelihood", "d1"), "fork-stable": STABLE},
 }
+FORK_FACTOR = 9  # Fork's trainings are this much longer: one collapsed after 250,000 NFE
+SEEDS = (1, 0, 2)  # in this order: with seed 1 a training with Fork rollouts and d1 collapsed
+SCORED = 64  # held-out problems whose rollouts tell how likely the order is
+BACKWARD = 3  # a pass with its gradient, in forward passes
 RESAMPLES = 4000
 
 
-def run(out: Path, size: ComparisonSize) -> dict[str, Any]:
-    """Run all trainings and return the state of each at both limits."""
+@dataclass(frozen=True)
+class OrderSize:
+    """The tasks, the NFE of all rollouts of a training, the number of seeds and of held-out problems."""
 
-    def folder(task: str, name: str, seed: int) -> Path:
-        return out / f"{task}-{name}-{seed}"
+    nfe: int
+    seeds: int
+    held_out: int
+    tasks: Sequence[str] = TASKS[:1]
 
-    def command(task: str, name: str, seed: int, budget: str) -> list[str]:
-        rollouts, options = TRAININGS[name]
-        training = ["--task", task, "--policy", grpo.ROLLOUTS[rollouts], *options, "--seed", str(seed)]
-        limits = ["--budget", budget, "--held-out", str(size.held_out)]
-        return ["grpo", *training, *limits, "--out", str(folder(task, name, seed))]
+    def limit(self, rollouts: str) -> int:
+        """Return the NFE of a training with these rollouts."""
+        return self.nfe * (FORK_FACTOR if rollouts == "fork" else 1)
 
-    def keys() -> Iterator[tuple[str, str, int]]:
-        for seed, task, name in product(range(size.seeds), TASKS, TRAININGS):
-            yield task, name, seed
+    def runs(self) -> Iterator[tuple[str, str, str, int]]:
+        """Yield (task, rollouts, name, seed) of every training, one seed after the other."""
+        for seed, task, rollouts in product(SEEDS[: self.seeds], self.tasks, TRAININGS):
+            for name in TRAININGS[rollouts]:
+                yield task, rollouts, name, seed
 
-    for budget in (f"{size.seconds}s,{size.nfe}nfe", f"{size.seconds}s", f"{size.nfe}nfe"):
-        side_by_side(command(*key, budget) for key in keys())
-    results = [
-        {"equal": equal, "task": task, "name": name, "seed": seed}
-        | grpo.reached(folder(task, name, seed), equal, limit)
-        for equal, limit in size.limits.items()
-        for task, name, seed in keys()
-    ]
-    return {"seconds": size.seconds, "nfe": size.nfe, "runs": results}
+
+def folder(out: Path, task: str, name: str, seed: int) -> Path:
+    """Return the folder of a training."""
+    return out / f"{task}-{name}-{seed}"
+
+
+def run(out: Path, size: OrderSize) -> dict[str, Any]:
+    """Run all trainings, one after the other, and return the state of each at its limit."""
+    for task, rollouts, name, seed in size.runs():
+        training = ["--task", task, "--policy", grpo.ROLLOUTS[rollouts], *TRAININGS[rollouts][name]]
+        limits = ["--budget", f"{size.limit(rollouts)}nfe", "--held-out", str(size.held_out)]
+        where = ["--seed", str(seed), "--out", str(folder(out, task, name, seed))]
+        command.twotemp("grpo", *training, *limits, *where)
+    return finished(out, size)
+
+
+def finished(out: Path, size: OrderSize) -> dict[str, Any]:
+    """Return the state of each training that has reached its limit."""
+    runs = []
+    for task, rollouts, name, seed in size.runs():
+        path = folder(out, task, name, seed)
+        if not (path / "model").exists():
+            continue
+        row = {"task": task, "rollouts": rollouts, "name": name, "seed": seed}
+        reached = grpo.reached(path, "nfe", size.limit(rollouts))
+        reached["distinct"] = round(float(report.read(path).column("distinct")[: reached["steps"]].mean()), 2)
+        runs.append(row | reached | {"order": round(surprise(path / "model", task), 2)})
+    return {"nfe": size.nfe, "runs": runs}
+
+
+def surprise(model: Path, task: str) -> float:
+    """Return the mean over rollouts of -log P(order | tokens), in nats: how undecided the order of a model is."""
+    problems = tasks.get(task).problems().problems[:SCORED]
+    denoiser = twotemp.load(str(model), device="cpu")
+    samples = twotemp.sample(
+        denoiser,
+        [problem.prompt for problem in problems],
+        grpo.ROLLOUTS["tct"],
+        length=tasks.get(task).length,
+        trace=True,
+        ids=[problem.id for problem in problems],
+    )
+    return -float(order_terms(denoiser, samples).mean())
+
+
+@torch.inference_mode()
+def order_terms(model: Denoiser, samples: Sequence[Sample]) -> torch.Tensor:
+    """Return log P(order | tokens) of every sample: what `order` adds to the probabilities of the drawn tokens."""
+    completions = [Completion.from_sample(sample) for sample in samples]
+    batch = CompletionBatch.pad(completions, eos_ids=model.eos_ids, mask_id=model.mask_id)
+    queries = order(batch, range(1))
+    assert isinstance(queries, OrderQueries)
+    logits = model.logits(queries.ids, queries.present, queries.queried).double()
+    logits[:, list(model.forbidden_ids)] = -torch.inf
+    query = queries.queried.nonzero()[:, 0]
+    drawn = (logits / queries.t_token[query, None]).log_softmax(-1)
+    drawn = drawn.gather(1, queries.target[queries.queried][:, None])[:, 0]
+    tokens = torch.where(queries.committed[queries.queried], drawn, 0.0)
+    totals = queries.totals(queries.read(logits) - tokens)
+    return torch.zeros(len(samples), dtype=torch.float64).index_add(0, queries.row, totals)
+
+
+def passes(options: Sequence[str], steps: float) -> tuple[float, float]:
+    """Return the forward passes for a rollout that is learned from: without a gradient, and with one.
+
+    The first update compares with itself. Each later one needs log q of before, and with an objective of whole rows
+    also its own log q before the pass with a gradient.
+
+    Args:
+        options: of the training.
+        steps: of the rollout.
+    """
+    chosen = dict(zip(options[::2], options[1::2]))
+    draws, iterations = int(chosen.get("--draws", 1)), int(chosen.get("--iterations", 1))
+    each = {"d1": draws, "coupled": 3 * draws, "stratified": draws}.get(chosen["--likelihood"], steps)
+    again = 1 + (OBJECTIVES[chosen.get("--objective", "grpo")].needs == "differences")
+    return each * again * (iterations - 1), each * iterations
+
+
+def cost(run: Mapping[str, Any]) -> float:
+    """Return what a rollout costs with its learning, in forward passes."""
+    free, graded = passes(TRAININGS[run["rollouts"]][run["name"]], run["nfe"])
+    return run["nfe"] + (1 - run["zero_std"]) * (free + BACKWARD * graded)
 
 
 def nested_interval(values: np.ndarray) -> dict[str, float]:
@@ -89,38 +177,54 @@ def nested_interval(values: np.ndarray) -> dict[str, float]:
     return {"mean": 100 * float(values.mean()), "low": float(low), "high": float(high)}
 
 
+def passed(runs: Sequence[Mapping[str, Any]], threshold: str) -> np.ndarray:
+    """Return which questions each training answers, [seeds, questions]."""
+    return np.array([[int(digit) for digit in run["passed"][threshold]] for run in runs], dtype=float)
+
+
 def render(result: dict[str, Any]) -> str:
-    """Return a table for each task and limit: accuracies, and their gain over the token terms alone."""
-    runs = {(r["equal"], r["task"], r["name"], r["seed"]): r for r in result["runs"]}
-    seeds = sorted({seed for *_, seed in runs})
-    thresholds = list(result["runs"][0]["passed"])
-
-    def passed(equal: str, task: str, name: str, threshold: str) -> np.ndarray:
-        digits = [runs[equal, task, name, seed]["passed"][threshold] for seed in seeds]
-        return np.array([[int(digit) for digit in row] for row in digits], dtype=float)
-
+    """Return a table for each task and kind of rollouts: accuracies, and their gain over the first training."""
+    size = OrderSize(result["nfe"], len(SEEDS), 0)
+    shown = (("steps", 0), ("nfe", 1), ("reward_std", 3), ("distinct", 1), ("order", 2))
     parts = []
-    limits = {"seconds": f"{result['seconds']} s", "nfe": f"{result['nfe']:,} NFE"}
-    for task, equal in product(dict.fromkeys(r["task"] for r in result["runs"]), limits):
+    for task, rollouts in dict.fromkeys((run["task"], run["rollouts"]) for run in result["runs"]):
+        runs = {
+            (run["name"], run["seed"]): run
+            for run in result["runs"]
+            if (run["task"], run["rollouts"]) == (task, rollouts)
+        }
+        thresholds = list(next(iter(runs.values()))["passed"])
+        first = next(iter(TRAININGS[rollouts]))
         rows = []
-        for name in dict.fromkeys(r["name"] for r in result["runs"]):
-            mine = [runs[equal, task, name, seed] for seed in seeds]
-            row = [f"`{name}`"] + [
-                f"{np.mean([run[key] for run in mine]):,.{digits}f}"
-                for key, digits in (("steps", 0), ("nfe", 1), ("reward_std", 3))
-            ]
+        for name in dict.fromkeys(name for name, _ in runs):
+            mine = {seed: run for (other, seed), run in runs.items() if other == name}
+            paired = [seed for seed in mine if (first, seed) in runs]
+            row = [f"`{name}`", str(len(mine))]
+            row += [f"{np.mean([run[key] for run in mine.values()]):,.{digits}f}" for key, digits in shown]
+            row.insert(4, f"{np.mean([cost(run) for run in mine.values()]):.1f}")
             for threshold in thresholds:
-                values = passed(equal, task, name, threshold)
-                gain = nested_interval(values - passed(equal, task, PLAIN, threshold))
-                shown = "" if name == PLAIN else f"; {with_interval(gain)}"
-                row.append(f"{100 * values.mean():.1f}{shown}")
+                values = passed(list(mine.values()), threshold)
+                text = f"{100 * values.mean():.1f}"
+                if name != first and paired:
+                    ours, theirs = (
+                        passed([runs[n, seed] for seed in paired], threshold) for n in (name, first)
+                    )
+                    text += f"; {with_interval(nested_interval(ours - theirs))}"
+                row.append(text)
             rows.append(row)
-        heads = ["training", "steps", "NFE per rollout", "reward std in a group"]
+        before = next(iter(runs.values()))["before"]
+        untrained = ", ".join(f"{value:.1f} at λ = {threshold}" for threshold, value in before.items())
+        heads = ["training", "seeds", "steps", "NFE per rollout", "passes per rollout and its learning"]
+        heads += ["reward std in a group", "different answers of 8", "−log P(order)"]
         heads += [f"λ = {threshold}" for threshold in thresholds]
-        parts.append(f"{task}, {limits[equal]}:\n\n{table(heads, rows, len(heads) - 1)}")
+        title = f"{task}, {grpo.LABELS[rollouts].strip('*')} rollouts, {size.limit(rollouts):,} NFE"
+        parts.append(f"{title} (before training: {untrained}):\n\n{table(heads, rows, len(heads) - 1)}")
     return (
-        f"Accuracy of greedy CT in %, the mean of {len(seeds)} seeds, and its gain over `{PLAIN}` in percentage "
-        "points with the 95 % interval over questions and seeds.\n\n" + "\n\n".join(parts)
+        "Accuracy of greedy CT in %, the mean over seeds, and its gain over the first row in percentage points with "
+        "the 95 % interval over questions and seeds (of one seed: over questions). Passes are counted, not timed: a "
+        f"pass with its gradient is {BACKWARD} forward passes, and groups without a signal cost none; the integral "
+        "of `order` is not counted. −log P(order): in nats, of a TCT rollout of the trained model, given its "
+        "tokens.\n\n" + "\n\n".join(parts)
     )
 
 
@@ -129,10 +233,11 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("runs/order"))
-    parser.add_argument("--seconds", type=int, default=180)
-    parser.add_argument("--nfe", type=int, default=250_000)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--nfe", type=int, default=40_000)
+    parser.add_argument("--seeds", type=int, default=3, choices=range(1, len(SEEDS) + 1))
     parser.add_argument("--held-out", type=int, default=500)
+    parser.add_argument("--tasks", default=TASKS[0], help=f"with commas, of {', '.join(TASKS)}")
+    parser.add_argument("--finished", action="store_true", help="show what is complete; train nothing")
     arguments = parser.parse_args()
-    size = ComparisonSize(arguments.seconds, arguments.nfe, arguments.seeds, arguments.held_out)
-    print(render(run(arguments.out, size)))
+    size = OrderSize(arguments.nfe, arguments.seeds, arguments.held_out, arguments.tasks.split(","))
+    print(render((finished if arguments.finished else run)(arguments.out, size)))

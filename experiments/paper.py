@@ -31,6 +31,7 @@ from experiments import (
     embedded,
     files,
     frontier,
+    gradient,
     grpo,
     likelihood_estimators,
     order,
@@ -81,6 +82,8 @@ class Part:
     samples: int | None = 64  # per question; None if the part chooses its own numbers
     models: Sequence[str] = ("tiny",)
     figures: Mapping[str, str] = field(default_factory=dict)  # file under runs -> file in docs/figures
+    # Of a part of many long runs: the result of those that are complete.
+    finished: Callable[[PartOptions], dict[str, Any]] | None = None
 
 
 def drawn(options: PartOptions, part: str = "claims", subset: str = "test") -> list[GradedCell]:
@@ -146,6 +149,7 @@ CLAIMS = {
     "easier": [embedded.EASIER, embedded.EASIER_SAMPLES],
 }
 GRPO = grpo.ComparisonSize(seconds=180, nfe=250_000, seeds=3, held_out=500)
+ORDER = order.OrderSize(nfe=40_000, seeds=3, held_out=500)
 PARTS: dict[str, Part] = {
     "training": Part(
         "how the shipped weights were trained, from their logs",
@@ -278,14 +282,29 @@ PARTS: dict[str, Part] = {
         samples=None,
         figures={"grpo/report/grpo.png": "grpo.png"},
     ),
-    "order": Part(
-        "likelihoods and objectives for GRPO on two tasks; needs an idle machine, because it compares times",
-        270,
-        lambda options: order.run(options.runs / "order", replace(GRPO, held_out=options.questions)),
-        {"order": order.render},
-        [order.TASKS, order.TRAININGS, asdict(GRPO)],
-        questions=GRPO.held_out,
+    "gradient": Part(
+        "`twotemp tune --gradient` against its race at equal NFE",
+        20,
+        lambda options: gradient.run(options.runs / "gradient", gradient.TASKS, 3, options.questions),
+        {"gradient": gradient.render},
+        [
+            *(gradient.TASKS, gradient.START, gradient.GRID, gradient.BUDGET, gradient.QUESTIONS),
+            *(tuning.K, tuning.TESTED, tuning.TEST_SEED),
+        ],
+        questions=200,
         samples=None,
+    ),
+    "order": Part(
+        "likelihoods and objectives for GRPO at equal NFE",
+        90,
+        lambda options: order.run(options.runs / "order", replace(ORDER, held_out=options.questions)),
+        {"order": order.render},
+        [order.TRAININGS, order.SEEDS, asdict(ORDER)],
+        questions=ORDER.held_out,
+        samples=None,
+        finished=lambda options: order.finished(
+            options.runs / "order", replace(ORDER, held_out=options.questions)
+        ),
     ),
 }
 BLOCKS = {
@@ -320,10 +339,12 @@ def current(name: str, questions: int, samples: int) -> bool:
     return result is not None and all(result[key] == value for key, value in expected.items())
 
 
-def perform(name: str, options: PartOptions) -> None:
-    """Run a part and store its result."""
+def perform(name: str, options: PartOptions, *, finished: bool = False) -> None:
+    """Run a part and store its result; with `finished`, run nothing and store what is complete."""
     part = PARTS[name]
-    found = part.run(options)
+    if finished and part.finished is None:
+        raise UserError("it is one run; leave --finished out")
+    found = part.finished(options) if finished and part.finished else part.run(options)
     figures = {}
     for source, target in part.figures.items():
         path = ROOT / "docs" / "figures" / target
@@ -381,6 +402,11 @@ def main() -> None:
     parser.add_argument(
         "--runs", type=Path, default=ROOT / "runs" / "paper", help="where the samples are kept"
     )
+    parser.add_argument(
+        "--finished",
+        action="store_true",
+        help="of a part of many runs: store those that are complete, run nothing",
+    )
     parser.add_argument("--list", action="store_true", help="list the parts and whether they are up to date")
     parser.add_argument("--check", action="store_true", help="exit 1 if a document differs from the results")
     parser.add_argument(
@@ -410,12 +436,12 @@ def main() -> None:
             )
         return
     for name in chosen if not arguments.blocks else ():
-        if not current(name, *sizes[name]):
+        if arguments.finished or not current(name, *sizes[name]):
             print(f"--- {name}: {PARTS[name].about}", flush=True)
             # One folder per set of weights, shared by all parts, because some parts use the samples of others.
             folder = arguments.runs / inputs(PARTS["claims"])["weights"]["tiny"]
             try:
-                perform(name, PartOptions(folder, *sizes[name]))
+                perform(name, PartOptions(folder, *sizes[name]), finished=arguments.finished)
             except UserError as error:
                 sys.exit(f"{name}: {error}")
             except KeyboardInterrupt:

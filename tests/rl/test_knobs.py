@@ -98,6 +98,7 @@ def test_a_run_moves_what_it_learns_and_draws_with_it(tmp_path):
         ({"learn": "t_po", "likelihood": "order"}, "did you mean 't_pos'"),
         ({"learn": "t_pos", "likelihood": "order", "policy": policy("lc")}, "cannot be learned from 0"),
         ({"learn": "threshold", "likelihood": "order", "policy": policy("tlc")}, "cannot be learned"),
+        ({"learn": "threshold", "likelihood": "order", "policy": policy("ct")}, "and t_pos above 0"),
         ({"learn": "threshold", "likelihood": "order", "tokens_per_forward": 2.0}, "leave one of them out"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import signal
 import time
@@ -25,7 +26,7 @@ from twotemp.rl import checkpoint, results
 from twotemp.rl.learner import Learner
 from twotemp.rl.objective import OBJECTIVES, advantages
 from twotemp.rl.parallel import accelerator
-from twotemp.rl.rollouts import collect, training_problems
+from twotemp.rl.rollouts import collect, joined, training_problems
 
 
 @pytest.mark.parametrize("likelihood", ESTIMATORS)
@@ -61,22 +62,69 @@ VARIANTS = [
     {"likelihood": "order", "learn": "t_pos,threshold,t_token", "objective": "sequence"},
     {"likelihood": "coupled"},
     {"likelihood": "quadrature", "draws": 2, "objective": "sequence"},
-    {"likelihood": "trajectory", "merge_steps": 2, "epsilon_high": 0.8},
+    {"likelihood": "trajectory", "merge_steps": 2, "epsilon_high": 0.8, "resample": 2},
 ]
 
 
+def killed_in_step(out: Path, number: int, changes: dict) -> int:
+    """Run in a forked process that kills itself while it grades this step; return its exit code."""
+
+    class Deadly(ManyNumbers):
+        def grade(self, items):
+            if len(results.read_steps(out)) == number - 1 and results.read_checkups(out):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().grade(items)
+
+    child = get_context("fork").Process(
+        target=go, args=(out, "4steps"), kwargs={"grader": Deadly(), **changes}
+    )
+    child.start()
+    child.join()
+    return child.exitcode
+
+
 @pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(map(str, changes.values())))
-def test_a_stopped_run_continues_to_the_same_weights(tmp_path, changes):
-    go(tmp_path / "whole", "5steps", **changes)
-    go(tmp_path / "parts", "5steps", **changes, stop=iter([False, False, False, True]).__next__)
-    assert checkpoint.latest(tmp_path / "parts").name == "step-00000003"
-    go(tmp_path / "parts", "5steps", **changes)
-    assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "parts"))
-    rewards = [[r.reward for r in results.read_steps(tmp_path / name)] for name in ("whole", "parts")]
-    assert rewards[0] == rewards[1]
-    learned = [checkpoint.read(tmp_path / name)[0].knobs for name in ("whole", "parts")]
-    assert learned[0] == learned[1]
-    assert set(learned[0]) == set(filter(None, changes.get("learn", "").split(",")))
+def test_a_run_that_was_stopped_and_killed_continues_to_the_same_weights(tmp_path, changes):
+    """Stopped after step 1, and killed in step 4: the last checkpoint is that of step 2."""
+    changes = {"questions": 2, **changes}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    go(whole, "4steps", **changes)
+    go(parts, "4steps", **changes, stop=iter([False, True]).__next__)
+    assert checkpoint.latest(parts).name == "step-00000001"
+    assert killed_in_step(parts, 4, changes) == -signal.SIGKILL
+    assert checkpoint.latest(parts).name == "step-00000002"
+    go(parts, "4steps", **changes)
+    assert same(tensors(whole), tensors(parts))
+    first, second = ([r.reward for r in results.read_steps(out)] for out in (whole, parts))
+    assert first == second
+    expected, state = checkpoint.read(whole)[0], checkpoint.read(parts)[0]
+    assert replace(state, seconds=expected.seconds) == expected
+    assert set(state.knobs) == set(filter(None, changes.get("learn", "").split(",")))
+
+
+def test_groups_without_a_signal_are_drawn_again(tmp_path):
+    """DAPO's dynamic sampling: other problems are drawn in their place."""
+    plain, resampled = tmp_path / "plain", tmp_path / "resampled"
+    go(plain, "3steps", groups=4)
+    go(resampled, "3steps", groups=4, resample=3)
+    state, records = checkpoint.read(resampled)[0], results.read_steps(resampled)
+    assert checkpoint.read(plain)[0].problems == 12 < state.problems
+    assert state.nfe == records[-1].total_nfe > results.read_steps(plain)[-1].total_nfe
+    assert all(record.grad_norm > 0 for record in records)
+
+
+def test_what_is_learned_after_resampling_has_a_signal():
+    model = micro_model()
+    rollouts = rollouts_of(model)
+    rewards = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, math.nan], [0.0, 0.0, math.nan, 0.0]])
+    kept = replace(rollouts, rewards=rewards).with_signal()
+    assert kept.problems == rollouts.problems[1:2]
+    assert kept.samples == rollouts.samples[4:8]
+    assert kept.grades == rollouts.grades[4:8]
+    assert len(joined([kept, rollouts]).problems) == 4
+    empty = replace(rollouts, rewards=torch.zeros(3, 4)).with_signal()
+    learner = Learner(model, rl_toys.settings(), accelerator(cpu=True))
+    assert learner.update(empty).grad_norm == 0
 
 
 def test_two_processes_do_not_write_one_run(tmp_path):
@@ -221,14 +269,9 @@ def test_a_kill_while_saving_leaves_the_last_checkpoint_whole(tmp_path, monkeypa
     assert go(tmp_path, "3steps").step == 3
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, *(pytest.param(changes, marks=pytest.mark.slow) for changes in VARIANTS[2:])],
-    ids=lambda changes: "-".join(map(str, changes.values())) or "default",
-)
-def test_a_run_killed_at_any_moment_continues_to_the_same_weights(tmp_path, changes):
+def test_a_run_killed_at_any_moment_continues_to_the_same_weights(tmp_path):
     """SIGKILL a forked process again and again at random moments; what it left is always whole."""
-    changes = {**changes, "save_every": 1}
+    changes = {"save_every": 1}
     go(tmp_path / "whole", "8steps", **changes)
     started = time.perf_counter()
     go(tmp_path / "timed", "8steps", **changes)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import shlex
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from twotemp import tasks
+from twotemp import graders, tasks
 from twotemp.cli import options
 from twotemp.cli.console import next_command, output, progress, say, show_log
 from twotemp.cli.workers import DrawingOptions, Workload
-from twotemp.evaluation import Progress
+from twotemp.errors import UserError
+from twotemp.evaluation import Plan, Progress
 from twotemp.folders import write_json, write_text
+from twotemp.policies import spell
+from twotemp.records import Policy
 from twotemp.report import NO_FIGURES, figures
 from twotemp.report.tuning import (
     COLUMNS,
@@ -38,7 +42,9 @@ from twotemp.tuning.tuner import validation
 
 # Options of the race itself. All others describe the setting that was tuned, and the recommended `twotemp eval`
 # repeats them (`next_command` adds the plug-ins).
-RACE_OPTIONS = {*"at policies budget portfolio questions subset data altered out as_json plugin".split()}
+RACE_OPTIONS = {
+    *"at policies budget portfolio gradient questions subset data altered out as_json plugin".split()
+}
 
 
 def tune(
@@ -60,6 +66,10 @@ def tune(
         bool,
         "Choose how many samples each candidate draws, instead of one candidate for all samples.",
     ] = False,
+    gradient: Annotated[
+        bool,
+        "Follow the gradient of pass@k in T_token, T_pos and lambda from one policy, instead of a race.",
+    ] = False,
     questions: options.Questions = None,
     cache: options.Cache = None,
     as_json: options.Json = False,
@@ -78,9 +88,22 @@ def tune(
 
       twotemp tune --task countdown-3 --at pass@16 --portfolio --policies lc,tlc,ct,tct,eb --out runs/portfolio
 
+      twotemp tune --task countdown-3 --at pass@16 --gradient --policies tct --budget 30000 --out runs/gradient
+
       twotemp eval --task countdown-3 --policies ar,@runs/tune/tuned.yaml -n 16 --out runs/tuned
     """
     show_log(logging.WARNING)  # not the batch size, which differs from round to round
+    if gradient:
+        if portfolio or working.chosen or working.sglang or cache:
+            raise UserError(
+                "--gradient searches in this process, for one policy: leave --portfolio, --workers, --ray, --sglang "
+                "and --cache out"
+            )
+        start = options.split_policies(",".join(policies))
+        _search(
+            context, out, task.plan(decoding, start, questions=questions), model, loading, at, budget, as_json
+        )
+        return
     goal, candidates = Goal.parse(at), expand(options.split_specs(",".join(policies)))
     plan = task.plan(decoding, candidates, questions=questions, cache=cache, compile=loading.compile)
     plan = validation(plan)  # reports a mistake before the model is loaded
@@ -127,6 +150,57 @@ def tune(
         f"{tuned.spent:,.0f} NFE spent; the frontier: {out / 'frontier.md'}; next, on test problems{overlap}: "
         f"{next_command(f'eval {shlex.join(words)} --out', Path('RUN'))}"
     )
+
+
+def _search(
+    context: typer.Context,
+    out: Path,
+    plan: Plan,
+    model: str,
+    loading: options.LoadingOptions,
+    at: str,
+    budget: float,
+    as_json: bool,
+) -> None:
+    """Follow the gradient from the plan's one policy; write tuned.yaml and say what was found."""
+    from twotemp.rl.policy_search import (
+        SearchSettings,
+        SearchStep,
+        search,
+    )  # torch, after mistakes are reported
+
+    goal, plan = Goal.parse(at), validation(plan)
+    (choice,) = plan.tasks
+    if goal.k is None or len(plan.policies) != 1 or not isinstance(plan.policies[0], Policy):
+        raise UserError(
+            "--gradient is for pass@k and starts from one policy: --at pass@16 --policies tct:t_pos=0.1,threshold=0.6"
+        )
+    known = tasks.get(choice.name)
+    settings = SearchSettings(
+        plan.policies[0], goal.k, plan.length or known.length, plan.block, plan.seed, plan.chat
+    )
+    problems = choice.problems().problems[: plan.questions]
+    with (
+        closing(graders.get(choice.grader or known.grader)) as grader,
+        progress(f"tune {choice.name}, % of the budget") as bar,
+    ):
+
+        def show(step: SearchStep) -> None:
+            numbers = ", ".join(f"{name} {value:.3g}" for name, value in step.numbers.items())
+            bar.update(min(100, int(100 * step.spent / budget)), 100, f"step {step.step}: {numbers}")
+
+        found = search(loading.load(model), problems, grader, settings, out, budget=budget, on_step=show)
+    origin = f"{model}, {choice.name}: {goal}, by gradient from {spell(found.start)}"
+    lines = [f"# {origin}", "policies:", f'  - "{spell(found.policy)}"', f"spent: {found.spent:.0f}  # NFE"]
+    write_text(out / "tuned.yaml", "\n".join(lines) + "\n")
+    if as_json:
+        result = {"policy": spell(found.policy), "start": spell(found.start), "goal": str(goal)}
+        typer.echo(json_text({**result, "steps": found.steps, "spent": found.spent}))
+    words = [*_tuned_settings(context), "--policies", f"@{out / 'tuned.yaml'},{spell(found.start)}"]
+    words += [] if choice.data is None else ["--data", "TEST_FILE"]
+    command = next_command(f"eval {shlex.join(words)} -n {goal.k} --out", Path("RUN"))
+    say(f"{found.steps} steps, {found.spent:,.0f} NFE spent; next, on test problems: {command}")
+    say(f"Use {spell(found.policy)}")
 
 
 def _test_command(context: typer.Context, out: Path, tuned: Tuned | TunedPortfolio) -> list[str]:

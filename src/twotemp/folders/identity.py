@@ -13,12 +13,13 @@ from twotemp.serialization import json_text, to_json
 
 FILE = "run.json"
 FORMAT = {"format": "twotemp run", "version": 2}
-RunKind = Literal["evaluation", "grpo", "forks", "training"]
+RunKind = Literal["evaluation", "grpo", "forks", "training", "search"]
 KINDS: dict[RunKind, str] = {
     "evaluation": "a run of `twotemp eval`",
     "grpo": "a run of `twotemp grpo`",
     "forks": "a study of `twotemp forks`",
     "training": "a run of `python -m recipes`",
+    "search": "a search of `twotemp tune --gradient`",
 }
 # About the file, not about the run.
 _ABOUT = (*FORMAT, "kind", "twotemp", "changes")

@@ -37,6 +37,14 @@ SCALES: dict[str, Scale] = {
 }
 
 
+def learnable(policy: Policy) -> list[str]:
+    """Return the parameters of a policy that its likelihood is differentiable in, where they are now."""
+    names = ["t_token", "t_pos"]
+    if policy.rule == "threshold" and policy.t_pos > 0:  # without noise the threshold is a step
+        names.append("threshold")
+    return [name for name in names if SCALES[name].least <= getattr(policy, name) <= SCALES[name].most]
+
+
 @dataclass
 class Knob:
     """A parameter on its free scale, and Adam's state."""
@@ -93,6 +101,11 @@ class Knobs:
                 knob.free -= self.rate * mean / (math.sqrt(square) + TINY)
                 knob.free.clamp_(scale.free(scale.least), scale.free(scale.most))
 
+    def place(self, name: str, free: float) -> None:
+        """Set a parameter, on its free scale."""
+        with torch.no_grad():
+            self._knobs[name].free.fill_(free)
+
     def state(self) -> dict[str, list[float]]:
         """Return all numbers, for a checkpoint."""
         return {name: [float(k.free.detach()), k.mean, k.square, k.steps] for name, k in self._knobs.items()}
@@ -100,8 +113,7 @@ class Knobs:
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
         """Continue from what `state` returned."""
         for name, (free, mean, square, steps) in state.items():
+            self.place(name, free)
             knob = self._knobs[name]
-            with torch.no_grad():
-                knob.free.fill_(free)
             knob.free.grad = None
             knob.mean, knob.square, knob.steps = mean, square, int(steps)

@@ -66,7 +66,9 @@ class StepRecord:
     seconds_updating: float
     total_seconds: float
     total_nfe: int
-    t_pos: float | None = None  # of the policy, where its numbers are learned
+    # Of the policy, where its numbers are learned.
+    t_pos: float | None = None
+    t_token: float | None = None
 
 
 COLUMNS = (

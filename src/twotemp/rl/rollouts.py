@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,6 +20,7 @@ from twotemp.graders.base import Grader
 from twotemp.graders.rewards import Reward, reward_name
 from twotemp.policies import AnyPolicy
 from twotemp.records import Grade, Problem, Sample
+from twotemp.rl.objective import group_std
 from twotemp.sampling.text import ProblemRequest, answer, problem_requests
 from twotemp.tasks import SOURCES, Task
 
@@ -112,6 +113,30 @@ class Rollouts:
     def size(self) -> int:
         """Samples in a group."""
         return self.rewards.shape[1]
+
+    def with_signal(self) -> Rollouts:
+        """Return the groups whose rewards differ."""
+        kept = (group_std(self.rewards) > 0).nonzero()[:, 0].tolist()
+        members = [group * self.size + index for group in kept for index in range(self.size)]
+        return replace(
+            self,
+            problems=tuple(self.problems[group] for group in kept),
+            samples=tuple(self.samples[member] for member in members),
+            grades=tuple(self.grades[member] for member in members),
+            rewards=self.rewards[kept],
+        )
+
+
+def joined(rounds: Sequence[Rollouts]) -> Rollouts:
+    """Return the groups of several draws as one."""
+    return Rollouts(
+        problems=tuple(chain.from_iterable(r.problems for r in rounds)),
+        samples=tuple(chain.from_iterable(r.samples for r in rounds)),
+        grades=tuple(chain.from_iterable(r.grades for r in rounds)),
+        rewards=torch.cat([r.rewards for r in rounds]),
+        seconds_drawing=sum(r.seconds_drawing for r in rounds),
+        seconds_grading=sum(r.seconds_grading for r in rounds),
+    )
 
 
 def collect(

@@ -28,6 +28,9 @@ class RolloutSettings:
     format_weight: Annotated[float, "Reward for any answer the grader can find, right or wrong."] = 0.0
     prompt_tokens: Annotated[int | None, "Cut prompts to their last tokens (default: keep all)."] = None
     cache: Annotated[str | None, "prefix or dual: faster rollouts, approximate."] = None
+    resample: Annotated[
+        int, "Draw other problems in place of groups without a signal, up to this many times a step (DAPO)."
+    ] = 0
     tokens_per_forward: Annotated[float | None, "Hold this speed by moving lambda (ct, tct)."] = None
 
 
@@ -96,10 +99,10 @@ class GrpoSettings(RolloutSettings, LearningSettings):
                     f"policy {policy.name} has repel={policy.repel:g}: its samples are not drawn from the "
                     "model's own predictions, and GRPO's likelihoods are of these; set repel=0"
                 )
-        least = {"size": 2, "lora_rank": 0, "warmup": 0}
+        least = {"size": 2, "lora_rank": 0, "warmup": 0, "resample": 0}
         whole = "length groups size batch_size draws iterations merge_steps micro_batch save_every lora_rank".split()
         optional = (name for name in ("block", "prompt_tokens") if getattr(self, name) is not None)
-        for name in (*whole, "lora_alpha", "warmup", *optional):
+        for name in (*whole, "lora_alpha", "warmup", "resample", *optional):
             integer(name, getattr(self, name), least.get(name, 1))
         if self.merge_steps > 1 and not estimator.merges:
             raise UserError(
@@ -135,18 +138,17 @@ class GrpoSettings(RolloutSettings, LearningSettings):
         return tuple(self.learn.split(",")) if self.learn else ()
 
     def _check_learned(self) -> None:
-        from twotemp.rl.knobs import SCALES
+        from twotemp.rl.knobs import SCALES, learnable
 
         for name in self.learned:
             if name not in SCALES:
                 raise unknown("parameter to learn", name, SCALES)
-            value = getattr(self.policy.at(0), name)
-            if not SCALES[name].least <= value <= SCALES[name].most or (
-                name == "threshold" and self.policy.at(0).rule != "threshold"
-            ):
+            if name not in learnable(self.policy.at(0)):
+                value = getattr(self.policy.at(0), name)
                 raise UserError(
                     f"{name} of policy {self.policy.name!r} cannot be learned from {value:g}; start between "
                     f"{SCALES[name].least:g} and {SCALES[name].most:g}, with a policy that has it"
+                    f"{' and t_pos above 0' if name == 'threshold' else ''}"
                 )
         if self.likelihood != "order":
             raise UserError("learn needs --likelihood order, the only one that is differentiable in them")

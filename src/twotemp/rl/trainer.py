@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from twotemp.backends import Backend
 from twotemp.backends.local import LocalBackend
@@ -28,7 +29,7 @@ from twotemp.rl.learner import Learner, NotANumber
 from twotemp.rl.parallel import global_max
 from twotemp.rl.results import Checkup, StepRecord
 from twotemp.rl.rollout_workers import RolloutBackend
-from twotemp.rl.rollouts import Dataset, Rollouts, collect
+from twotemp.rl.rollouts import Dataset, Rollouts, collect, joined
 from twotemp.rl.settings import Budget, GrpoSettings
 
 # Settings that change time and memory, not what is computed (beyond the rounding of floats).
@@ -178,8 +179,8 @@ class Trainer:
         before, started = self.state.seconds, perf_counter()
         try:
             while not self._any_worker(self._used(budget) >= 1 or stop()):
-                rollouts = self._draw()
-                record = self._learn(rollouts, before, started)
+                rollouts, numbers = self._draw()
+                record = self._learn(rollouts, numbers, before, started)
                 results.write_rollouts(self.out, record.step, self.accelerator.process_index, rollouts)
                 if self.log is not None:
                     self.log.add(asdict(record))
@@ -200,10 +201,27 @@ class Trainer:
 
     # One step.
 
-    def _draw(self) -> Rollouts:
-        """Sample and grade this worker's groups of the next problems."""
+    def _draw(self) -> tuple[Rollouts, Tensor]:
+        """Sample and grade groups of the next problems; return this worker's, and the numbers of all workers'.
+
+        With `resample`, groups without a signal are replaced by others (DAPO's dynamic sampling, Yu et al. 2025),
+        in at most that many rounds.
+        """
+        rounds, numbers = [], torch.zeros(0, len(results.COLUMNS), dtype=torch.float64)
+        wanted = self.settings.groups
+        for _ in range(1 + self.settings.resample):
+            rounds.append(self._draw_groups(wanted, self.state.problems + len(numbers)))
+            exchanged = self._exchange(rounds[-1], wanted)
+            numbers = torch.cat([numbers, exchanged])
+            wanted = int(exchanged[:, results.COLUMNS.index("zero_std")].sum())
+            if not wanted:
+                break
+        return joined(rounds), numbers
+
+    def _draw_groups(self, groups: int, first: int) -> Rollouts:
+        """Draw this worker's share of the next problems, of which `first` is the number of the first one."""
         settings, accelerator = self.settings, self.accelerator
-        problems = list(enumerate(islice(self.problems, settings.groups), start=self.state.problems))
+        problems = list(enumerate(islice(self.problems, groups), start=first))
         mine = dict(problems[accelerator.process_index :: accelerator.num_processes])
         policy = settings.policy
         if self.state.threshold is not None:
@@ -237,25 +255,32 @@ class Trainer:
             self._assigned = self.learner.changes
         yield self.rollouts
 
-    def _learn(self, rollouts: Rollouts, seconds_before: float, started: float) -> StepRecord:
+    def _exchange(self, rollouts: Rollouts, groups: int) -> Tensor:
+        """Return the numbers of all workers' groups of a round, [groups, columns]. Collective."""
+        accelerator = self.accelerator
+        numbers = torch.zeros(groups, len(results.COLUMNS), dtype=torch.float64)
+        numbers[accelerator.process_index :: accelerator.num_processes] = results.group_numbers(rollouts)
+        total: Tensor = accelerator.reduce(numbers.to(accelerator.device), "sum")
+        return total.cpu()
+
+    def _learn(
+        self, rollouts: Rollouts, numbers: Tensor, seconds_before: float, started: float
+    ) -> StepRecord:
         """Update the weights, then the counters, so that they describe a finished step; return its record."""
         settings, state, accelerator = self.settings, self.state, self.accelerator
         drawn_with = rollouts.samples[0].policy if rollouts.samples else settings.policy.at(0)
         begin = perf_counter()
-        update = self.learner.update(rollouts)
+        update = self.learner.update(rollouts.with_signal() if settings.resample else rollouts)
         seconds_updating = perf_counter() - begin
-        numbers = torch.zeros(settings.groups, len(results.COLUMNS), dtype=torch.float64)
-        numbers[accelerator.process_index :: accelerator.num_processes] = results.group_numbers(rollouts)
-        numbers = accelerator.reduce(numbers.to(accelerator.device), "sum").cpu()
         means = results.summarise(numbers, settings.size, accelerator.num_processes)
-        rows = settings.groups * settings.size
+        rows = len(numbers) * settings.size
         threshold = settings.policy.at(0).threshold if state.threshold is None else state.threshold
         controlled = state.threshold
         if controlled is not None and settings.tokens_per_forward is not None:
             controlled = next_threshold(controlled, means["tokens_per_forward"], settings.tokens_per_forward)
         self.state = State(
             step=state.step + 1,
-            problems=state.problems + settings.groups,
+            problems=state.problems + len(numbers),
             nfe=state.nfe + round(means["nfe"] * rows),
             # One time for all workers, so that they agree on whether the budget is used up.
             seconds=global_max(accelerator, seconds_before + perf_counter() - started),
@@ -267,6 +292,7 @@ class Trainer:
             step=self.state.step,
             threshold=drawn_with.threshold if self.learner.knobs else threshold,
             t_pos=drawn_with.t_pos if self.learner.knobs else None,
+            t_token=drawn_with.t_token if self.learner.knobs else None,
             loss=update.loss,
             kl=update.kl,
             clipped=update.clipped,

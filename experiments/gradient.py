@@ -1,0 +1,140 @@
+"""Compare `twotemp tune --gradient` with the race of `twotemp tune` at equal NFE.
+
+    python -m experiments.gradient --tasks countdown-3,countdown-4,words-3 --seeds 3
+
+Both look for the best parameters of one policy for pass@16 on the same validation problems. Their choices, and the
+policy that the gradient starts from, are then drawn on test problems with another seed. A run that was stopped
+continues with the same command.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experiments.blocks import listed, signed, table, with_interval
+from experiments.command import MANY_ROWS, evaluated, twotemp
+from experiments.embedded import pair, points
+from experiments.tuning import TEST_SEED, TESTED, K
+from twotemp import metrics
+from twotemp.analysis import unique
+from twotemp.policies import parse, spell
+from twotemp.tuning import expand
+
+TASKS = ("countdown-3", "countdown-4", "words-3")
+START = "tct"  # of the gradient
+GRID = (
+    "tct:t_token=0.8|1|1.2,t_pos=0.1|0.3,threshold=0.5|0.7|0.9"  # of the race: as many as the budget allows
+)
+BUDGET = 40_000  # NFE of each search
+QUESTIONS = 100  # validation problems
+
+
+def study(out: Path, task: str, seeds: int, test: int, budget: int) -> list[dict[str, Any]]:
+    """Search by race and by gradient with each seed, and compare the choices on test problems; one row per seed."""
+
+    def search(kind: str, seed: int) -> dict[str, Any]:
+        folder = out / f"{task}-{kind}-{seed}"
+        ways = {"race": ["--policies", GRID, *MANY_ROWS], "gradient": ["--policies", START, "--gradient"]}
+        where = ["--task", task, "--at", f"pass@{K}", "--seed", str(seed), "--out", str(folder)]
+        limits = ["--budget", str(budget), "--questions", str(QUESTIONS)]
+        twotemp("tune", *where, *limits, *ways[kind])
+        tuned: dict[str, Any] = yaml.safe_load((folder / "tuned.yaml").read_text("utf-8"))
+        return tuned
+
+    kinds = ("race", "gradient")
+    chosen = {(kind, seed): search(kind, seed) for kind in kinds for seed in range(seeds)}
+    start = spell(parse(START))
+    specs = sorted({start, *(tuned["policies"][0] for tuned in chosen.values())})
+    cells = evaluated(out / f"{task}-test", task, specs, n=TESTED, questions=test, seed=TEST_SEED)
+    by_policy = {spell(cell.policy): cell for cell in cells}
+    rows = []
+    for seed in range(seeds):
+        row: dict[str, Any] = {"task": task, "seed": seed, "start": points(by_policy[start].curve, K - 1)}
+        for kind in kinds:
+            spec = chosen[kind, seed]["policies"][0]
+            row[kind] = {
+                "policy": spec,
+                "spent": chosen[kind, seed]["spent"],
+                "nfe": round(by_policy[spec].cost(), 2),
+                "pass": points(by_policy[spec].curve, K - 1),
+            }
+        ours, theirs = pair(*(by_policy[row[kind]["policy"]] for kind in ("gradient", "race")))
+        row["ahead"] = points(metrics.paired_bootstrap(ours.passes[:, K - 1], theirs.passes[:, K - 1]))
+        rows.append(row)
+    return rows
+
+
+def run(out: Path, tasks: Sequence[str], seeds: int, test: int, budget: int = BUDGET) -> dict[str, Any]:
+    """Run the study of every task; see `study` for the arguments."""
+    rows = [row for task in tasks for row in study(out, task, seeds, test, budget)]
+    return {"budget": budget, "validation": QUESTIONS, "test": test, "searches": rows}
+
+
+def render(result: dict[str, Any]) -> str:
+    """Return the table of all searches and a paragraph that sums it up."""
+    rows = [
+        [
+            row["task"],
+            str(row["seed"]),
+            *(
+                text
+                for kind in ("race", "gradient")
+                for text in (
+                    f"`{row[kind]['policy']}`",
+                    f"{row[kind]['nfe']:.1f}",
+                    f"{row[kind]['pass']['mean']:.1f}",
+                )
+            ),
+            with_interval(row["ahead"]),
+        ]
+        for row in result["searches"]
+    ]
+    heads = [
+        "task",
+        "seed",
+        "the race's choice",
+        "NFE",
+        f"pass@{K}",
+        "the gradient's choice",
+        "NFE",
+        f"pass@{K}",
+    ]
+    means = []
+    for task in unique(row["task"] for row in result["searches"]):
+        mine = [row for row in result["searches"] if row["task"] == task]
+        gap = signed(sum(row["ahead"]["mean"] for row in mine) / len(mine))
+        gain = sum(row["gradient"]["pass"]["mean"] - row["start"]["mean"] for row in mine) / len(mine)
+        means.append(
+            f"{gap} on {task} (where it gained {signed(gain)} over its start, {mine[0]['start']['mean']:.1f})"
+        )
+    spent = [
+        sum(row[kind]["spent"] for row in result["searches"]) / len(result["searches"])
+        for kind in ("race", "gradient")
+    ]
+    return (
+        f"The race has {len(expand([GRID]))} candidates (`{GRID}`), the gradient starts from `{START}`. "
+        f"Each search has {result['budget']:,} NFE and {result['validation']} validation problems (spent on average: "
+        f"{spent[0]:,.0f} by the race, {spent[1]:,.0f} by the gradient, with its scoring); the choices are compared "
+        f"on {result['test']} test problems with {TESTED} samples each. The gradient's choice minus the race's, in "
+        f"percentage points of pass@{K} averaged over seeds: {listed(means)}. The last column has the paired 95 % "
+        f"interval over questions.\n\n{table([*heads, 'difference'], rows, 1)}"
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--test", type=int, default=200)
+    parser.add_argument("--budget", type=int, default=BUDGET)
+    parser.add_argument("--out", type=Path, default=Path("runs/gradient"))
+    arguments = parser.parse_args()
+    tasks = arguments.tasks.split(",")
+    print(render(run(arguments.out, tasks, arguments.seeds, arguments.test, arguments.budget)))
