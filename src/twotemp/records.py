@@ -238,6 +238,8 @@ class Request:
     seed: int = 0
     index: int = 0  # which of the n samples of this prompt
     eos_stop: bool = False  # stop once everything up to the first EOS is committed
+    # The row ends with its active block, and another follows until one has an EOS or `length` is reached.
+    extend: bool = False
     trace: bool = False
     stop: tuple[str, ...] = ()  # strings before which the text ends; the engine does not see them
     # Neither identity nor noise depend on these.
@@ -272,7 +274,8 @@ class Request:
         """What requests of samples that repel each other share: everything but the index; None if none repel."""
         if not self.policy.repel:
             return None
-        return self.tag, self.id, self.seed, self.policy, self.prompt, self.length, self.block, self.eos_stop
+        row = self.prompt, self.length, self.block, self.eos_stop, self.extend
+        return self.tag, self.id, self.seed, self.policy, row
 
 
 @dataclass(frozen=True)

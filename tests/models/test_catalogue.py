@@ -168,7 +168,12 @@ def test_doctor_prints_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("hub_id", "reason"),
-    [("inclusionAI/LLaDA2.2-flash", "routes whole blocks"), ("UT-IFML/dQwen3.5-0.8B-Base", "DeltaNet")],
+    [
+        ("inclusionAI/LLaDA2.2-flash", "routes whole blocks"),
+        ("UT-IFML/dQwen3.5-0.8B-Base", "DeltaNet"),
+        ("nvidia/Nemotron-Labs-Diffusion-8B", "read causally"),
+        ("GSAI-ML/LLaDA-MoE-v2-30B-A3B-Base", "its router"),
+    ],
 )
 def test_models_that_only_resemble_a_family_are_refused_by_name(hub_id: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):

@@ -111,7 +111,14 @@ def test_greedy_tokens_match_the_official_sampler(name: str) -> None:
     model = open_as(FIXTURES / name, about)
     wanted = [
         Request(
-            str(number), tuple(asked["prompt"]), policy(**asked["policy"]), asked["length"], asked["block"]
+            *(
+                str(number),
+                tuple(asked["prompt"]),
+                policy(**asked["policy"]),
+                asked["length"],
+                asked["block"],
+            ),
+            extend=asked.get("extend", False),
         )
         for number, asked in enumerate(about["samples"])
     ]

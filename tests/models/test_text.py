@@ -56,6 +56,7 @@ TEMPLATES = {
     "Dream": QWEN2,
     "sdar": QWEN3,
     "sdar_moe": QWEN3,
+    "CoDA": QWEN3,
     "llada2_moe": LLADA2,
     "LLaDAMoEModelLM": LLADA2,
     "Fast_dLLM_Qwen": QWEN2,
@@ -63,7 +64,7 @@ TEMPLATES = {
     "a2d-qwen2": QWEN2,
 }
 # Their templates were not seen; RND1 is a base model.
-UNSEEN = {"StableDiffcoderForCausalLM", "a2d-llama", "rnd1", "diffusion_gemma"}
+UNSEEN = {"StableDiffcoderForCausalLM", "a2d-llama", "rnd1", "diffusion_gemma", "illada", "diffuqwen3"}
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -250,3 +251,14 @@ def test_a_plain_denoiser_gets_text_methods_and_a_fingerprint_of_its_logits() ->
     assert adapted.fingerprint != language_model(ToyModel(seed=1)).fingerprint
     toy.tokenizer = word_tokenizer()  # type: ignore[assignment]
     assert language_model(toy).encode("a b") == [0, 1, 4]
+
+
+def test_rows_of_dqwen3_start_with_its_first_token() -> None:
+    """`encode` adds it once; token ids without it are refused before anything runs."""
+    model = random_model("diffuqwen3", word_tokenizer(), {"mask_token_id": 4, "eos_token_id": [3]})
+    model.first_id = 2
+    assert model.encode("a b", chat=False) == [2, 0, 1]
+    assert model.encode("c b", chat=False) == [2, 1]
+    with pytest.raises(UserError, match=r"start with token 2, which model.encode adds"):
+        sample(model, [0, 1], "lc", length=2)
+    assert sample(model, [2, 0, 1], "lc", length=2)

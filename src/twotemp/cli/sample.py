@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -37,8 +37,8 @@ def sample(
     ] = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Samples per prompt.")] = 1,
     length: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens to generate (default: 32 to 256, depending on the context length)."),
+        str | None,
+        "Tokens to generate (default: 32 to 256, depending on the context length); auto: until the text ends.",
     ] = None,
     block: options.Block = None,
     seed: options.Seed = 0,
@@ -46,6 +46,9 @@ def sample(
     stop: Annotated[list[str] | None, "A string before which the text ends; may be repeated."] = None,
     infill: Annotated[bool, "Fill the mask tokens inside the prompt instead of continuing it."] = False,
     eos_stop: Annotated[bool, "Stop a row at its first finished EOS."] = False,
+    extend: Annotated[
+        bool, "Add block after block until the text ends; an approximation unless the model was trained so."
+    ] = False,
     trace: options.Traced = False,
     batch_size: options.BatchSize = None,
     cache: options.Cache = None,
@@ -85,12 +88,13 @@ def sample(
         rows,
         chosen,
         n,
-        0 if infill else length,
+        0 if infill else _length(length),
         block,
         seed,
         ids=names,
         stop=stop or (),
         eos_stop=eos_stop,
+        extend=extend,
         trace=trace,
     )
     answers = {name: AnswerTable() for name in names}
@@ -122,6 +126,17 @@ def _prompts(arguments: list[str]) -> list[str]:
         if not text.strip():
             raise UserError(f"prompt {number} is empty; leave it out")
     return texts
+
+
+def _length(text: str | None) -> int | Literal["auto"] | None:
+    """Return --length as a number, or as it is for the library to read."""
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or not int(text):
+        raise UserError(f"--length is a number of tokens >= 1 or auto, not {text!r}")
+    return int(text)
 
 
 def _policy(spec: str, shortcuts: dict[str, Any]) -> AnyPolicy:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from twotemp.engine.rows import Rows, Window
 from twotemp.engine.runner import runner_for
-from twotemp.engine.scheduler import block_of
+from twotemp.engine.scheduler import BLOCKS_AHEAD, block_of, extended_length
 from twotemp.errors import UserError
 from twotemp.experimental.repulsion import Repulsion
 from twotemp.models.base import Denoiser
@@ -215,11 +215,24 @@ class Batch:
         rows.commit(view.window, decision)
         healthy = torch.isfinite(decision.log_norm)
         failed = {} if rows.sync(healthy.all()) else _broken_rows(view, healthy)
+        if rows.extended:
+            self._make_room()
         pending = rows.state.pending.tolist()
         finished = [slot for slot, count in enumerate(pending) if not count and slot not in failed]
         if rows.groups is not None:
             return self._whole_groups(rows.groups.slots, finished, failed)
         return finished, failed
+
+    def _make_room(self) -> None:
+        """Widen the batch where the next step could extend a row beyond it."""
+        rows = self.rows
+
+        def columns(blocks: int) -> int:
+            lengths = rows.state.host_length.tolist()
+            return max(extended_length(n, r, self.model, blocks) for n, r in zip(lengths, rows.requests))
+
+        if columns(1) > rows.columns:
+            self.widen(columns(BLOCKS_AHEAD), rows.block_width)
 
     def _whole_groups(
         self, groups: list[list[int]], finished: list[int], failed: dict[int, UserError]

@@ -18,7 +18,7 @@ from twotemp.engine.scheduler import (
     Scheduler,
     block_of,
     check_whole,
-    columns_of,
+    final_length_of,
     fit_batch,
     gather,
     has_canvases,
@@ -184,7 +184,7 @@ class LiveBatches:
         """Queue a whole group of trusted requests: samples that repel each other, or a single one."""
         first = requests[0]
         check_whole(requests, self.slots)
-        if self.columns is not None and (needed := columns_of(first, self.model)) > self.columns:
+        if self.columns is not None and (needed := final_length_of(first, self.model)) > self.columns:
             raise UserError(f"{first.name} needs {needed} columns, more than columns={self.columns}")
         handles = [RowHandle(request, watch) for request in requests]
         if first.group is not None and self._groups.setdefault(first.group, handles) is not handles:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from twotemp import rng
-from twotemp.engine.scheduler import block_of, columns_of, has_canvases
+from twotemp.engine.scheduler import block_of, final_length_of, has_canvases, length_of
 from twotemp.experimental.editing import BlockText
 from twotemp.experimental.repulsion import Repulsion, SampleGroups
 from twotemp.models.base import Denoiser
@@ -63,6 +63,7 @@ class RowState:
     # On the model's device.
     ids: Tensor  # [B, C] int64: tokens; the mask, or a random token, where nothing is written yet
     length: Tensor  # [B] int64: columns of the row
+    final_length: Tensor  # [B] int64: `length` after the last extension
     requested: Tensor  # [B] int64: columns of prompt and answer; a last block that was completed has more
     origin: Tensor  # [B] int64: where the block grid starts
     block: Tensor  # [B] int64: width of its blocks
@@ -101,7 +102,7 @@ class RowState:
         editing: bool,
     ) -> RowState:
         """Return the state before the first step of these requests."""
-        texts = [list(r.prompt) + [model.mask_id] * (columns_of(r, model) - len(r.prompt)) for r in requests]
+        texts = [list(r.prompt) + [model.mask_id] * (length_of(r, model) - len(r.prompt)) for r in requests]
         rows, shape = len(texts), (len(texts), columns)
         ids = torch.zeros(shape, dtype=torch.int64)
         for row, text in enumerate(texts):
@@ -126,6 +127,7 @@ class RowState:
         return cls(
             ids=put(ids),
             length=put(length),
+            final_length=put(torch.tensor([final_length_of(r, model) for r in requests])),
             requested=put(torch.tensor([len(r.prompt) + r.length for r in requests])),
             origin=put(origin),
             block=put(block),
@@ -232,16 +234,21 @@ class Rows:
     def _summarize(self) -> None:
         """Derive from the requests what a step would otherwise have to ask the device for."""
         self.requests = requests = [info.request for info in self.info]
-        lengths = [columns_of(r, self.model) for r in requests]
-        self.width = max(lengths, default=0)
-        self.padded = any(n != self.width for n in lengths)
-        self.completed = any(n != len(r.prompt) + r.length for n, r in zip(lengths, requests))
+        self._measure()
+        final = [final_length_of(r, self.model) for r in requests]
+        self.completed = any(n != len(r.prompt) + r.length for n, r in zip(final, requests))
+        self.extended = any(r.extend for r in requests) and not has_canvases(self.model)
         self.traced = any(r.trace for r in requests)
         self.stops_at_eos = has_canvases(self.model) or any(r.eos_stop for r in requests)
         # Rows can only ever be in the same state if they started from the same prompt.
         self.shared_prompts = len({r.prompt for r in requests}) < len(requests)
         repel = any(r.policy.repel for r in requests)
         self.groups = SampleGroups.of(requests, self.model.device) if repel else None
+
+    def _measure(self) -> None:
+        lengths = self.state.host_length.tolist()
+        self.width = max(lengths, default=0)
+        self.padded = any(length != self.width for length in lengths)
 
     def masked(self) -> Tensor:
         """Return [B, C] bool: what is still to be written."""
@@ -342,7 +349,10 @@ class Rows:
         Returns:
             The value of `healthy`.
         """
-        state, pending = self.state, self.pending()
+        state = self.state
+        if self.extended:
+            self._extend()
+        pending = self.pending()
         start, end, count = _active_block(pending, state.origin, state.block, state.length)
         if self.completed:  # what completes the last block need not be written
             wanted = torch.arange(self.columns, device=pending.device) < state.requested[:, None]
@@ -351,18 +361,31 @@ class Rows:
             ended = torch.isin(state.ids, self.eos_ids) & state.generated
             first_eos = torch.where(ended.any(1), ended.int().argmax(1), self.columns)
             count = count.masked_fill(state.eos_stop & (first_eos < pending.int().argmax(1)), 0)
-        known = [start, end, count]
+        known = [start, end, count, state.length]
         if self.shared_prompts:
             known.append(_hash(state.ids, pending, state.length))
         host = torch.cat([*known, healthy[None].long()]).cpu()
-        start, end, state.pending, *hashed = host[:-1].view(len(known), -1)
+        start, end, state.pending, state.host_length, *hashed = host[:-1].view(len(known), -1)
         state.hashed = hashed[0] if hashed else -1 - torch.arange(len(start))
+        if self.extended:
+            self._measure()
         if self.groups is not None:  # finished rows keep their last window
             running = state.pending > 0
             start, end = torch.where(running, start, state.start), torch.where(running, end, state.end)
         state.steps_before = torch.where(start == state.start, state.steps_before, state.forwards)
         state.start, state.end = start, end
         return bool(host[-1])
+
+    def _extend(self) -> None:
+        """Give another block of masks to the rows that are written, have no EOS and may be longer."""
+        state = self.state
+        ended = (torch.isin(state.ids, self.eos_ids) & state.generated).any(1)
+        due = ~self.pending().any(1) & ~ended
+        longer = torch.where(due, torch.minimum(state.length + state.block, state.final_length), state.length)
+        columns = torch.arange(self.columns, device=state.ids.device)
+        new = (columns >= state.length[:, None]) & (columns < longer[:, None])
+        state.ids = torch.where(new, self.model.mask_id, state.ids)
+        state.generated, state.length = state.generated | new, longer
 
 
 def compact(flags: Tensor, count: int) -> Tensor:

@@ -31,6 +31,7 @@ _ENTROPY_COPIES = 2  # probabilities, and their entropies
 _STABLE_COPIES = 4  # KL stability: the prediction before, the one now, and their two products
 _REPEL_COPIES = 4  # repulsion: predictions, gradients, their product, and the pushed logits
 _FLOAT = 4
+BLOCKS_AHEAD = 4  # columns that an extended row gets at a time, in blocks
 
 
 def check(request: Request, model: Denoiser) -> None:
@@ -57,11 +58,20 @@ def check(request: Request, model: Denoiser) -> None:
             f"{where}: {model.name} cannot fill gaps in a text: it writes whole canvases after what it has read; ask "
             "for a continuation (length > 0)"
         )
+    if request.extend and (not request.length or (model.mask_id == NO_MASK and not has_canvases(model))):
+        subject = "an infilled text has its length already" if not request.length else "it has no mask"
+        raise UserError(f"{where}: {model.name} cannot extend this row ({subject}); leave extend out")
     lookback = model.lookback if isinstance(model, LanguageModel) else 0
     if model.mask_id in request.prompt[:lookback] or len(request.prompt) < lookback:
         raise UserError(
             f"{where}: {model.name} predicts a token from the one before it, so the first position of a row cannot "
             "be predicted; start the text with a given token"
+        )
+    first_id = model.first_id if isinstance(model, LanguageModel) else None
+    if first_id is not None and request.prompt[0] != first_id:
+        raise UserError(
+            f"{where}: rows of {model.name} start with token {first_id}, which model.encode adds to text; put it "
+            "before your token ids"
         )
     total = len(request.prompt) + request.length
     if model.max_length is not None and total > model.max_length:
@@ -82,7 +92,21 @@ def block_of(request: Request, model: Denoiser) -> int:
 
 
 def columns_of(request: Request, model: Denoiser) -> int:
-    """Return the number of columns of the request's row.
+    """Return how many columns the request's row needs at first: all, or if it is extended some blocks."""
+    return extended_length(length_of(request, model), request, model, BLOCKS_AHEAD)
+
+
+def length_of(request: Request, model: Denoiser) -> int:
+    """Return the length of the request's row before its first step: up to its first block, if it is extended."""
+    longest = final_length_of(request, model)
+    if not request.extend or has_canvases(model):  # canvases follow one another anyway
+        return longest
+    start, block = len(request.prompt), block_of(request, model)
+    return min(longest, start + block - (start % block if model.block_size else 0))
+
+
+def final_length_of(request: Request, model: Denoiser) -> int:
+    """Return the length of the request's row at its end.
 
     Most block-causal families know whole blocks only (`completes_blocks`): the last one is completed with masks, as
     in SDAR and LLaDA-2, and what is written beyond `length` is not part of the sample.
@@ -94,6 +118,11 @@ def columns_of(request: Request, model: Denoiser) -> int:
     origin = len(request.prompt) if has_canvases(model) else 0
     whole = origin - (origin - requested) // model.block_size * model.block_size
     return whole if model.max_length is None else min(whole, model.max_length)
+
+
+def extended_length(length: int, request: Request, model: Denoiser, blocks: int) -> int:
+    """Return the length of the request's row after this many more extensions."""
+    return min(length + blocks * block_of(request, model), final_length_of(request, model))
 
 
 def has_canvases(model: Denoiser) -> bool:

@@ -156,6 +156,8 @@ class LanguageModel(ABC):
     config: Mapping[str, Any]  # config.json as it was read
     # Optional; the defaults mean that nothing is known.
     lookback: int = 0  # how far before a position the network predicts it (Dream: 1)
+    first_id: int | None = None  # the token that every row starts with; `encode` adds it
+    extends: bool = False  # was trained on rows that end with the block being written
     canvases: bool = False  # writes canvases of `block_size` one after another, from the end of the prompt
     completes_blocks: bool = (
         True  # of a block-causal one: its sampler also writes what a last, partial block lacks
@@ -225,9 +227,10 @@ class LanguageModel(ABC):
                 raise UserError("messages are for the chat format; give plain text, or leave chat=False out")
             chat = True
         if chat or (chat is None and self.has_chat):
-            return self.tokens(self.conversation(messages) + prefill)
-        text = messages[0]["content"] + prefill
-        return self._ids(text)
+            ids = self.tokens(self.conversation(messages) + prefill)
+        else:
+            ids = self._ids(messages[0]["content"] + prefill)
+        return ids if self.first_id is None or ids[:1] == [self.first_id] else [self.first_id, *ids]
 
     def conversation(self, messages: Sequence[Message]) -> str:
         """Return the text of a chat up to the assistant's next word, by the tokenizer's template.
@@ -319,6 +322,7 @@ class LoadedModel(LanguageModel):
         self.tokenizer, self.name = tokenizer, name
         self.mask_id, self.eos_ids = token_ids.mask_id, token_ids.eos_ids
         self.forbidden_ids, self.block_size = token_ids.forbidden_ids, token_ids.block_size
+        self.first_id = token_ids.first_id
         self.vocab_size, self.device = int(module.config.vocab_size), module.device
 
     @torch.no_grad()

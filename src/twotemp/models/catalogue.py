@@ -11,6 +11,7 @@ from difflib import get_close_matches
 
 from twotemp.errors import UserError
 from twotemp.models.families import FAMILIES
+from twotemp.models.families import REFUSED as REFUSED_TYPES
 
 # What was compared with the published code of every family: random weights, float32, on a CPU (tests/fixtures).
 COMPARED = "logits, tokens"
@@ -49,6 +50,8 @@ MODELS = (
     PublishedModel("GSAI-ML/LLaDA-8B-Instruct", "llada", files="config.json, index, chat template"),
     PublishedModel("GSAI-ML/LLaDA-1.5", "llada"),
     PublishedModel("d3LLM/d3LLM_LLaDA", "llada", files=OWN_CODE),
+    PublishedModel("GSAI-ML/iLLaDA-8B-Base", "illada"),
+    PublishedModel("GSAI-ML/iLLaDA-8B-Instruct", "illada"),
     PublishedModel("inclusionAI/LLaDA-MoE-7B-A1B-Base", "LLaDAMoEModelLM"),
     PublishedModel("inclusionAI/LLaDA-MoE-7B-A1B-Instruct", "LLaDAMoEModelLM"),
     PublishedModel("inclusionAI/LLaDA2.0-mini", "llada2_moe", files="config.json, index, chat template"),
@@ -61,6 +64,7 @@ MODELS = (
     PublishedModel(
         "Dream-org/Dream-v0-Instruct-7B", "Dream", files="config.json, index, tokenizer, chat template"
     ),
+    PublishedModel("Dream-org/Dream-Coder-v0-Base-7B", "Dream"),
     PublishedModel("Dream-org/Dream-Coder-v0-Instruct-7B", "Dream", files=OWN_CODE),
     PublishedModel("apple/DiffuCoder-7B-Instruct", "Dream"),
     PublishedModel("apple/DiffuCoder-7B-cpGRPO", "Dream"),
@@ -88,6 +92,9 @@ MODELS = (
     PublishedModel("dllm-hub/Qwen2.5-Coder-0.5B-Instruct-diffusion-mdlm-v0.1", "a2d-qwen2", block_size=0),
     PublishedModel("dllm-hub/Qwen2.5-Coder-0.5B-Instruct-diffusion-bd3lm-v0.1", "a2d-qwen2", block_size=32),
     PublishedModel("radicalnumerics/RND1-Base-0910", "rnd1"),
+    PublishedModel("Salesforce/CoDA-v0-Base", "CoDA", files="config.json, chat template"),
+    PublishedModel("Salesforce/CoDA-v0-Instruct", "CoDA", files="config.json, chat template"),
+    PublishedModel("UT-IFML/dQwen3-1.7B-Base", "diffuqwen3"),
     PublishedModel("google/diffusiongemma-26B-A4B-it", "diffusion_gemma"),
 )
 
@@ -95,6 +102,8 @@ MODELS = (
 REFUSED = {
     "inclusionAI/LLaDA2.2": "it routes whole blocks to experts and edits with tokens that insert and delete, which "
     "LLaDA 2.0 and 2.1 do not",
+    "GSAI-ML/LLaDA-MoE-v2": "neither its config.json nor its code was available, so its router could not be compared",
+    "nvidia/Nemotron-Labs-Diffusion": REFUSED_TYPES["nemotron_labs_diffusion"],
     "UT-IFML/dQwen3.5": "its linear attention (gated DeltaNet) has no implementation here for masked rows",
 }
 

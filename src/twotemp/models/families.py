@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
@@ -19,7 +19,7 @@ from twotemp.models.llada import LLaDA
 from twotemp.models.llada2 import LLaDA2
 from twotemp.models.llada_moe import LLaDAMoE
 from twotemp.models.masked_lm import MaskedLM
-from twotemp.models.native import OnLlama, OnQwen2, OnQwen3, OnQwen3Moe
+from twotemp.models.native import AllowedValues, OnLlama, OnQwen2, OnQwen3, OnQwen3Moe
 from twotemp.models.token_ids import Facts, PublishedIds
 from twotemp.models.transformer import Transformer
 
@@ -96,6 +96,42 @@ class StableDiffCoder(OnLlama):
     completes_blocks = False
 
 
+class ILLaDA(OnLlama):
+    """Fully bidirectional, and trained on answers of any length: a row ends with the block being written.
+
+    The mask is in neither its config nor its tokenizer.
+    """
+
+    facts = Facts(
+        "illada",
+        end_tokens=StableDiffCoder.facts.end_tokens,
+        published=replace(StableDiffCoder.facts.published, block_size=None),
+    )
+    fixed: ClassVar[AllowedValues] = {**OnLlama.fixed, "layer_norm_eps": (None,)}
+    rope_types = ("default",)
+    extends = True
+
+
+class CoDA(OnQwen3):
+    """Fully bidirectional, with the shift of the autoregressive model it was made from."""
+
+    facts = _qwen_facts("CoDA", (151_936,), mask_id=151_669)
+    lookback = 1
+
+
+class DQwen3(OnQwen3):
+    """As CoDA, but its code puts `<|vision_start|>` before every row, and `<|fim_middle|>` is the mask."""
+
+    facts = Facts(
+        "diffuqwen3",
+        end_tokens=_QWEN_ENDS,
+        published=PublishedIds(
+            (151_936,), mask_id=151_660, eos_ids=(151_643, 151_645), tokens=151_669, first_id=151_652
+        ),
+    )
+    lookback = 1
+
+
 class A2DQwen3(OnQwen3):
     """dllm's A2D: an autoregressive model continued as a diffusion one, without a shift.
 
@@ -136,6 +172,9 @@ FAMILIES: dict[str, type[Transformer]] = {
     "a2d-qwen2": A2DQwen2,
     "a2d-llama": A2DLlama,
     "rnd1": RND1,
+    "illada": ILLaDA,
+    "CoDA": CoDA,
+    "diffuqwen3": DQwen3,
     "diffusion_gemma": DiffusionGemma,
 }
 _CAUSAL = "its attention is causal and drafts are verified: it is not sampled by unmasking"
@@ -143,12 +182,17 @@ _UNSEEN = (
     "its authors' code was not available, so neither its config.json nor its attention could be compared; with its "
     "modeling_edlm.py and config.json it can become a family (docs/models.md)"
 )
+_SEEDED = (
+    "what is final is read causally, and the first token of every block is written autoregressively and only the "
+    "others by unmasking, which no policy here does"
+)
 # Models that look like masked diffusion LMs but are sampled differently, or were never compared with their code.
 REFUSED = {
     "EfficientDLM": f"Efficient-DLM: {_UNSEEN}",
     "edlm": f"Efficient-DLM: {_UNSEEN}",
     "wedlm": f"WeDLM: {_CAUSAL}",
     "idlm": f"I-DLM: {_CAUSAL}",
+    "nemotron_labs_diffusion": f"Nemotron-Labs-Diffusion: {_SEEDED}",
 }
 
 

@@ -105,7 +105,7 @@ class OnLlama(Native):
         "pretraining_tp": (1,),
     }
     optional: ClassVar[Mapping[str, Any]] = {"head_dim": None}
-    rope_types = ("default", "llama3")
+    rope_types: ClassVar[tuple[str, ...]] = ("default", "llama3")
 
 
 def bidirectional(cls: type[Transformer], **fields: Any) -> PreTrainedConfig:

@@ -20,6 +20,7 @@ class TokenIds:
     eos_ids: tuple[int, ...]
     forbidden_ids: tuple[int, ...]
     block_size: int | None
+    first_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class PublishedIds:
     eos_ids: tuple[int, ...] = ()
     tokens: int | None = None  # rows from here on have no token; None: not known without the tokenizer
     block_size: int | None = None
+    first_id: int | None = None  # the token that every row starts with
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,9 @@ def resolve(
         raise UserError(f"token {mask_id} cannot be both the mask and an end-of-text token; correct eos_ids")
     forbidden = {mask_id, *range(rows)} - (used - {mask_id}) - {NO_MASK}
     block_size = _block_size(facts, config, known, overrides)
-    return TokenIds(mask_id, tuple(sorted(set(eos_ids))), tuple(sorted(forbidden)), block_size)
+    return TokenIds(
+        mask_id, tuple(sorted(set(eos_ids))), tuple(sorted(forbidden)), block_size, known.first_id
+    )
 
 
 def _listed(value: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from twotemp.models.base import Denoiser
 from twotemp.models.load import load_name
 from twotemp.policies import AnyPolicy
 from twotemp.records import PARAMETERS, Key, Request, Sample
-from twotemp.sampling.text import Prefix, Prompt, prompt_requests
+from twotemp.sampling.text import Length, Prefix, Prompt, prompt_requests
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -114,6 +114,7 @@ class StreamOptions(InfillOptions, total=False):
 
     chat: bool | None
     eos_stop: bool
+    extend: bool
 
 
 def explain_keywords(function: Callable[P, R]) -> Callable[P, R]:
@@ -142,7 +143,7 @@ def sample(
     prompts: Prompt | Sequence[Prompt],
     policy: AnyPolicy | str,
     n: int = 1,
-    length: int | None = None,
+    length: Length | None = None,
     block: int | None = None,
     seed: int = 0,
     *,
@@ -150,6 +151,7 @@ def sample(
     chat: bool | None = None,
     stop: Sequence[str] = (),
     eos_stop: bool = False,
+    extend: bool = False,
     trace: bool = False,
     batch_size: int | None = None,
     cache: str | None = None,
@@ -170,13 +172,16 @@ def sample(
             (a list, a NumPy array, a tensor).
         policy: A `Policy` or `Portfolio`, or its spelling such as "tct:t_pos=0.2" or "lc + tlc:t_pos=0.5".
         n: Samples per prompt.
-        length: Tokens to generate; None for a quarter of the model's context, at least 32 and at most 256.
+        length: Tokens to generate; None for a quarter of the model's context, at least 32 and at most 256; "auto" for
+            as many as it takes to end the text, with `extend`.
         block: Width of the semi-autoregressive blocks (32; a block-causal model has its own).
         seed: Addresses the noise, together with ids.
         ids: One per prompt; by default a hash of the prompt's tokens.
         chat: None puts text into the model's chat format where it has one, False never.
         stop: Strings before which the text ends.
         eos_stop: End a row once everything up to its first EOS is written.
+        extend: Let rows end with the block being written, and add blocks until one has an EOS or `length` is reached.
+            Block-causal models and iLLaDA were trained so; of others it is an approximation.
         trace: Record when and how surely each token was written.
         batch_size: Rows decoded together; None for what should fit into memory.
         cache: None is exact, "prefix" and "dual" are Fast-dLLM's approximations.
@@ -197,7 +202,7 @@ def sample(
     >>> samples[3].text == twotemp.sample(model, "3 7 12 -> 33", "tct:t_pos=0.2", n=8, length=16)[3].text
     True
     """
-    options = StreamOptions(ids=ids, chat=chat, stop=stop, eos_stop=eos_stop, trace=trace)
+    options = StreamOptions(ids=ids, chat=chat, stop=stop, eos_stop=eos_stop, extend=extend, trace=trace)
     options |= {"batch_size": batch_size, "cache": cache, "columns": columns}
     options |= {"on_step": on_step, "observer": observer}
     return _in_order(*_prepare(model, prompts, policy, n, length, block, seed, **options), on_sample)
@@ -209,7 +214,7 @@ def stream(
     prompts: Prompt | Sequence[Prompt],
     policy: AnyPolicy | str,
     n: int = 1,
-    length: int | None = None,
+    length: Length | None = None,
     block: int | None = None,
     seed: int = 0,
     **options: Unpack[StreamOptions],
@@ -263,7 +268,7 @@ def infill(
 
 def _prepare(
     model: Denoiser | str | Path,
-    *prompting: *tuple[Prompt | Sequence[Prompt], AnyPolicy | str, int, int | None, int | None, int],
+    *prompting: *tuple[Prompt | Sequence[Prompt], AnyPolicy | str, int, Length | None, int | None, int],
     on_step: Callable[[StepView], None] | None = None,
     **options: Any,
 ) -> tuple[LocalBackend, Iterator[Request]]:

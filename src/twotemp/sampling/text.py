@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from twotemp.errors import UserError
 from twotemp.policies import AnyPolicy, Portfolio, parse_portfolio
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from twotemp.models.base import Denoiser, LanguageModel
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # text, chat messages, or token ids
+Length = int | Literal["auto"]
 # Requests that a backend draws at a time: enough for freed slots to be refilled, few enough that a run that is
 # stopped early has nearly as many samples of every policy and task. The samples of one prompt are cut at the second.
 CHUNK, LARGEST_CHUNK = 1024, 8192
@@ -139,7 +140,7 @@ def prompt_requests(
     prompts: Prompt | Sequence[Prompt],
     policy: AnyPolicy | str,
     n: int = 1,
-    length: int | None = None,
+    length: Length | None = None,
     block: int | None = None,
     seed: int = 0,
     *,
@@ -147,6 +148,7 @@ def prompt_requests(
     chat: bool | None = None,
     stop: Sequence[str] = (),
     eos_stop: bool = False,
+    extend: bool = False,
     trace: bool = False,
 ) -> Iterator[Request]:
     """Yield the requests of `twotemp.sample` in the order of its samples; with length=0 those of `infill`.
@@ -169,10 +171,11 @@ def prompt_requests(
             id=name,
             prompt=row,
             policy=chosen.at(0),
-            length=_default_length(text, row) if length is None else integer("length", length),
+            length=_length(text, row, length, extend),
             block=None if block is None else integer("block", block, least=1),
             seed=integer("seed", seed, least=None, most=None),
             eos_stop=eos_stop,
+            extend=extend or length == "auto",
             trace=trace,
             stop=strings,
             label=label if name == digest else "",
@@ -250,8 +253,20 @@ def _list(items: Any) -> list[Any]:
         ) from None
 
 
-def _default_length(model: LanguageModel, row: Sequence[int]) -> int:
+def _length(model: LanguageModel, row: Sequence[int], length: Length | None, extend: bool) -> int:
+    if not (length is None or length == "auto"):
+        return integer("length", length)
+    auto = length == "auto"
+    if auto and not (extend or model.extends or model.block_size):
+        raise UserError(
+            f"{model.name!r} was trained with masks after the block it writes, so length='auto', which leaves them "
+            "out, only approximates it: add extend=True (--extend) to use it nevertheless, or give a length"
+        )
     if model.max_length is None:
+        if auto:
+            raise UserError(
+                f"{model.name!r} has no context length that could end a row; give the largest length"
+            )
         return LONGEST_ANSWER
     left = model.max_length - len(row)
     if left < 1:
@@ -259,7 +274,7 @@ def _default_length(model: LanguageModel, row: Sequence[int]) -> int:
             f"the prompt's {len(row)} tokens leave no room for an answer in {model.name!r}'s context of "
             f"{model.max_length}; shorten it"
         )
-    return min(LONGEST_ANSWER, max(SHORTEST_ANSWER, model.max_length // 4), left)
+    return left if auto else min(LONGEST_ANSWER, max(SHORTEST_ANSWER, model.max_length // 4), left)
 
 
 def _given_names(ids: Sequence[str], count: int) -> list[str]:

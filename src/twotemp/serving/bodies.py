@@ -52,7 +52,7 @@ _SHARED = (
     "stream_options",
     "logprobs",
 )
-_OURS = ("policy", "block", "trace", "eos_stop", "diffusing")
+_OURS = ("policy", "block", "trace", "eos_stop", "extend", "diffusing")
 _NUMBERS = tuple(
     name for name, p in PARAMETERS.items() if not p.structural and name not in ("t_token", "top_p")
 )
@@ -172,6 +172,7 @@ def parse_completion(
             chat=chat,
             stop=_stop(fields, limits),
             eos_stop=_flag(fields, "eos_stop"),
+            extend=_flag(fields, "extend"),
             trace=trace or logprobs,
         )
     except TemplateError as error:  # for instance where roles must alternate
