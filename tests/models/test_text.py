@@ -10,6 +10,7 @@ import torch
 
 from tests.helpers.tiny_checkpoints import CONFIGS, EOS, byte_tokenizer, random_model, word_tokenizer
 from tests.helpers.toy import ToyModel
+from twotemp import sample
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel, language_model
 from twotemp.models.checkpoint import fingerprint
