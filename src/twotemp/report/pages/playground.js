@@ -124,6 +124,10 @@ function recall() {
   else if (home || location.hash) run();
 }
 // Inside another page there is room for the essentials only.
-if (window !== window.top) document.body.classList.add("embedded");
+if (window !== window.top) {
+  document.body.classList.add("embedded");
+  const wrap = $(".wrap"), tell = () => window.parent.postMessage({playgroundHeight: Math.ceil(wrap.getBoundingClientRect().height) + 16}, "*");
+  new ResizeObserver(tell).observe(wrap);  // so that the outer page can give it the room it needs
+}
 addEventListener("hashchange", () => about && recall());
 open();

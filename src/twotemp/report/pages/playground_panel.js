@@ -85,7 +85,7 @@ class Panel {
       } else {
         const input = make("input", {type: "number", step: "any", min: 0, value: plain(this.values[name])});
         input.addEventListener("change", () => { if (input.value !== "") this.values[name] = +input.value; run(); });
-        this.controls.append(make("label", {class: "number"}, NAMES[name] || name.replace("_", " "), input));
+        this.controls.append(make("label", {class: `number of-${name}`}, NAMES[name] || name.replace("_", " "), input));
       }
     }
     this.formula.textContent = preset.formula;
