@@ -394,6 +394,50 @@ def test_the_live_page_follows_the_run_and_answers_only_loopback_names(tmp_path)
         thread.join()
 
 
+def test_in_a_browser_the_live_page_shows_new_samples_and_says_when_the_server_ends(browser, tmp_path):
+    run = write_run(tmp_path / "run", questions=2, n=2, words=4, policies=("lc",))
+    server = live.server(live.LiveRun([run], lambda: viewer.view([run])))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        tab = Tab(browser, f"http://127.0.0.1:{server.server_port}/#questions")
+        assert tab.page.locator(".heatmap tbody tr").count() == 2
+        assert tab.page.locator("#status").inner_text() == "2 questions, live"
+        write_run(tmp_path / "other", questions=3, n=2, words=4, policies=("lc", "tlc"))
+        (tmp_path / "other" / "tlc").rename(run / "tlc")
+        tab.until(lambda: tab.page.locator(".heatmap tbody tr").count() == 3)
+        assert [name.split()[0] for name in tab.page.locator(".heatmap thead th").all_inner_texts()[1:]] == [
+            "LC",
+            "TLC",
+        ]
+        assert (
+            tab.page.locator("#policy-a, #a").inner_text().split()[0] == "LC"
+        )  # now there are two to compare
+        tab.page.get_by_role("link", name="Overview").click()
+        chart = tab.page.locator("figure.chart").first
+        chart.locator("button.key").first.click()
+        tab.page.locator("th button", has_text="NFE").first.click()
+        write_run(tmp_path / "third", questions=3, n=2, words=4, policies=("ct",))
+        (tmp_path / "third" / "ct").rename(run / "ct")
+        tab.until(lambda: chart.locator("button.key").count() == 3)
+        assert (
+            chart.locator("path.line").count() == 2
+        )  # what is hidden stays hidden, and a sorted table sorted
+        assert tab.page.locator("th[aria-sort]").inner_text().startswith("NFE")
+        tab.page.get_by_role("link", name="Questions").click()
+        tab.page.locator(".heatmap a").first.click()
+        tab.until(lambda: tab.page.locator(".side.card .answers .count").count() > 0)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    tab.until(lambda: "has ended" in tab.page.locator("#error").inner_text())
+    assert tab.page.locator(".side.card .answers .count").count() > 0
+    assert all("ERR_CONNECTION_REFUSED" in error for error in tab.errors)
+    tab.errors.clear()
+    tab.close()
+
+
 # --- slow: a large run, and what axe-core finds
 
 

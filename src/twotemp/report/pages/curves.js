@@ -3,9 +3,11 @@
 // hold null, `points` draws separate points.
 const MOST_BANDS = 6;  // of more curves only the cursor tells the intervals: their areas would hide each other
 class Chart {
-  constructor({title, x, y, series, height = 240}) {
+  constructor({title, x, y, series, height = 240}, before = null) {
     Object.assign(this, {title, x, y, series, height, at: null, log: x.log ?? false});
     this.hiddenNames = new Set();
+    // A chart of a run that has grown stays as its reader has set it.
+    if (before) Object.assign(this, {at: before.at, log: before.log, hiddenNames: before.hiddenNames});
     this.svg = make("svg", {role: "img"});
     this.read = make("output", {class: "reading", "aria-live": "polite"});
     this.box = make("div", {class: "plot", tabindex: 0, role: "slider", "aria-label": `${title}: cursor along ${x.label}`}, this.svg);
@@ -28,7 +30,7 @@ class Chart {
     this.draw();
   }
   key(one) {
-    const button = make("button", {type: "button", class: "key", "aria-pressed": "true"}, make("i"), one.name);
+    const button = make("button", {type: "button", class: "key", "aria-pressed": String(!this.hiddenNames.has(one.name))}, make("i"), one.name);
     button.style.setProperty("--c", one.color);
     button.addEventListener("click", () => {
       const hide = !this.hiddenNames.has(one.name);

@@ -48,6 +48,7 @@ async function load() {
     const next = await source.overview();
     const first = data === null;
     if (!first && next.version === data.version) return;
+    const grown = !first && (next.policies ?? []).length !== data.policies.length;
     data = {policies: [], questions: [], ...next};
     document.title = `${data.title}: twotemp view`;
     $("#run").textContent = data.title;
@@ -56,7 +57,7 @@ async function load() {
     $("#status").textContent = data.status ?? "";
     recall();
     // A run that grows must not disturb what is being read.
-    if (first || part() === "overview") await draw();
+    if (first || part() === "overview" || (grown && part() === "questions")) await draw();
     else if (part() === "questions") drawRows();
   } catch (error) { fail(error); }
 }

@@ -7,5 +7,5 @@ const fetched = async (path) => {
 const source = {
   overview: () => fetched("overview"),
   question: (n) => fetched(`question/${data.version}/${n}`),
-  every: 3000,  // milliseconds between two looks at the run
+  every: 2000,  // milliseconds between two looks at the run
 };

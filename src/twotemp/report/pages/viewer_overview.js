@@ -1,7 +1,14 @@
-// The overview: blocks of sentences, charts and tables, whatever kind of run they are about.
+// The overview: blocks of sentences, charts and tables, whatever kind of run they are about. What the reader has set is
+// kept when the run grows: charts, and [column, down] by which a table is sorted, by their titles.
+const drawnCharts = new Map(), sorting = new Map();
+const chartOf = (one, block) => {
+  const name = `${block}/${one.title}`, chart = new Chart(one, drawnCharts.get(name));
+  drawnCharts.set(name, chart);
+  return chart.node;
+};
 const BLOCKS = {
   sentences: ({title, items}) => make("section", {class: "card"}, make("h2", {}, title), make("ul", {class: "sentences"}, ...items.map((text) => make("li", {}, text)))),
-  charts: ({title, items}) => make("section", {class: "card"}, make("h2", {}, title), make("div", {class: "charts"}, ...items.map((one) => new Chart(one).node))),
+  charts: ({title, items}) => make("section", {class: "card"}, make("h2", {}, title), make("div", {class: "charts"}, ...items.map((one) => chartOf(one, title)))),
   table: ({title, columns, rows}) => make("section", {class: "card"}, make("h2", {}, title), sortable(columns, rows, title)),
 };
 
@@ -13,16 +20,18 @@ function sortable(columns, rows, name) {
     n ? make("td", {class: typeof value(cell) === "number" ? "number" : ""}, said(cell)) : make("th", {scope: "row"}, said(cell))))));
   const heads = columns.map((column, n) => {
     const button = make("button", {type: "button"}, column), head = make("th", {scope: "col", class: n && rows.length && typeof value(rows[0][n]) === "number" ? "number" : ""}, button);
-    button.addEventListener("click", () => {
-      const down = head.getAttribute("aria-sort") !== "descending";
-      heads.forEach((other) => other.removeAttribute("aria-sort"));
-      head.setAttribute("aria-sort", down ? "descending" : "ascending");
-      const compare = (x, y) => typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y), "en", {numeric: true});
-      fill([...rows].sort((x, y) => (down ? -1 : 1) * compare(value(x[n]), value(y[n]))));
-    });
+    button.addEventListener("click", () => sort(n, head.getAttribute("aria-sort") !== "descending"));
     return head;
   });
-  fill(rows);
+  const compare = (x, y) => typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y), "en", {numeric: true});
+  const sort = (n, down) => {
+    sorting.set(name, [n, down]);
+    heads.forEach((other) => other.removeAttribute("aria-sort"));
+    heads[n].setAttribute("aria-sort", down ? "descending" : "ascending");
+    fill([...rows].sort((x, y) => (down ? -1 : 1) * compare(value(x[n]), value(y[n]))));
+  };
+  if (sorting.has(name)) sort(...sorting.get(name));
+  else fill(rows);
   return make("div", {class: "scroll", tabindex: 0, role: "region", "aria-label": name}, make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body));
 }
 
