@@ -101,8 +101,7 @@ def _overrides(
     source: str | Path, mask_id: int | None, eos_ids: Collection[int] | None, block_size: int | None
 ) -> LoadOverrides:
     """Return what the caller passes, completed by what is known of a published checkpoint."""
-    known = catalogue.find(str(source))
-    if block_size is None and known is not None:
+    if block_size is None and HUB_ID.fullmatch(str(source)) and (known := catalogue.find(str(source))):
         block_size = known.block_size
     return LoadOverrides(mask_id, eos_ids, block_size)
 
@@ -147,20 +146,20 @@ def locate(
     if not isinstance(source, (str, Path)):
         raise UserError(f"a model is an embedded name, a folder or a hub id, not {source!r}")
     name = str(source)
-    catalogue.refuse(name)
     if name in embedded:
         folder = Path(str(files("twotemp.models") / "weights" / name))
         if not folder.is_dir():
             raise UserError(f"the embedded model {name!r} is not in this installation; install twotemp again")
-    elif Path(source).is_dir():
-        folder = Path(source)
-    elif isinstance(source, str) and HUB_ID.fullmatch(name):
-        return _download(name, revision, check or _check, weights, local_files_only)
     else:
-        raise UserError(
-            f"no model {name!r}: not a folder, not an embedded model ({', '.join(embedded)}), and not a hub "
-            f"id such as GSAI-ML/LLaDA-8B-Instruct{catalogue.suggestion(name)}"
-        )
+        catalogue.refuse(name)
+        folder = Path(source)
+        if not folder.is_dir():
+            if isinstance(source, str) and HUB_ID.fullmatch(name):
+                return _download(name, revision, check or _check, weights, local_files_only)
+            raise UserError(
+                f"no model {name!r}: not a folder, not an embedded model ({', '.join(embedded)}), and not a hub "
+                f"id such as GSAI-ML/LLaDA-8B-Instruct{catalogue.suggestion(name)}"
+            )
     if revision is not None:
         raise UserError(f"revision={revision!r} only applies to hub ids, and {name!r} is a folder")
     return folder
