@@ -19,7 +19,7 @@ import yaml
 from experiments.blocks import listed, signed, table, with_interval
 from experiments.command import MANY_ROWS, evaluated, twotemp
 from experiments.embedded import pair, points
-from experiments.tuning import TEST_SEED, TESTED, K
+from experiments.tuning import TEST_SEED, K
 from twotemp import metrics
 from twotemp.analysis import unique
 from twotemp.policies import parse, spell
@@ -32,6 +32,7 @@ GRID = (
 )
 BUDGET = 40_000  # NFE of each search
 QUESTIONS = 100  # validation problems
+TESTED = 16  # samples per test question
 
 
 def study(out: Path, task: str, seeds: int, test: int, budget: int) -> list[dict[str, Any]]:

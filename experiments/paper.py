@@ -289,7 +289,7 @@ PARTS: dict[str, Part] = {
         {"gradient": gradient.render},
         [
             *(gradient.TASKS, gradient.START, gradient.GRID, gradient.BUDGET, gradient.QUESTIONS),
-            *(tuning.K, tuning.TESTED, tuning.TEST_SEED),
+            *(gradient.TESTED, tuning.K, tuning.TEST_SEED),
         ],
         questions=200,
         samples=None,

@@ -16,7 +16,7 @@ from twotemp.errors import UserError
 from twotemp.likelihood.queries import log_q
 from twotemp.policies import policy
 from twotemp.rl import checkpoint, results
-from twotemp.rl.knobs import SCALES, Knobs
+from twotemp.rl.knobs import SCALES, Knobs, with_learned
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,8 @@ def test_knobs_are_adam_on_their_scales_and_stay_in_range():
     again = Knobs(policy("tct"), ["t_pos", "threshold"], rate=0.1)
     again.restore(state)
     assert again.state() == state
+    learned = with_learned(policy("tct"), state)
+    assert (learned.t_pos, learned.threshold) == pytest.approx(tuple(knobs.numbers().values()), rel=5e-3)
     for _ in range(200):
         knobs._knobs["t_pos"].free.grad = torch.tensor(1.0, dtype=torch.float64)
         knobs.step(lambda gradient: gradient)

@@ -30,11 +30,12 @@ from twotemp.folders import replacing
 from twotemp.folders.files import TEMPORARY
 from twotemp.graders.rewards import parse_rewards
 from twotemp.models.load import stored_parameters
-from twotemp.policies import parse_portfolio
+from twotemp.policies import parse_portfolio, spell
 from twotemp.records import Problem
 from twotemp.report.grpo import COMPARED, compare
 from twotemp.rl import results
 from twotemp.rl.checkpoint import export
+from twotemp.rl.knobs import with_learned
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.results import Checkup, StepRecord
 from twotemp.rl.rollout_workers import RolloutBackend, RolloutLoader
@@ -205,6 +206,8 @@ def grpo(
             else:
                 run.save_model()
                 _show_result(results.read_checkups(out), state.step, out)
+            if state.knobs:
+                say(f"learned: {spell(with_learned(settings.policy.at(0), state.knobs))}")
         processes.end_training()
     if stop_requested():
         raise typer.Exit(STOPPED)

@@ -45,6 +45,15 @@ def learnable(policy: Policy) -> list[str]:
     return [name for name in names if SCALES[name].least <= getattr(policy, name) <= SCALES[name].most]
 
 
+def with_learned(policy: Policy, state: Mapping[str, Sequence[float]]) -> Policy:
+    """Return the policy with the numbers of a stored state (`Knobs.state`), to three digits."""
+    numbers: dict[str, Any] = {
+        name: float(f"{float(SCALES[name].value(torch.tensor(free, dtype=torch.float64))):.3g}")
+        for name, (free, *_) in state.items()
+    }
+    return replace(policy, **numbers)
+
+
 @dataclass
 class Knob:
     """A parameter on its free scale, and Adam's state."""
@@ -101,11 +110,6 @@ class Knobs:
                 knob.free -= self.rate * mean / (math.sqrt(square) + TINY)
                 knob.free.clamp_(scale.free(scale.least), scale.free(scale.most))
 
-    def place(self, name: str, free: float) -> None:
-        """Set a parameter, on its free scale."""
-        with torch.no_grad():
-            self._knobs[name].free.fill_(free)
-
     def state(self) -> dict[str, list[float]]:
         """Return all numbers, for a checkpoint."""
         return {name: [float(k.free.detach()), k.mean, k.square, k.steps] for name, k in self._knobs.items()}
@@ -113,7 +117,8 @@ class Knobs:
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
         """Continue from what `state` returned."""
         for name, (free, mean, square, steps) in state.items():
-            self.place(name, free)
             knob = self._knobs[name]
+            with torch.no_grad():
+                knob.free.fill_(free)
             knob.free.grad = None
             knob.mean, knob.square, knob.steps = mean, square, int(steps)

@@ -29,7 +29,7 @@ from twotemp.likelihood.queries import Completion, CompletionBatch, log_q
 from twotemp.models.base import LanguageModel, refuse_without_mask
 from twotemp.policies import spell
 from twotemp.records import Policy, Problem, Sample
-from twotemp.rl.knobs import Knobs, learnable
+from twotemp.rl.knobs import Knobs, learnable, with_learned
 from twotemp.rl.rollouts import collect
 
 STEPS = "steps.jsonl"
@@ -163,10 +163,8 @@ def search(
             log.add(vars(done[-1]))
             on_step(done[-1])
     half = done[len(done) // 2 :]
-    for name in names:
-        knobs.place(name, sum(step.state[name][0] for step in half) / len(half))
-    numbers: dict[str, Any] = {name: float(f"{value:.3g}") for name, value in knobs.numbers().items()}
-    return Found(replace(settings.policy, **numbers), settings.policy, len(done), done[-1].spent)
+    mean = {name: [sum(step.state[name][0] for step in half) / len(half)] for name in names}
+    return Found(with_learned(settings.policy, mean), settings.policy, len(done), done[-1].spent)
 
 
 def _step(
