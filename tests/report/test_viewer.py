@@ -20,13 +20,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import twotemp
 from tests.helpers.synthetic_runs import HOSTILE, write_run
 from twotemp.cli import app
 from twotemp.folders import claim
 from twotemp.forks.probe import Fork, Journal
 from twotemp.policies import parse
 from twotemp.records import Grade, Problem, Sample
-from twotemp.report import live, viewer
+from twotemp.report import live, trace_page, viewer
 from twotemp.rl import results
 from twotemp.rl.rollouts import Rollouts
 from twotemp.store import Store
@@ -462,24 +463,30 @@ def test_a_large_run_fits_into_30_mb_and_appears_within_two_seconds(browser, tmp
 
 
 @pytest.mark.slow
-def test_axe_finds_no_serious_violation(browser, file, tmp_path):
+def test_axe_finds_no_serious_violation(browser, file, trained, tmp_path):
     """Set TWOTEMP_AXE to the axe.min.js of the npm package axe-core."""
     script = os.environ.get("TWOTEMP_AXE")
     if not script:
         pytest.skip("needs TWOTEMP_AXE=node_modules/axe-core/axe.min.js (npm install axe-core)")
     import browser_playground
 
-    playground = tmp_path / "playground.html"
+    playground, trace = tmp_path / "playground.html", tmp_path / "trace.html"
     playground.write_text(browser_playground.page(), "utf-8")
+    samples = twotemp.sample("tiny", "22 26 31 -> 79", "tlc", n=6, length=12, trace=True)
+    trace.write_text(trace_page.page(samples, title="axe", each=2), "utf-8")
+    grpo = viewer.write(tmp_path / "grpo.html", viewer.view([trained])).as_uri()
     question = "#questions?question=countdown-3/test/3&task=countdown-3"
     serious = []
-    for address in (file, file + "#questions", file + question, playground.as_uri()):
+    shown = [file, file + "#questions", file + question, playground.as_uri(), trace.as_uri()]
+    for address in (*shown, grpo, grpo + "#questions"):
         for scheme in ("light", "dark"):
             # The page's own policy forbids foreign scripts; a context may set it aside for a test.
             context = browser.new_context(bypass_csp=True, color_scheme=scheme)
             page = context.new_page()
             page.goto(address)
             for _ in range(400):
+                if address == trace.as_uri():  # is drawn at once
+                    break
                 if page.locator("body").get_attribute("data-state") in ("drawn", "done"):
                     break
                 time.sleep(0.05)

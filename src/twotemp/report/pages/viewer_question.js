@@ -90,7 +90,8 @@ class Side {
     strip.nodes.forEach(({cell, node}) => { node.title = cell.step < 0 ? "never written" : `step ${cell.step + 1}, confidence ${cell.confidence.toFixed(3)}, entropy ${cell.entropy.toFixed(2)} nats`; });
     const colour = chooser(`colour-${this.side}`, "colour", [["step", "step"], ["confidence", "confidence"], ["entropy", "entropy at commit"]], "step", (name) => { strip.colour = name; show(); });
     show();
-    return make("div", {}, make("div", {class: "replay"}, slider, clock, colour), make("div", {class: "tokens"}, ...strip.parts));
+    return make("div", {}, make("div", {class: "replay"}, slider, clock, colour), make("div", {class: "tokens"}, ...strip.parts),
+      strip.nodes.some(({fork}) => fork) ? make("p", {class: "note"}, "underlined: forks, written at an entropy of at least that of a fair coin") : "");
   }
 }
 
