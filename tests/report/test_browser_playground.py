@@ -162,7 +162,23 @@ def test_a_step_of_the_slider_draws_at_once_and_errors_are_shown(tab, address):
     assert "exceed the context of 128" in tab.locator("#error").inner_text()
 
 
+def sections(module: bytes) -> list[tuple[int, bytes]]:
+    """Return the sections of a WebAssembly module but for custom ones: some assemblers keep names there."""
+    found, at = [], 8
+    while at < len(module):
+        kind, size, shift, at = module[at], 0, 0, at + 1
+        while True:
+            size |= (module[at] & 127) << shift
+            shift, at = shift + 7, at + 1
+            if module[at - 1] < 128:
+                break
+        found.append((kind, module[at : at + size]))
+        at += size
+    return [section for section in found if section[0]]
+
+
 def test_the_kernel_is_the_one_in_the_source():
     wasmtime = pytest.importorskip("wasmtime", reason="needs wasmtime (pip install wasmtime)")
     folder = Path(browser_playground.read.__code__.co_filename).parent / "pages"
-    assert wasmtime.wat2wasm((folder / "matmul.wat").read_text()) == (folder / "matmul.wasm").read_bytes()
+    assembled = wasmtime.wat2wasm((folder / "matmul.wat").read_text())
+    assert sections(assembled) == sections((folder / "matmul.wasm").read_bytes())
