@@ -13,12 +13,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.helpers.large_models import Operations
 from tests.helpers.tiny_checkpoints import CONFIGS, MASK, random_model
 from twotemp.engine.observers import drift
 from twotemp.errors import UserError
+from twotemp.models import weight_loading
 from twotemp.models.checkpoint import INDEX, fingerprint, save
 from twotemp.models.families import FAMILIES
 from twotemp.models.load import load
+from twotemp.models.weight_loading import quantize_layer
 from twotemp.policies import policy
 from twotemp.records import Request
 
@@ -48,7 +51,9 @@ LARGER: dict[str, dict[str, Any]] = {
 }
 MEASURE = """
 import sys, json, torch
+from twotemp.models import weight_loading
 from twotemp.models.load import load
+from twotemp.models.weight_loading import quantize_layer
 options = json.loads(sys.argv[2])
 load("tiny", quantize=options.get("quantize"))  # whatever is imported or allocated once
 def field(name):
@@ -126,6 +131,26 @@ def test_int8(tmp_path: Path) -> None:
     folder = save(random_model("sdar_moe"), tmp_path / "moe")
     with pytest.raises(UserError, match="experts"):
         load(folder, quantize="int8")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_quantized_layer_in_slices_is_the_same_layer(monkeypatch, bias: bool) -> None:
+    pytest.importorskip("torchao", reason="needs the extra: pip install 'twotemp[quantize]'")
+    layer = torch.nn.Linear(48, 70, bias=bias)
+    quantize_layer(layer, "int8", torch.device("cpu"))
+    inputs = torch.randn(2, 3, 48, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        whole = layer(inputs)
+        monkeypatch.setattr(weight_loading, "_SLICE_BYTES", 4 * 48 * 16)
+        with Operations() as operations:
+            sliced = layer(inputs)
+    assert operations.counts["aten.cat.default"] == 1
+    torch.testing.assert_close(sliced, whole)
+    with torch.enable_grad():
+        inputs.requires_grad_()
+        layer(inputs).sum().backward()
+    expected = layer.weight.dequantize().sum(0).expand_as(inputs)
+    torch.testing.assert_close(inputs.grad, expected)
 
 
 @pytest.mark.slow
