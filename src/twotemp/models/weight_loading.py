@@ -33,7 +33,7 @@ Layout = dict[str, tuple[Tensor, ...]]
 EXPERTS = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)")
 KINDS = ("int8", "int4")
 _MEMINFO, _OWN_CGROUP, _CGROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-_SLICE_BYTES = 4 << 20  # of converted weights
+_SLICE_BYTES, _SLICE_ROWS = 2 << 20, 64  # of converted weights: about, and a multiple of
 _QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5}  # per weight of a linear layer
 
 
@@ -199,7 +199,8 @@ class SlicedLinear(nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        rows = max(1, _SLICE_BYTES // (self.in_features * input.dtype.itemsize))
+        row = self.in_features * input.dtype.itemsize
+        rows = _SLICE_ROWS * max(1, _SLICE_BYTES // (row * _SLICE_ROWS))
         if rows >= self.out_features or torch.is_grad_enabled():  # slices would be kept for the backward pass
             return super().forward(input)
         weight: Any = self.weight
