@@ -26,7 +26,7 @@ from twotemp.models.checkpoint import read_headers, save, stream, weight_files
 from twotemp.models.load import load
 from twotemp.policies import policy
 from twotemp.records import Request
-from twotemp.rl import learner, results, rollouts
+from twotemp.rl import results, rollouts, weights
 from twotemp.rl.checkpoint import export, latest
 from twotemp.rl.learner import Learner
 from twotemp.rl.parallel import accelerator
@@ -169,7 +169,7 @@ def test_a_published_task_trains_on_its_own_training_set():
 
 def short_of_memory(monkeypatch, rows: int) -> list[int]:
     """Let passes of more than this many rows run out of memory; return the list of the rows of all passes."""
-    honest, seen = learner.log_q, []
+    honest, seen = weights.log_q, []
 
     def log_q(logits, queries, forbidden):
         seen.append(len(queries.ids))
@@ -177,7 +177,7 @@ def short_of_memory(monkeypatch, rows: int) -> list[int]:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return honest(logits, queries, forbidden)
 
-    monkeypatch.setattr(learner, "log_q", log_q)
+    monkeypatch.setattr(weights, "log_q", log_q)
     return seen
 
 
