@@ -182,7 +182,7 @@ def test_search_finds_questions_by_id_and_by_samples(opened, html):
     assert listed(page) == ["1", "10", "11"]
     page.locator("#search").fill("ONERROR")
     assert listed(page) == []
-    page.locator("#inside").click()
+    page.locator("#search").press("Enter")
     tab.until(lambda: "searched the samples of 12" in page.locator("#status").inner_text())
     assert len(listed(page)) == 12
 
@@ -216,6 +216,19 @@ def test_a_link_shows_the_same_question_policies_and_sample_text(opened):
     assert sides.nth(0).locator(".which h3").inner_text() == second
     page.locator("#policy-b").select_option("0")
     tab.until(lambda: "b=0" in page.url)
+
+
+def test_a_question_lists_the_answers_of_all_policies(opened, html):
+    page = opened("#questions?question=countdown-3/test/3&task=countdown-3").page
+    page.locator(".by-policy summary").click()
+    rows = page.locator(".by-policy tbody tr").all_inner_texts()
+    counts = [list(map(int, row.split("\t")[1:])) for row in rows]
+    index = index_of(html)
+    expected = [index["questions"][3]["verdicts"][str(n)].count("+") for n in range(6)]
+    assert [sum(column) for column in zip(*counts[:-1])] == expected  # a failed sample has no answer here
+    assert [sum(column) for column in zip(*counts)] == [8] * 6
+    assert rows[0].startswith("✓")
+    assert rows[-1].startswith("no answer found")
 
 
 def test_tokens_follow_the_step_slider_and_colours_change(opened):

@@ -102,6 +102,15 @@ const ribbon = (question, {n, name}) => {
   [...verdicts].forEach((verdict, x) => { pen.fillStyle = palette.getPropertyValue({"+": "--right", "-": "--wrong", "!": "--wrong"}[verdict] ?? "--mask"); pen.fillRect(x, 0, 1, 1); });
   return make("tr", {}, make("th", {scope: "row"}, name), make("td", {}, canvas), make("td", {class: "number"}, `${count(verdicts, "+")}/${graded(verdicts)}`));
 };
+// Every answer that a policy found, and how often: a row per answer, a column per policy.
+const byPolicy = (chunk, policies) => {
+  const columns = policies.map(({n}) => samplesOf(chunk, n));
+  const all = columns.flat(), found = distinct(all.map(({grade}) => grade?.[1] ?? null), (_, n) => outcomeVerdict(all[n].grade));
+  const times = (samples, answer) => samples.filter(({grade}) => (grade?.[1] ?? null) === answer).length;
+  const rows = found.map(({text, verdict}) => [{text: `${{right: "\u2713", wrong: "\u2717"}[verdict] ?? ""} ${text}`, value: text}, ...columns.map((samples) => times(samples, text))]);
+  rows.push([{text: "no answer found", value: "\uffff"}, ...columns.map((samples) => times(samples, null))]);
+  return make("details", {class: "by-policy"}, make("summary", {}, `${found.length} distinct answers, by policy`), sortable(["answer", ...policies.map(({name}) => name)], rows, "Answers by policy"));
+};
 const spelled = (value) => typeof value === "string" ? value : JSON.stringify(value);
 
 async function drawQuestion() {
@@ -118,6 +127,6 @@ async function drawQuestion() {
     make("nav", {class: "between", "aria-label": "Questions"}, neighbour(-1, "← previous"), make("a", {href: address({question: null})}, "all questions"), neighbour(1, "next →")),
     make("section", {class: "card"}, make("h2", {}, question.id), make("pre", {class: "prompt", tabindex: 0}, question.prompt ?? "The text of this question is not stored in the run."),
       ...(reference.length ? [make("h3", {class: "small"}, "reference"), make("dl", {class: "reference"}, ...reference)] : []),
-      make("h3", {class: "small"}, "verdicts, sample by sample"), make("table", {class: "ribbons"}, make("tbody", {}, ...policies.map((policy) => ribbon(question, policy))))),
+      make("h3", {class: "small"}, "verdicts, sample by sample"), make("table", {class: "ribbons"}, make("tbody", {}, ...policies.map((policy) => ribbon(question, policy)))), byPolicy(chunk, policies)),
     make("div", {class: "sides"}, ...(policies.length > 1 ? ["a", "b"] : ["a"]).map((side) => new Side(side, chunk, policies).node)));
 }

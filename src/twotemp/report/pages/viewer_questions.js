@@ -50,12 +50,14 @@ function drawControls() {
   search.addEventListener("input", () => { matches = null; go({search: search.value}, false); });
   const inside = make("button", {type: "button", id: "inside"}, "in samples too");
   inside.addEventListener("click", () => searchSamples(state.search));
-  return make("form", {class: "card controls", role: "search"},
+  const form = make("form", {class: "card controls", role: "search"},
     ...(sets().length > 1 ? [chooser("set", "task", sets().map((set) => [set, set]), state.set, (set) => go({set, a: policiesOf(set)[0].n, b: policiesOf(set).at(-1).n}))] : []),
     chooser("filter", "show", Object.entries(FILTERS).filter(compares).map(([key, [text]]) => [key, text]), state.filter, (filter) => go({filter})),
     ...(several ? [chooser("a", "policy A", names, state.a, (a) => go({a: +a})), chooser("b", "policy B", names, state.b, (b) => go({b: +b}))] : []),
     chooser("sort", "order", Object.entries(SORTS).filter(compares).map(([key, [text]]) => [key, text]), state.sort, (sort) => go({sort})),
     make("div", {class: "wide find"}, make("label", {}, "search", search), inside));
+  form.addEventListener("submit", (event) => { event.preventDefault(); searchSamples(state.search); });  // Enter
+  return form;
 }
 
 // Look for a text in every sample: all chunks are opened one after the other, and the list grows meanwhile.
