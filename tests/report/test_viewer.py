@@ -25,6 +25,7 @@ from tests.helpers.synthetic_runs import HOSTILE, write_run
 from twotemp.cli import app
 from twotemp.folders import claim
 from twotemp.forks.probe import Fork, Journal
+from twotemp.integrations.imports import HarnessCell, import_cells
 from twotemp.policies import parse
 from twotemp.records import Grade, Problem, Sample
 from twotemp.report import live, trace_page, viewer
@@ -270,6 +271,14 @@ def test_nothing_is_wider_than_the_window(opened, width, scheme):
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), fragment
 
 
+def test_the_parts_of_two_policies_stand_side_by_side(opened):
+    page = opened("#questions?question=countdown-3/test/3&task=countdown-3").page
+    for part in (".answers", ".map", ".sample", ".tree"):
+        left, right = (page.locator(f".side.card {part}").nth(n).bounding_box() for n in range(2))
+        assert left["y"] == pytest.approx(right["y"], abs=1)
+        assert left["x"] + left["width"] < right["x"]
+
+
 def test_a_question_opens_at_a_right_sample(opened, html):
     page = opened("#questions?question=countdown-3/test/3&task=countdown-3").page
     expected = verdicts(html, "tlc")["3"].index("+")
@@ -356,6 +365,21 @@ def test_a_study_of_forks_shows_its_forks(tmp_path):
     assert [row[0] for row in one_by_one["rows"]] == [fork.name for fork in reversed(found)]
     assert one_by_one["rows"][0][-1] == f"6, {HOSTILE}"
     assert rest[-1]["title"] == "Settings and provenance"
+
+
+def test_an_imported_run_shows_the_questions_that_came_with_it(tmp_path):
+    origin = {"model": "tiny", "fingerprint": "f", "policy": parse("tlc").to_dict(), "block": None}
+    cell = HarnessCell("lm-eval", "three", {**origin, "cache": None, "compile": False}, metric="exact_match")
+    cell.problems["three/0"] = Problem("three/0", "three", HOSTILE, {"answer": "6"})
+    cell.samples.append(Sample("three/0", 0, 0, parse("tlc"), (1,), (2,), (3,), 1, 1, 1, 0.1, "length", "6"))
+    cell.grades.append((cell.samples[0].key, Grade("passed", "6")))
+    import_cells([cell], tmp_path / "run")
+    shown = viewer.view([tmp_path / "run"])
+    assert shown.run.questions == [
+        {"id": "three/0", "task": "three", "verdicts": {0: "+"}, "prompt": HOSTILE}
+    ]
+    (content,) = chunks_of(shown.html())
+    assert content["reference"] == {"answer": "6"}
 
 
 # --- the command and the live page
