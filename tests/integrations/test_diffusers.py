@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import twotemp
+from tests.helpers.canvases import save_checkpoint
 from tests.helpers.fixture_models import fixture_model
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, spell
@@ -20,7 +21,7 @@ if other := os.environ.get("TWOTEMP_DIFFUSERS"):
     sys.path.insert(0, other)
 pytest.importorskip("diffusers", minversion="0.39", reason="needs pip install 'twotemp[diffusers]'")
 
-from diffusers import LLaDA2Pipeline
+from diffusers import DiffusionGemmaPipeline, LLaDA2Pipeline
 from diffusers.schedulers import scheduling_block_refinement
 
 from twotemp.integrations import diffusers as plug
@@ -116,3 +117,71 @@ def test_another_interface_of_diffusers_is_named(monkeypatch):
     monkeypatch.setattr(scheduling_block_refinement.BlockRefinementScheduler, "step", step)
     with pytest.raises(UserError, match=r"another interface of schedulers \(.*noise_level.*pip install"):
         plug.TwoTempScheduler("tct")
+
+
+# DiffusionGemmaPipeline, whose canvases have no masks.
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory):
+    return twotemp.load(save_checkpoint(tmp_path_factory.mktemp("gemma"), canvas=8, sharpness=1.0))
+
+
+def gemma_pipeline(model, policy, **options):
+    scheduler = plug.TwoTempScheduler.for_model(model, policy, **options)
+    pipe = DiffusionGemmaPipeline(plug.CanvasModel(model, scheduler), scheduler, model.tokenizer)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def texts(rows, eos_ids):
+    return [list(row[: twotemp.records.first_eos(row, eos_ids)]) for row in rows]
+
+
+CANVAS_POLICIES = [
+    "diffusion-gemma:steps=12",
+    "diffusion-gemma:steps=12,t_pos=0.5",
+    "tlc:k=2,t_pos=1",
+    "tct:t_pos=0.5,threshold=0.2,steps=9",
+]
+
+
+@pytest.mark.parametrize("policy", CANVAS_POLICIES)
+@pytest.mark.parametrize("stop", [None, 0.005])
+def test_canvases_are_those_of_the_engine(gemma, policy, stop):
+    """Whether the pipeline ends canvases that are settled, or leaves all of it to the policy."""
+    pipe = gemma_pipeline(gemma, policy, seed=3)
+    prompt = "w5 w9 w12"
+    pipe.scheduler.input_ids([gemma.encode(prompt)], n=3)
+    sequences = pipe([prompt] * 3, gen_length=24, output_type="seq", confidence_threshold=stop).sequences
+    expected = twotemp.sample(gemma, prompt, policy, n=3, length=24, seed=3)
+    assert texts(sequences.tolist(), gemma.eos_ids) == texts([s.tokens for s in expected], gemma.eos_ids)
+
+
+def test_a_canvas_does_not_depend_on_its_batch(gemma):
+    policy = "diffusion-gemma:steps=12,t_pos=0.5"
+    many, one = (
+        gemma_pipeline(gemma, policy)(["w5 w9"] * n, gen_length=16, output_type="seq").sequences.tolist()
+        for n in (3, 1)
+    )
+    assert texts(many[:1], gemma.eos_ids) == texts(one, gemma.eos_ids)
+    assert len({tuple(row) for row in many}) > 1
+
+
+def test_what_a_canvas_cannot_do_is_said(gemma, model):
+    def drawn(policy, **options):
+        return gemma_pipeline(gemma, policy)("w5", gen_length=8, output_type="seq", **options)
+
+    with pytest.raises(UserError, match="edits, which needs masks"):
+        drawn("llada2.1")
+    with pytest.raises(UserError, match="num_inference_steps=60"):
+        drawn("diffusion-gemma:steps=60")
+    with pytest.raises(UserError, match="generator"):
+        drawn("diffusion-gemma:steps=12", generator=torch.Generator())
+    with pytest.raises(UserError, match=r"temperature=0.5: the policy decides"):
+        drawn("diffusion-gemma:steps=12", temperature=0.5)
+    with pytest.raises(UserError, match="no canvases"):
+        plug.CanvasModel(model, plug.TwoTempScheduler.for_model(model))
+    pipe = gemma_pipeline(gemma, "diffusion-gemma:steps=48,stop_steps=40")
+    with pytest.raises(UserError, match="ended a canvas before the policy did"):
+        pipe("w5 w9", gen_length=64, output_type="seq", confidence_threshold=100.0)

@@ -165,7 +165,7 @@ def test_the_default_length_fits_the_context(chatty):
     assert twotemp.sample(table, [0], "lc")[0].tokens == (1, 2, 0), "all that the context leaves"
     wide = ToyModel()
     wide.max_length = 4096
-    assert sampling_text._default_length(language_model(wide), [1]) == 256
+    assert sampling_text._length(language_model(wide), [1], None, False) == 256
     with pytest.raises(UserError, match="leave no room"):
         twotemp.sample(table, [0, 1, 2, 0], "lc")
 

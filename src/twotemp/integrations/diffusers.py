@@ -1,4 +1,4 @@
-"""Every policy as a scheduler of diffusers' `LLaDA2Pipeline`.
+"""Every policy as a scheduler of diffusers' `LLaDA2Pipeline` and `DiffusionGemmaPipeline`.
 
 The pipeline computes logits and writes tokens; `PolicyBatch` decides which. Noise is addressed by row, so that a row
 does not depend on the others of its batch; rows of `TwoTempScheduler.input_ids` are the samples of `twotemp.sample`.
@@ -7,65 +7,37 @@ does not depend on the others of its batch; rows of `TwoTempScheduler.input_ids`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from importlib.metadata import version
-from inspect import signature
-from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
-from diffusers import BlockRefinementScheduler, LLaDA2Pipeline, SchedulerMixin
+from diffusers import BlockRefinementScheduler, SchedulerMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.schedulers.scheduling_block_refinement import BlockRefinementSchedulerOutput
-from torch import Tensor, nn
+from torch import Tensor
 
 from twotemp.engine.rows import compact
 from twotemp.engine.scheduler import refuse_groups
 from twotemp.errors import UserError
 from twotemp.experimental.editing import BlockText
+from twotemp.integrations.diffusers_pipelines import (
+    CanvasModel,
+    PipelineCall,
+    PipelineModel,
+    check_conventions,
+    log,
+    refuse_sampling,
+    write_canvas,
+)
 from twotemp.models.base import LanguageModel
 from twotemp.policies import parse, spell
-from twotemp.policies.process import Memory
+from twotemp.policies.process import Renoising
 from twotemp.policies.step import PolicyBatch
-from twotemp.records import Policy
+from twotemp.records import NO_MASK, Policy
 from twotemp.rng import Noise, row_key
 from twotemp.sampling.text import prompt_names
 
 # `from_pretrained` looks for the base class of a component in the component's module.
-__all__ = ["PipelineModel", "SchedulerMixin", "TwoTempScheduler"]
-
-VERSIONS = ">=0.39,<0.43"  # of diffusers: those that the tests ran with
-# What the pipeline passes to `step` about sampling, which here belongs to the policy.
-SAMPLING = "temperature top_p top_k sampling_method threshold editing_threshold minimal_topk"
-# The interface that this file implements: methods and their parameters, and the fields of the output of a step.
-INTERFACE = {
-    "step": f"self model_output timestep sample mask_token_id prompt_mask generator return_dict {SAMPLING}",
-    "check_block_should_continue": "self step_idx masks_remaining editing_enabled editing_transfer_index post_steps "
-    "max_post_steps finished",
-    "check_eos_finished": "cur_x sampled_tokens final_transfer finished eos_token_id mask_token_id prompt_length",
-}
-OUTPUT = "prev_sample transfer_index editing_transfer_index sampled_tokens sampled_probs pred_logits"
-
-
-@dataclass
-class PipelineCall:
-    """Where the rows of one call of the pipeline stand; [B] or [B, W]."""
-
-    policies: PolicyBatch
-    keys: Tensor  # address the noise
-    position: int  # of the active block's first column
-    steps: Tensor  # of each row
-    block_steps: Tensor  # of each row, in the active block
-    edits: Tensor  # how often each position of the block was rewritten
-    final: Tensor  # rows whose block an editing policy has left unchanged
-    pending: Tensor  # what may still change
-    memory: Memory | None = None
-
-    def next_block(self, width: int) -> None:
-        """Start the next block."""
-        self.position += width
-        self.block_steps, self.edits = torch.zeros_like(self.steps), torch.zeros_like(self.edits)
-        self.final = torch.zeros_like(self.final)
+__all__ = ["CanvasModel", "PipelineModel", "SchedulerMixin", "TwoTempScheduler"]
 
 
 class TwoTempScheduler(BlockRefinementScheduler):  # type: ignore[misc]
@@ -93,7 +65,7 @@ class TwoTempScheduler(BlockRefinementScheduler):  # type: ignore[misc]
             eos_ids: End tokens, for policies that treat them specially.
             forbidden_ids: Tokens that are never written, besides the mask.
         """
-        _check_conventions()
+        check_conventions()
         self._policy = parse(policy)
         refuse_groups(self._policy, "a diffusers pipeline")
         self._calls = 0
@@ -104,7 +76,7 @@ class TwoTempScheduler(BlockRefinementScheduler):  # type: ignore[misc]
     def for_model(cls, model: LanguageModel, policy: Policy | str = "tct", seed: int = 0) -> Self:
         """Return a scheduler with the block length and the special tokens of a model that `twotemp.load` returned."""
         if model.block_size is None:
-            raise UserError(f"{model.name!r} has no blocks, which LLaDA2Pipeline needs; use twotemp.sample")
+            raise UserError(f"{model.name!r} has no blocks, which the pipelines need; use twotemp.sample")
         spelling = spell(policy) if isinstance(policy, Policy) else policy
         scheduler: Self = cls(
             spelling, seed, model.block_size, list(model.eos_ids), list(model.forbidden_ids)
@@ -138,6 +110,15 @@ class TwoTempScheduler(BlockRefinementScheduler):  # type: ignore[misc]
         """Start a call of the pipeline."""
         super().set_timesteps(num_inference_steps, device=device, block_length=block_length)
         self._call: PipelineCall | None = None
+        self._steps = num_inference_steps
+
+    def first_canvas(self, canvas: Tensor, vocab_size: int) -> Tensor:
+        """Return the noise that the rows of `DiffusionGemmaPipeline` start the next canvas with, [B, W]."""
+        rows = self._block(canvas, NO_MASK, 0, vocab_size)
+        positions = rows.position + torch.arange(canvas.shape[1], device=canvas.device)
+        return Noise(rows.keys, torch.full_like(rows.keys, -1), positions.expand_as(canvas)).tokens(
+            vocab_size
+        )
 
     def step(
         self,
@@ -147,6 +128,7 @@ class TwoTempScheduler(BlockRefinementScheduler):  # type: ignore[misc]
         *,
         mask_token_id: int | None = None,
         prompt_mask: Tensor | None = None,
+        temperature: float = 0.0,
         generator: torch.Generator | None = None,
         return_dict: bool = True,
         **sampling: Any,
@@ -157,27 +139,25 @@ class TwoTempScheduler(BlockRefinementScheduler):  # type: ignore[misc]
             model_output: Logits [B, W, V].
             timestep: 0 starts a block.
             sample: The block's tokens, [B, W].
-            mask_token_id: The mask.
+            mask_token_id: The mask; None in `DiffusionGemmaPipeline`, whose canvases hold random tokens.
             prompt_mask: [W] bool, which of its columns belong to the prompt.
-            generator: Its initial seed addresses the noise.
+            temperature: Belongs to the policy; it must have its default, as the other options about sampling.
+            generator: Its initial seed addresses the noise, where there is a mask.
             return_dict: False returns a tuple.
-            **sampling: The pipeline's options about sampling, which must have their defaults.
+            **sampling: The pipeline's further options about sampling.
 
         Returns:
             diffusers' `BlockRefinementSchedulerOutput`.
         """
-        _refuse_sampling(sampling)
-        if mask_token_id is None:
-            raise UserError(
-                "TwoTempScheduler fills masks; DiffusionGemmaPipeline, which has none, is not supported"
-            )
-        if self._call is None:
-            self._call = self._start(sample, mask_token_id, generator)
-        elif int(timestep) == 0:
-            self._call.next_block(sample.shape[1])
-        rows, policies = self._call, self._call.policies
-        masked = sample == mask_token_id
-        rows.pending, text = masked, None
+        refuse_sampling({"temperature": temperature, **sampling})
+        mask_id = NO_MASK if mask_token_id is None else mask_token_id
+        if mask_id == NO_MASK and generator is not None:
+            raise UserError("leave the generator out: the canvases are drawn with the scheduler's seed")
+        rows = self._block(sample, mask_id, int(timestep), model_output.shape[-1], generator)
+        policies, masked, text = rows.policies, sample == mask_id, None
+        if mask_id == NO_MASK:
+            masked = ~rows.final[:, None].expand_as(sample)
+        rows.pending = masked
         if policies.edit is not None:
             prompt = torch.zeros_like(masked[0]) if prompt_mask is None else prompt_mask
             rows.pending = ~prompt & ~rows.final[:, None]
@@ -196,8 +176,10 @@ class TwoTempScheduler(BlockRefinementScheduler):  # type: ignore[misc]
             raise UserError("the model returned NaN or infinite logits; check the weights and the dtype")
         running = rows.pending.any(1)
         rows.steps, rows.block_steps = rows.steps + running, rows.block_steps + running
-        written = torch.where(decision.commit, decision.tokens, sample)
-        if decision.edit is None:
+        written, predictions = torch.where(decision.commit, decision.tokens, sample), model_output
+        if decision.canvas is not None:
+            written, predictions = write_canvas(rows, decision, model_output.shape[-1])
+        elif decision.edit is None:
             rows.pending = written == mask_token_id
         else:
             rows.edits = rows.edits + decision.edit
@@ -209,38 +191,70 @@ class TwoTempScheduler(BlockRefinementScheduler):  # type: ignore[misc]
             editing_transfer_index=decision.commit & ~masked,
             sampled_tokens=drawn.tokens,
             sampled_probs=drawn.confidence,
-            pred_logits=model_output,
+            pred_logits=predictions,
         )
         return output if return_dict else output.to_tuple()
 
-    def _start(self, sample: Tensor, mask_id: int, generator: torch.Generator | None) -> PipelineCall:
+    def _block(
+        self,
+        sample: Tensor,
+        mask_id: int,
+        timestep: int,
+        vocab_size: int,
+        generator: torch.Generator | None = None,
+    ) -> PipelineCall:
+        """Return where the rows stand, after starting them or their next block if it is time."""
+        if self._call is None:
+            self._call = self._start(sample, mask_id, vocab_size, generator)
+        elif timestep == 0 and bool((self._call.block_steps > 0).any()):
+            if mask_id == NO_MASK and not bool(self._call.final.all()):
+                raise UserError(
+                    "the pipeline ended a canvas before the policy did; pass confidence_threshold=None, or set the "
+                    "policy's stop_steps and stop_entropy to the pipeline's"
+                )
+            self._call.next_block(sample.shape[1])
+        return self._call
+
+    def _start(
+        self, sample: Tensor, mask_id: int, vocab_size: int, generator: torch.Generator | None
+    ) -> PipelineCall:
         """Return the state of new rows; rows without a known prompt are named by the call and their number."""
         prompts, self._prompts = self._prompts, []
-        count, width = sample.shape
+        (count, width), policy = sample.shape, self._policy
         if not prompts:
             prompts = [(f"call {self._calls}", row, 0) for row in range(count)]
             self._calls += 1
         if len(prompts) != count:
             raise UserError(f"input_ids() made {len(prompts)} rows, but the pipeline was called with {count}")
+        if mask_id == NO_MASK and policy.edit != "never":
+            raise UserError(f"policy {policy.name} edits, which needs masks; DiffusionGemma has none")
+        if mask_id == NO_MASK and self._steps < (most := policy.steps or -(-width // policy.k)):
+            raise UserError(
+                f"pass num_inference_steps={most}, the most steps that the policy takes on a canvas"
+            )
         seed = self.config.seed if generator is None else generator.initial_seed()
         keys = [row_key(seed, name, index) for name, index, _ in prompts]
         none = torch.zeros(count, dtype=torch.int64, device=sample.device)
         policies = PolicyBatch(
-            [self._policy] * count,
+            [policy] * count,
             sample.device,
             eos_ids=self.config.eos_ids,
-            forbidden_ids=sorted({*self.config.forbidden_ids, mask_id}),
+            forbidden_ids=sorted({*self.config.forbidden_ids, mask_id} - {NO_MASK}),
             mask_id=mask_id,
+            renoising=Renoising(vocab_size) if mask_id == NO_MASK else None,
+            embed=log if mask_id == NO_MASK else None,
         )
+        first = prompts[0][2]  # a canvas starts where the prompt ends, a block on the grid of its row
         return PipelineCall(
             policies=policies,
             keys=torch.tensor(keys, device=sample.device),
-            position=prompts[0][2] // width * width,
+            position=first if mask_id == NO_MASK else first // width * width,
             steps=none,
             block_steps=none,
             edits=torch.zeros_like(sample),
             final=none.bool(),
             pending=torch.zeros_like(sample, dtype=torch.bool),
+            tokens=sample,
         )
 
     def check_eos_finished(
@@ -263,55 +277,3 @@ class TwoTempScheduler(BlockRefinementScheduler):  # type: ignore[misc]
     def check_block_should_continue(self, finished: Tensor, **_: Any) -> bool:
         """Return whether the policy has something left to write in the block, in rows that have not ended."""
         return self._call is None or bool((self._call.pending.any(1) & ~finished).any())
-
-
-class PipelineModel(nn.Module):
-    """A model of `twotemp.load` as the pipeline's `model`, so that no code of the checkpoint has to be trusted.
-
-    As in the authors' sampler, the masks that complete the last block are visible.
-    """
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__()
-        if model.module is None or model.block_size is None:
-            raise UserError(f"{model.name!r} is not a block-causal model that twotemp.load loaded")
-        self.model, self.module = model, model.module
-        self.device, self.dtype = model.device, next(model.module.parameters()).dtype
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> SimpleNamespace:
-        """Return the logits of the last block as `.logits`, [B, W, V]; the pipeline reads no others."""
-        width = self.model.block_size
-        assert width is not None
-        if not bool(attention_mask[:, 0].all()) or bool((attention_mask.diff(dim=1) > 0).any()):
-            raise UserError("these prompts are padded; call the pipeline once for each length of prompts")
-        want = torch.zeros_like(input_ids, dtype=torch.bool)
-        want[:, -width:] = True
-        logits = self.model.logits(input_ids, None, want)
-        return SimpleNamespace(logits=logits.view(len(input_ids), width, -1))
-
-
-def _refuse_sampling(given: dict[str, Any]) -> None:
-    """Raise a UserError for options that the pipeline was given and that belong to the policy."""
-    defaults = signature(LLaDA2Pipeline.__call__).parameters
-    for name, value in given.items():
-        if name not in SAMPLING.split():
-            raise TypeError(f"step() got an unexpected keyword argument {name!r}")
-        if value != defaults[name].default:
-            raise UserError(
-                f"{name}={value!r}: the policy decides; write its parameters into its spelling, such as "
-                "TwoTempScheduler(policy='tct:t_token=0.8,threshold=0.6'), and leave the option out"
-            )
-
-
-def _check_conventions() -> None:
-    """Raise a UserError if schedulers of the installed diffusers have another interface."""
-    installed = {name: signature(getattr(BlockRefinementScheduler, name)).parameters for name in INTERFACE}
-    changed = {field.name for field in fields(BlockRefinementSchedulerOutput)} ^ set(OUTPUT.split())
-    changed |= {
-        name for method, known in INTERFACE.items() for name in set(known.split()) ^ set(installed[method])
-    }
-    if changed:
-        raise UserError(
-            f"diffusers {version('diffusers')} has another interface of schedulers ({', '.join(sorted(changed))}); "
-            f"install a version that works: pip install 'diffusers{VERSIONS}'"
-        )
