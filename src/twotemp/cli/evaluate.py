@@ -17,6 +17,7 @@ from twotemp.cli.workers import DrawingOptions, WorkerOptions, Workload
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, Plan, Progress, comparison
 from twotemp.evaluation.plan import read_experiment
+from twotemp.report.diversity import without_verdicts
 from twotemp.report.style import model_name
 from twotemp.serialization import json_text
 
@@ -72,6 +73,9 @@ def evaluate(
         batch_size=decoding.batch_size,
         profile=profile,
     )
+    if without_verdicts([out]):
+        say(f"samples: {out}; how different they are: {next_command('report', out)}")
+        return
     cells = with_portfolios(read([out], graders), [out])
     if as_json:
         for cell in cells:

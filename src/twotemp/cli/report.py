@@ -45,6 +45,8 @@ from twotemp.report import (
     write,
     write_selection,
 )
+from twotemp.report.diversity import without_verdicts
+from twotemp.report.diversity import write as write_diversity
 from twotemp.report.style import label as policy_label
 from twotemp.report.tables import TableBlock
 from twotemp.serialization import json_text
@@ -61,6 +63,9 @@ def report(
     updates: Annotated[
         bool, "Of GRPO runs: count updates instead of steps on the x-axis, as the paper does."
     ] = False,
+    diversity: Annotated[
+        bool, "How different the samples are, beside their cost and length; needs no grades."
+    ] = False,
 ) -> None:
     """Write tables (Markdown, CSV, LaTeX) and the paper's figures.
 
@@ -75,10 +80,17 @@ def report(
       twotemp report runs/first
 
       twotemp report runs/tlc runs/tct -k 1,8,64 --out comparison
+
+      twotemp report runs/stories --diversity
     """
     ks = _numbers(k) if k else None
     folder = out or runs[0] / "report"
-    if {expect(run, "evaluation", "grpo") for run in runs} == {"grpo"}:
+    kinds = {expect(run, "evaluation", "grpo") for run in runs}
+    if diversity:
+        if "grpo" in kinds:
+            raise UserError("--diversity is about runs of `twotemp eval`; leave the others out")
+        _diversity_report(runs, folder)
+    elif kinds == {"grpo"}:
         _training_report(runs, folder, updates)
     elif not write_report(runs, folder, ks, graders_by_task(runs, grader)):
         raise typer.Exit(INCOMPLETE)
@@ -105,6 +117,12 @@ def _training_report(runs: Sequence[Path], folder: Path, updates: bool) -> None:
     say(
         f"report: {page}, {html}; sample from the trained model: twotemp sample --model {runs[0] / 'model'} …"
     )
+
+
+def _diversity_report(runs: Sequence[Path], folder: Path) -> None:
+    page = write_diversity(runs, folder)
+    output.print(page.read_text("utf-8"), markup=False, highlight=False, soft_wrap=True)
+    say(f"report: {page}; diversity.csv has the same numbers")
 
 
 def _numbers(text: str) -> list[int]:
@@ -205,6 +223,9 @@ def write_report(
     Returns:
         Whether the runs are complete.
     """
+    if without_verdicts(runs):
+        _diversity_report(runs, folder)
+        return True
     surveyed = survey(runs, grader)
     shown = with_portfolios(surveyed.cells, runs)
     page = write(shown, folder, ks, surveyed.gaps)

@@ -85,6 +85,7 @@ GRADERS: dict[str, GraderEntry | Callable[[], Grader]] = {
     "recorded": GraderEntry(
         "puzzles", "RecordedGrader", "grades of another harness, imported with its samples"
     ),
+    "none": GraderEntry("puzzles", "NoGrader", "no verdict: for prompts without a right answer"),
 }
 
 

@@ -168,3 +168,12 @@ class RecordedGrader(Grader):
             "recorded grades came with the imported samples and cannot be computed again; name a grader of texts "
             "(`twotemp graders`)"
         )
+
+
+class NoGrader(Grader):
+    """Gives no verdict: for prompts without a right answer."""
+
+    name = "none"
+
+    def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
+        return (Grade("ungraded", detail="the prompt has no right answer") for _ in items)

@@ -12,6 +12,7 @@ from twotemp.metrics.best import (
     best_by_vote,
     best_by_weighted_vote,
 )
+from twotemp.metrics.diversity import distinct, overlap_distance, self_bleu, words
 from twotemp.metrics.estimates import (
     Estimate,
     align,
@@ -37,9 +38,13 @@ __all__ = [
     "best_by_weighted_vote",
     "bootstrap",
     "cost_axis",
+    "distinct",
     "mean_cost",
+    "overlap_distance",
     "paired_bootstrap",
     "pass_at_k",
     "pass_of_allocations",
+    "self_bleu",
     "tokens_per_forward",
+    "words",
 ]

@@ -1,6 +1,6 @@
 """Tasks by name. A new one is a definition in a module of this package and a line here."""
 
-from twotemp.tasks import countdown, programs, words
+from twotemp.tasks import countdown, programs, prompts, words
 from twotemp.tasks.base import TASKS, ProblemSet, Source, Task, get
 from twotemp.tasks.benchmarks import BENCHMARKS
 from twotemp.tasks.more_benchmarks import MORE_BENCHMARKS
@@ -11,4 +11,6 @@ SOURCES: dict[str, Source] = {
     source.name: source for source in (*countdown.SOURCES, *words.SOURCES, *programs.SOURCES)
 }
 BENCHMARKS |= {task.name: task for task in MORE_BENCHMARKS}
-TASKS |= BENCHMARKS | {name: source.task() for name, source in SOURCES.items()}
+TASKS |= (
+    BENCHMARKS | {prompts.TASK.name: prompts.TASK} | {name: source.task() for name, source in SOURCES.items()}
+)
