@@ -180,7 +180,7 @@ class TwoTempScheduler(BlockRefinementScheduler):  # type: ignore[misc]
         if decision.canvas is not None:
             written, predictions = write_canvas(rows, decision, model_output.shape[-1])
         elif decision.edit is None:
-            rows.pending = written == mask_token_id
+            rows.pending = written == mask_id
         else:
             rows.edits = rows.edits + decision.edit
             rows.final = rows.final | ~decision.commit.any(1)
