@@ -54,9 +54,14 @@ CHANGES = {"groups": 3, "micro_batch": 3, "learning_rate": 5e-4}
 
 @pytest.mark.timeout(900)
 def test_ddp_equals_one_worker(tmp_path):
-    """Also where id 0 is forbidden, as the mask's often is: the worker with fewer rows computes empty queries."""
-    work(tmp_path / "one", "ddp", "2steps", **CHANGES, forbidden=(0,))
-    launch(tmp_path / "two", "ddp", **CHANGES, forbidden=(0,))
+    """Also where id 0 is forbidden, as the mask's often is: the worker with fewer rows computes empty queries.
+
+    A group without a signal is drawn again, by one worker only.
+    """
+    changes = {**CHANGES, "forbidden": (0,), "resample": 2}
+    work(tmp_path / "one", "ddp", "2steps", **changes)
+    launch(tmp_path / "two", "ddp", **changes)
+    assert checkpoint.read(tmp_path / "one")[0].problems > 6
     compare(tmp_path / "one", tmp_path / "two")
 
 
