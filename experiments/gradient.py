@@ -25,6 +25,7 @@ from twotemp.analysis import unique
 from twotemp.policies import parse, spell
 from twotemp.tuning import expand
 
+KINDS = ("race", "gradient")
 TASKS = ("countdown-3", "countdown-4", "words-3")
 START = "tct"  # of the gradient
 GRID = (
@@ -35,44 +36,59 @@ QUESTIONS = 100  # validation problems
 TESTED = 16  # samples per test question
 
 
-def study(out: Path, task: str, seeds: int, test: int, budget: int) -> list[dict[str, Any]]:
-    """Search by race and by gradient with each seed, and compare the choices on test problems; one row per seed."""
-
-    def search(kind: str, seed: int) -> dict[str, Any]:
-        folder = out / f"{task}-{kind}-{seed}"
-        ways = {"race": ["--policies", GRID, *MANY_ROWS], "gradient": ["--policies", START, "--gradient"]}
-        where = ["--task", task, "--at", f"pass@{K}", "--seed", str(seed), "--out", str(folder)]
-        limits = ["--budget", str(budget), "--questions", str(QUESTIONS)]
+def search(out: Path, task: str, kind: str, seed: int, budget: int) -> dict[str, Any]:
+    """Search by race or by gradient, and return tuned.yaml."""
+    folder = out / f"{task}-{kind}-{seed}"
+    ways = {"race": ["--policies", GRID, *MANY_ROWS], "gradient": ["--policies", START, "--gradient"]}
+    where = ["--task", task, "--at", f"pass@{K}", "--seed", str(seed), "--out", str(folder)]
+    limits = ["--budget", str(budget), "--questions", str(QUESTIONS)]
+    if not (folder / "tuned.yaml").exists():
         twotemp("tune", *where, *limits, *ways[kind])
-        tuned: dict[str, Any] = yaml.safe_load((folder / "tuned.yaml").read_text("utf-8"))
-        return tuned
+    tuned: dict[str, Any] = yaml.safe_load((folder / "tuned.yaml").read_text("utf-8"))
+    return tuned
 
-    kinds = ("race", "gradient")
-    chosen = {(kind, seed): search(kind, seed) for kind in kinds for seed in range(seeds)}
+
+def study(out: Path, task: str, seed: int, test: int, budget: int) -> dict[str, Any]:
+    """Search both ways with a seed, and compare the choices on test problems."""
+    chosen = {kind: search(out, task, kind, seed, budget) for kind in KINDS}
     start = spell(parse(START))
     specs = sorted({start, *(tuned["policies"][0] for tuned in chosen.values())})
     cells = evaluated(out / f"{task}-test", task, specs, n=TESTED, questions=test, seed=TEST_SEED)
     by_policy = {spell(cell.policy): cell for cell in cells}
-    rows = []
-    for seed in range(seeds):
-        row: dict[str, Any] = {"task": task, "seed": seed, "start": points(by_policy[start].curve, K - 1)}
-        for kind in kinds:
-            spec = chosen[kind, seed]["policies"][0]
-            row[kind] = {
-                "policy": spec,
-                "spent": chosen[kind, seed]["spent"],
-                "nfe": round(by_policy[spec].cost(), 2),
-                "pass": points(by_policy[spec].curve, K - 1),
-            }
-        ours, theirs = pair(*(by_policy[row[kind]["policy"]] for kind in ("gradient", "race")))
-        row["ahead"] = points(metrics.paired_bootstrap(ours.passes[:, K - 1], theirs.passes[:, K - 1]))
-        rows.append(row)
-    return rows
+    row: dict[str, Any] = {"task": task, "seed": seed, "start": points(by_policy[start].curve, K - 1)}
+    for kind, tuned in chosen.items():
+        spec = tuned["policies"][0]
+        row[kind] = {
+            "policy": spec,
+            "spent": tuned["spent"],
+            "nfe": round(by_policy[spec].cost(), 2),
+            "pass": points(by_policy[spec].curve, K - 1),
+        }
+    ours, theirs = pair(*(by_policy[row[kind]["policy"]] for kind in reversed(KINDS)))
+    row["ahead"] = points(metrics.paired_bootstrap(ours.passes[:, K - 1], theirs.passes[:, K - 1]))
+    return row
 
 
-def run(out: Path, tasks: Sequence[str], seeds: int, test: int, budget: int = BUDGET) -> dict[str, Any]:
-    """Run the study of every task; see `study` for the arguments."""
-    rows = [row for task in tasks for row in study(out, task, seeds, test, budget)]
+def run(
+    out: Path, tasks: Sequence[str], seeds: int, test: int, budget: int = BUDGET, *, finished: bool = False
+) -> dict[str, Any]:
+    """Run the study of every seed and task, and return its rows by task.
+
+    Args:
+        out: the folder of the run directories.
+        tasks: their names.
+        seeds: searches of each kind and task.
+        test: test problems.
+        budget: NFE of a search.
+        finished: take only searches that are complete, and draw no more than their test samples.
+    """
+    rows = [
+        study(out, task, seed, test, budget)
+        for seed in range(seeds)
+        for task in tasks
+        if not finished or all((out / f"{task}-{kind}-{seed}" / "tuned.yaml").exists() for kind in KINDS)
+    ]
+    rows.sort(key=lambda row: (tasks.index(row["task"]), row["seed"]))
     return {"budget": budget, "validation": QUESTIONS, "test": test, "searches": rows}
 
 
@@ -84,7 +100,7 @@ def render(result: dict[str, Any]) -> str:
             str(row["seed"]),
             *(
                 text
-                for kind in ("race", "gradient")
+                for kind in KINDS
                 for text in (
                     f"`{row[kind]['policy']}`",
                     f"{row[kind]['nfe']:.1f}",
@@ -114,8 +130,7 @@ def render(result: dict[str, Any]) -> str:
             f"{gap} on {task} (where it gained {signed(gain)} over its start, {mine[0]['start']['mean']:.1f})"
         )
     spent = [
-        sum(row[kind]["spent"] for row in result["searches"]) / len(result["searches"])
-        for kind in ("race", "gradient")
+        sum(row[kind]["spent"] for row in result["searches"]) / len(result["searches"]) for kind in KINDS
     ]
     return (
         f"The race has {len(expand([GRID]))} candidates (`{GRID}`), the gradient starts from `{START}`. "
@@ -136,6 +151,7 @@ if __name__ == "__main__":
     parser.add_argument("--test", type=int, default=200)
     parser.add_argument("--budget", type=int, default=BUDGET)
     parser.add_argument("--out", type=Path, default=Path("runs/gradient"))
+    parser.add_argument("--finished", action="store_true", help="compare the searches that are complete")
     arguments = parser.parse_args()
-    tasks = arguments.tasks.split(",")
-    print(render(run(arguments.out, tasks, arguments.seeds, arguments.test, arguments.budget)))
+    size = (arguments.tasks.split(","), arguments.seeds, arguments.test, arguments.budget)
+    print(render(run(arguments.out, *size, finished=arguments.finished)))

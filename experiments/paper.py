@@ -293,6 +293,9 @@ PARTS: dict[str, Part] = {
         ],
         questions=200,
         samples=None,
+        finished=lambda options: gradient.run(
+            options.runs / "gradient", gradient.TASKS, 3, options.questions, finished=True
+        ),
     ),
     "order": Part(
         "likelihoods and objectives for GRPO at equal NFE",
