@@ -17,6 +17,7 @@ channel = frame.f_locals['channel']
 operations, objects = channel._operations, frame.f_locals['objects']
 candidate, values = sys.modules['sandboxed.candidate'], sys.modules['sandboxed.values']
 answers = itertools.cycle([True, 0, -math.inf, math.inf, math.nan, '', [], None])
+extremes = itertools.cycle([[-math.inf], [math.inf]])
 Point = collections.namedtuple('Point', 'x y')
 Color = enum.IntEnum('Color', 'RED GREEN')
 @dataclasses.dataclass(order=True)
@@ -83,6 +84,8 @@ BASES = (
     "collections.defaultdict fractions.Fraction decimal.Decimal enum.Enum unittest.TestCase unittest.mock.MagicMock "
     "Point contextlib.ContextDecorator collections.UserList collections.UserDict collections.abc.Sequence"
 ).split()
+SHARED = [f"'{name if '.' in name else 'builtins.' + name}'" for name in BASES]  # as `describe` names them
+CATCHING = ["Exception", "(Own,Exception)", "(ValueError,(BaseException,))", "AssertionError", "C"]
 MUTABLE = "list dict set bytearray collections.deque".split()
 ENDS = "StopIteration() StopIteration(7) StopAsyncIteration() GeneratorExit() OwnStop()".split()
 METHODS = (
@@ -116,7 +119,9 @@ class Grammar:
         """Return the text of a hostile program; a quarter of them put all their methods to one purpose."""
         theme = self._random.random()
         if theme < 0.15:
-            forged = FORGED_CONTENTS.replace("FORGED", self._pick(["Liar", "Willing", "Willing"]))
+            forged = FORGED_CONTENTS.replace(
+                "FORGED()", self._pick(["Liar()", "Willing()", "next(extremes)"])
+            )
             classes = self._classes(self._pick(MUTABLE))
             return "\n".join((PREAMBLE, classes, forged, "def f(x): return C()"))
         if theme < 0.25:
@@ -129,6 +134,8 @@ class Grammar:
             parts.append(f"raise {self._exception()}")
         if self._chance(0.1):
             parts.append(f"f = {self._value()}")
+        if self._chance(0.1):
+            parts.append(f"E = {self._pick(CATCHING)}")
         return "\n".join(parts)
 
     def _chance(self, share: float) -> bool:
@@ -227,7 +234,7 @@ class Grammar:
             operation = self._pick(["__call__", "__iter__", "__next__", "describe", "name", "x"])
             content = f'["{operation}", {self._json()}, {self._json()}, {{"dict": []}}]'
         if kind == "raised" and self._chance(0.7):
-            content = f'{{"raise": [{{"type": "builtins.{self._pick(TYPES)}"}}, {self._json()}]}}'
+            content = f'{{"raise": ["builtins.{self._pick(TYPES)}", {self._json()}]}}'
         data = f'["{kind}", {content}]'
         return (
             f"write({data.encode()!r})"
@@ -240,8 +247,8 @@ class Grammar:
             ["name", "module", "doc", "base", "base", "bases", "bases", "bases", "can", "hashable"]
         )
         value = {
-            "base": self._pick([*BASES, "C", "C()"]),
-            "bases": f"[{', '.join(self._random.sample(BASES, self._random.choice((0, 1, 1, 2))))}]",
+            "base": self._pick([*BASES, *SHARED, *SHARED, "C", "C()"]),
+            "bases": f"[{', '.join(self._random.sample([*BASES, *SHARED], self._random.choice((0, 1, 1, 2))))}]",
             "can": f"[{', '.join(repr(f'__{m}__') for m in self._random.sample(METHODS, 8))}]",
         }.get(field, self._value())
         return f"forge({field}={value})"

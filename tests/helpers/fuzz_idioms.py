@@ -33,6 +33,7 @@ IDIOMS = [
     Idiom("from fractions import Fraction\nassert f(1) == Fraction(S, 7)", "return Fraction(S, 7)"),
     Idiom("from decimal import Decimal\nassert f(1) == Decimal(S)", "return Decimal(S)"),
     Idiom("r = f(1)\nassert r <= S <= r"),
+    Idiom("r = f(1)\nassert r <= [S] <= r", "return [S]"),
     Idiom("r = f(1)\nassert isinstance(r, int) and r == S"),
     Idiom("assert type(f(1)) is int and f(1) == S"),
     Idiom("r = f(1)\nassert r is not None and r == S"),
@@ -163,6 +164,8 @@ IDIOMS = [
         "if x < 0: raise ValueError\nreturn S",
     ),
     Idiom("try: r = f(1)\nexcept Exception: r = None\nassert r == S"),
+    Idiom("Invalid = f(0)\ntry: assert f(1) == S\nexcept Invalid: pass", "return S if x else ()"),
+    Idiom("try: assert f(1) == S\nexcept E: pass"),
     Idiom(
         "try:\n    f(1)\n    assert False\nexcept KeyError as error: assert error.args == (S,)",
         "raise KeyError(S)",

@@ -17,7 +17,7 @@ Tests differ from tests under plain `exec` as follows (tests/helpers/program_dif
     the message of a failed assertion is not shown to the program
     functions and objects of the tests can be called or iterated by the program, and nothing else
     Python's built-ins and library stay as they are, whatever the program assigns to their names
-    a name of the program that is Exception itself cannot be used: it would catch failed assertions
+    Exception, BaseException and AssertionError are refused as values of the program: they catch failed assertions
     only `__next__` and `__anext__` can end an iteration: StopIteration out of a call is a RuntimeError
     an object that converts to a number converts to the same number every time
     what the program prints is not seen

@@ -16,7 +16,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from .channel import Channel
-from .values import SHARED, decode, encode
+from .values import SHARED, decode, encode, shared_name
 
 # What an object may be asked to do through Python's own syntax and functions; the judge uses the same list.
 _COMPARING = "eq ne lt le gt ge contains round"  # `round` may have an operand, the number of digits
@@ -125,7 +125,7 @@ class _Objects:
 
 
 def describe(kind: type) -> dict[str, Any]:
-    """Return what the judge needs to know to make the stand-in for a class."""
+    """Return what the judge needs to know to make the stand-in for a class; shared classes by name."""
     known = {*CONTENTS, *CHANGING, *(shared for shared in SHARED if issubclass(shared, BaseException))}
     base = next((b for b in kind.__mro__ if b in known), object)
     # The stand-in of a mutable object asks for everything, so that it never shows an earlier state.
@@ -135,9 +135,9 @@ def describe(kind: type) -> dict[str, Any]:
         "name": kind.__name__,
         "module": str(kind.__module__),
         "doc": kind.__doc__ if isinstance(kind.__doc__, str) else None,
-        "base": base,
+        "base": shared_name(base),
         "bases": [
-            b
+            shared_name(b) or b
             for b in kind.__bases__
             if kind is not base and (b.__module__ == "program" or issubclass(b, BaseException))
         ],

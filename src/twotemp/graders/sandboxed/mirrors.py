@@ -14,7 +14,8 @@ TypeError. A `with` block tells the program the class of the exception that leav
 into it, and drops no exception if it contains an assertion.
 
 A second rule keeps an answer from contradicting itself: an object that converts to a number (`float(x)`, `abs(x)`)
-converts to the same number every time.
+converts to the same number every time, and one derived from a list (or another built-in type that can change) has the
+same contents until the tests ask the program something else: in `[1] <= x <= [1]` it is not first small, then large.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from .candidate import CHANGING, CONTENTS, NUMERIC, OPERATORS, SPECIAL, describe
-from .values import EXCEPTIONS, shared_exception
+from .values import EXCEPTIONS, SHARED_BY_NAME, shared_exception
 
 if TYPE_CHECKING:
     from .judge import ProgramChannel
@@ -36,13 +37,11 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 200  # characters of a class name
 _IMMUTABLE = tuple(kind for kind in CONTENTS if kind is not BaseException)
 _BASES = {object, *CONTENTS, *CHANGING, *EXCEPTIONS}
-# Classes whose `except` clause also catches a failed assertion of the tests.
-_CATCHING_ASSERTIONS = (AssertionError, Exception, BaseException)
 _DESCRIPTION: dict[str, tuple[type, ...]] = {
     "name": (str,),
     "module": (str,),
     "doc": (str, type(None)),
-    "base": (type,),
+    "base": (str,),
     "bases": (list,),
     "can": (list,),
     "hashable": (bool,),
@@ -73,6 +72,7 @@ class Mirrors:
                 made = kind.__new__(kind)
             object.__setattr__(made, "_origin", (self.channel, number))
             object.__setattr__(made, "_conversions", {})
+            object.__setattr__(made, "_contents", (-1, None))
             if kind.__name__ == "coroutine":
                 return _coroutine(made)
             self._objects[number] = made
@@ -103,15 +103,6 @@ def original(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def checked_answer(name: str, value: Any) -> Any:
-    """Return the program's value of a name or attribute, which the tests may use in an `except` clause."""
-    if any(value is kind for kind in _CATCHING_ASSERTIONS):
-        raise TypeError(
-            f"{name} is {value.__name__} itself, which would also catch a failed assertion of the tests"
-        )
-    return value
-
-
 def _ask(stand_in: Any, operation: str, *arguments: Any, ends: tuple[type[BaseException], ...] = ()) -> Any:
     channel: ProgramChannel = stand_in._origin[0]
     return channel.ask(operation, *arguments, ends=ends)
@@ -122,7 +113,7 @@ def _call(stand_in: Any, *arguments: Any, **named: Any) -> Any:
 
 
 def _attribute(stand_in: Any, name: str) -> Any:
-    return checked_answer(name, _ask(stand_in, "getattr", stand_in, name))
+    return _ask(stand_in, "getattr", stand_in, name)
 
 
 class StandInClass(type):
@@ -158,6 +149,7 @@ class StandIn:
 
     _origin: tuple[ProgramChannel, int]
     _conversions: dict[str, Any]
+    _contents: tuple[int, Any]  # and after how many other questions they were asked for
 
     @property
     def __dict__(self) -> Any:  # type: ignore[override]
@@ -197,21 +189,23 @@ class _Doc:
 
 
 def _checked(description: Any) -> dict[str, Any]:
-    """Return the description of a class if it has the form that `describe` gives it: the program wrote it.
+    """Return the description of a class, with the classes it names, if it has the form that `describe` gives it.
 
-    A class of the tests or of the library among the bases would run its own methods on the program's answers.
+    The program wrote it. A class of the tests or of the library among the bases would run its own methods on the
+    program's answers.
     """
     if type(description) is not dict or description.keys() != _DESCRIPTION.keys():
         raise TypeError("the description of a class has the wrong fields")
     for name, kinds in _DESCRIPTION.items():
         if type(description[name]) not in kinds:
             raise TypeError(f"the {name} in the description of a class is of the wrong type")
-    if description["base"] not in _BASES or any(type(name) is not str for name in description["can"]):
+    base = SHARED_BY_NAME.get(description["base"])
+    if base not in _BASES or any(type(name) is not str for name in description["can"]):
         raise TypeError("the description of a class names something that is not offered")
-    for base in description["bases"]:
-        if type(base) is not StandInClass and (type(base) is not type or base not in EXCEPTIONS):
-            raise TypeError("a base in the description of a class is not a class of the program")
-    return description
+    bases = [SHARED_BY_NAME.get(b) if type(b) is str else b for b in description["bases"]]
+    if any(type(b) is not StandInClass and (type(b) is not type or b not in EXCEPTIONS) for b in bases):
+        raise TypeError("a base in the description of a class is not a class of the program")
+    return {**description, "base": base, "bases": bases}
 
 
 def _make_class(
@@ -258,7 +252,7 @@ def _make_class(
 @cache
 def _functions() -> StandInClass:
     """Return the class of the functions of every program."""
-    return _make_class(None, **describe(FunctionType))
+    return _make_class(None, **_checked(describe(FunctionType)))
 
 
 def _member(name: str, base: type) -> Any:
@@ -340,7 +334,7 @@ def _operator(name: str, base: type) -> Callable[..., Any]:
         if all(isinstance(operand, (StandIn, StandInClass)) for operand in operands):
             return _ask(self, "special", name, self, *operands)
         if base in CHANGING and method is not None:
-            return method(_exactly(base, _ask(self, "plain", self)), *operands)
+            return method(_contents(self, base), *operands)
         if base in _IMMUTABLE and method is not None:
             return method(self, *operands)
         if name == "__contains__":
@@ -350,6 +344,16 @@ def _operator(name: str, base: type) -> Callable[..., Any]:
         return NotImplemented
 
     return apply
+
+
+def _contents(self: Any, base: type) -> Any:
+    """Return a copy of the contents of an object derived from a built-in type that can change."""
+    channel: ProgramChannel = self._origin[0]
+    asked, contents = self._contents
+    if asked != channel.questions:
+        contents = _exactly(base, _ask(self, "plain", self))
+        object.__setattr__(self, "_contents", (channel.questions, contents))
+    return copy.copy(contents)
 
 
 def _exactly(kind: type, contents: Any) -> Any:

@@ -89,7 +89,8 @@ EXCEPTIONS = {
     if isinstance(kind, type) and issubclass(kind, BaseException)
 }
 SHARED = {*_BY_KIND, *_AS_THEY_ARE, list, object, *EXCEPTIONS}
-_SHARED_BY_NAME = {f"{kind.__module__}.{kind.__name__}": kind for kind in SHARED}
+_NAMES = {kind: f"{kind.__module__}.{kind.__name__}" for kind in SHARED}
+SHARED_BY_NAME = {name: kind for kind, name in _NAMES.items()}
 
 
 def encode(value: Any, foreign: Callable[[Any], Any]) -> Any:
@@ -103,32 +104,48 @@ def encode(value: Any, foreign: Callable[[Any], Any]) -> Any:
         return {kind.__name__: [encode(part, foreign) for part in form.parts(value)]}
     if kind in EXCEPTIONS and not value.__dict__:
         # `__reduce__`, because the `args` of an OSError lack its file name.
-        return {"raise": [encode(part, foreign) for part in (kind, *value.__reduce__()[1])]}
+        return {"raise": [_NAMES[kind], *(encode(part, foreign) for part in value.__reduce__()[1])]}
     if kind is type and value in SHARED:
-        return {"type": f"{value.__module__}.{value.__name__}"}
+        return {"type": _NAMES[value]}
     return foreign(value)
 
 
-def decode(data: Any, foreign: Callable[[dict[str, Any]], Any]) -> Any:
-    """Return the value that `encode` was given; `foreign` resolves the references made by the other side."""
+def decode(
+    data: Any, foreign: Callable[[dict[str, Any]], Any], refused: frozenset[type] = frozenset()
+) -> Any:
+    """Return the value that `encode` was given.
+
+    Args:
+        data: The JSON form.
+        foreign: Resolves the references made by the other side.
+        refused: Classes that the other side may not give; their objects it may.
+    """
     if isinstance(data, list):
-        return [decode(item, foreign) for item in data]
+        return [decode(item, foreign, refused) for item in data]
     if not isinstance(data, dict):
         return data
     if len(data) != 1:
         return foreign(data)
     ((tag, content),) = data.items()
     if tag == "type":
-        return _SHARED_BY_NAME[content]
+        if (kind := SHARED_BY_NAME[content]) in refused:
+            raise TypeError(f"{kind.__name__} itself is not taken as a value")
+        return kind
     if tag == "raise":
-        return _exception(*(decode(part, foreign) for part in content))
+        name, *parts = content
+        return _exception(SHARED_BY_NAME[name], [decode(part, foreign, refused) for part in parts])
     if (form := _BY_NAME.get(tag)) is None:
         return foreign(data)
-    return form.build([decode(part, foreign) for part in content])
+    return form.build([decode(part, foreign, refused) for part in content])
 
 
-def _exception(kind: Any, *arguments: Any) -> BaseException:
-    if type(kind) is not type or kind not in EXCEPTIONS:
+def shared_name(kind: type) -> str | None:
+    """Return the name of a class that both sides have; None for others."""
+    return _NAMES.get(kind)
+
+
+def _exception(kind: type, arguments: list[Any]) -> BaseException:
+    if not issubclass(kind, BaseException):
         raise TypeError("the class of an exception is not one that both sides have")
     try:
         error: BaseException = kind(*arguments)
