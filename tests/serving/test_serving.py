@@ -203,7 +203,8 @@ def test_errors_are_openai_s_and_name_the_nearest(openai_client):
 def test_fields_without_effect_are_accepted_and_reported(model):
     body = {"messages": [{"role": "user", "content": PROMPT, "name": "ann"}], "max_tokens": 8, "seed": 1}
     extra = {"metadata": {"a": "b"}, "reasoning_effort": "low", "user": "ann"}
-    neutral = {"tool_choice": "none", "service_tier": "auto", "store": False}
+    extra |= {"parallel_tool_calls": True, "prediction": {"type": "content", "content": "45"}}
+    neutral = {"tool_choice": "none", "service_tier": "auto", "store": False, "modalities": ["text"]}
     with client_of(model) as client:
         plain = client.post("/v1/chat/completions", json={**body, "messages": CHAT}).json()
         answer = client.post("/v1/chat/completions", json={**body, **extra, **neutral})
@@ -211,7 +212,7 @@ def test_fields_without_effect_are_accepted_and_reported(model):
         assert answer.json()["choices"][0]["message"] == plain["choices"][0]["message"]
         assert answer.json()["twotemp"]["ignored"] == [*extra, "messages.name"]
         assert "ignored" not in plain["twotemp"]
-        for asked in ({"tool_choice": "required"}, {"store": True}, {"echo": 0}):
+        for asked in ({"tool_choice": "required"}, {"store": True}, {"echo": 0}, {"audio": {}}):
             refused = client.post("/v1/chat/completions", json={**body, **asked})
             assert refused.status_code == 400
             assert refused.json()["error"]["param"] == next(iter(asked))
@@ -267,7 +268,10 @@ def test_instructor_works_in_the_mode_that_asks_for_json_in_the_prompt(monkeypat
                 ask(mode)
 
 
-@pytest.mark.parametrize("host", ["[::1].evil.com", "[::1]evil.com:80", "evil.com", ""])
+@pytest.mark.parametrize(
+    "host",
+    ["[::1].evil.com", "[::1]evil.com:80", "[::1", "evil.com", "", "localhost:80:80", "localhost:a.evil.com"],
+)
 def test_a_host_that_only_looks_like_loopback_is_refused(model, host):
     with client_of(model, hosts=["localhost", "::1"]) as client:
         assert client.get("/health", headers={"host": "[::1]:8000"}).status_code == 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -53,6 +54,7 @@ from twotemp.serving.replies import (
 )
 
 log = logging.getLogger("twotemp")
+_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^:\[\]]+))(?::[0-9]*)?")
 T = TypeVar("T")
 LARGE_BODY = 10_000  # bytes; parsing more in the event loop would delay other requests noticeably
 WITHOUT_KEY = ("/", "/health")  # the page asks for the key itself
@@ -173,10 +175,8 @@ def is_same_site(headers: Mapping[str, str]) -> bool:
 
 def _host(header: str) -> str:
     """Return the name in a Host header, without its port; empty if it is malformed, as in `[::1].example.com`."""
-    if header.startswith("["):
-        name, _, rest = header[1:].partition("]")
-        return name if not rest or rest.startswith(":") else ""
-    return header.partition(":")[0].lower()
+    match = _HOST.fullmatch(header.strip().lower())
+    return (match["address"] or match["name"]) if match else ""
 
 
 class Server:

@@ -31,11 +31,20 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "audio": (),
+    "web_search_options": (),
     "service_tier": ("auto", "default"),
     "store": (False,),
 }
 # Fields that have no effect, whatever their value: accepted, and named in the reply.
-_IGNORED = ("metadata", "prompt_cache_key", "reasoning_effort", "safety_identifier", "user")
+_IGNORED = tuple(
+    "metadata parallel_tool_calls prediction prompt_cache_key prompt_cache_retention reasoning_effort "
+    "safety_identifier user".split()
+)
 _INSTEAD = {
     "response_format": "text is not constrained to a format; ask for JSON in the prompt (instructor: Mode.MD_JSON)",
     "tools": "ask for the call in the prompt",
