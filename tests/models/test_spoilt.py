@@ -224,7 +224,7 @@ def test_bad_arguments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load(5)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="device 'abacus'"):
         load(folder, device="abacus")
-    for path in ("./nope", "../nope", "/nope/nope"):
+    for path in ("./nope", "../nope", "/nope/nope", "x" * 5000, "/" + "x" * 300, "a\0b", "\ud800"):
         with pytest.raises(UserError, match="not a folder"):
             load(path)
     with pytest.raises(UserError, match="could not be downloaded"):

@@ -154,6 +154,11 @@ def test_a_module_that_returns_something_else_is_refused():
         twotemp.wrap(nn.Flatten(0), mask_id=4)
 
 
+def test_what_is_no_module_is_refused():
+    with pytest.raises(UserError, match="not 5; "):
+        twotemp.wrap(5, mask_id=1)
+
+
 def test_a_network_with_uniform_noise_has_no_mask():
     class Successor(torch.nn.Module):
         """Predicts each token from its neighbors: one more than the left, and rather one less than the right."""

@@ -186,9 +186,7 @@ def states(sample: Sample, mask_id: int) -> Iterator[tuple[list[int], list[int]]
     A step of an editing policy may write nothing; steps after the last write are in no trace.
     """
     if sample.trace is None:
-        raise UserError(
-            f"sample {sample.index} of request {sample.request!r} has no trace; sample with trace=True"
-        )
+        raise UserError(f"sample {sample.index}, {sample.text[:40]!r}, has no trace; sample with trace=True")
     row = list(sample.prompt) + [mask_id] * (max(sample.positions) + 1 - len(sample.prompt))
     by_step: dict[int, dict[int, int]] = {}
     final = zip(sample.trace.steps, sample.positions, sample.tokens)

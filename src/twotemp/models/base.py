@@ -305,8 +305,9 @@ class LanguageModel(ABC):
         unknown = tokenizer.unk_token_id
         if unknown in ids and tokenizer.unk_token not in text:
             words = [w for w in text.split() if unknown in tokenizer(w)["input_ids"]]
+            shown = [repr(word if len(word) <= 40 else word[:37] + "...") for word in words[:5]]
             raise UserError(
-                f"{self.name!r} has no token for {', '.join(map(repr, words[:5])) or 'a part of the prompt'}; its "
+                f"{self.name!r} has no token for {', '.join(shown) or 'a part of the prompt'}; its "
                 "vocabulary is small: write the prompt as its tasks do (`20 10 15 -> 45`), with spaces between words"
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
@@ -153,7 +154,7 @@ def locate(
     else:
         catalogue.refuse(name)
         folder = Path(source)
-        if not folder.is_dir():
+        if not os.path.isdir(name):  # nor is a name that the system refuses
             if isinstance(source, str) and HUB_ID.fullmatch(name):
                 return _download(name, revision, check or _check, weights, local_files_only)
             raise UserError(
@@ -225,7 +226,8 @@ def usable_device(device: str | torch.device | None) -> torch.device:
         # The noise is drawn in float64, which Apple's GPUs (mps) do not have.
         torch.empty(0, dtype=torch.float64, device=chosen)
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise UserError(f"device {str(device)!r} cannot be used here ({error}); try device='cpu'") from None
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise UserError(f"device {str(device)!r} cannot be used here ({reason}); try device='cpu'") from None
     return chosen
 
 

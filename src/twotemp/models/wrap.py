@@ -49,6 +49,10 @@ def wrap(
     >>> len(twotemp.sample(model, [0, 1], "ar", length=4)[0].tokens)
     4
     """
+    if not isinstance(module, nn.Module):
+        raise UserError(
+            f"wrap takes a torch.nn.Module, not {module!r}; twotemp.load takes a name or a folder"
+        )
     return _Wrapped(module, mask_id, tuple(eos_ids), tokenizer, shift, tuple(forbidden_ids))
 
 

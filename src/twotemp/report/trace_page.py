@@ -70,7 +70,7 @@ def _verdict(grade: Grade | None) -> str | None:
 def _sample_data(sample: Sample, tokenizer: Any | None) -> dict[str, Any]:
     if sample.trace is None:
         raise UserError(
-            f"sample {sample.index} of request {sample.request!r} has no trace; draw it again with --trace"
+            f"sample {sample.index}, {sample.text[:40]!r}, has no trace; draw it again with --trace"
         )
     row = dict(enumerate(sample.prompt)) | dict(zip(sample.positions, sample.tokens))
     ids = [row[position] for position in sorted(row)]

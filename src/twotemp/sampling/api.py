@@ -9,11 +9,11 @@ from functools import wraps
 from html import escape
 from inspect import signature
 from pathlib import Path
-from typing import Any, ParamSpec, SupportsIndex, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, SupportsIndex, TypeVar, Unpack, get_type_hints, overload
 
 from twotemp.backends.local import LocalBackend
 from twotemp.engine import EngineOptions, Observer, Steps, StepView
-from twotemp.errors import UserError
+from twotemp.errors import UserError, unknown
 from twotemp.models.base import Denoiser
 from twotemp.models.load import load_name
 from twotemp.policies import AnyPolicy
@@ -34,6 +34,9 @@ RENAMED = {
     "num_return_sequences": "n",
     "num_samples": "n",
     "block_length": "block",
+    "remasking": "policy, such as 'lc' or 'random'",
+    "alg": "policy, such as 'dream' or 'entropy'",
+    "do_sample": "t_token in the policy's spelling, such as 'lc:t_token=0' for the likeliest tokens",
 }
 
 
@@ -118,19 +121,25 @@ class StreamOptions(InfillOptions, total=False):
 
 
 def explain_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Return the function with a UserError for keywords that are spelled differently here or belong to the policy."""
-    accepted = signature(function).parameters
+    """Return the function with errors that say what to write instead of keywords that it does not have.
+
+    A UserError where another library or the policy has the keyword; a TypeError, as Python's, for a misspelled one.
+    """
+    accepted = {*signature(function).parameters} - {"options"}
+    if unpacked := get_type_hints(function).get("options"):
+        (options,) = unpacked.__args__
+        accepted |= options.__optional_keys__
 
     @wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
-        for name in keywords.keys() - accepted.keys():
+        for name in keywords.keys() - accepted:
             if name in PARAMETERS:
                 advice = f"write it into the policy's spelling, such as 'tct:{name}=...'"
             elif name in RENAMED:
-                ours = RENAMED[name].split()[0]
+                ours = RENAMED[name].split()[0].rstrip(",")
                 advice = f"use {RENAMED[name]}" if ours in {*accepted, *PARAMETERS} else "leave it out"
             else:
-                continue
+                raise TypeError(str(unknown(f"argument of {function.__name__}", name, accepted)))
             raise UserError(f"{function.__name__} has no {name}; {advice}")
         return function(*args, **keywords)
 
