@@ -52,6 +52,9 @@ def sample(
     trace: options.Traced = False,
     batch_size: options.BatchSize = None,
     cache: options.Cache = None,
+    cuda_graphs: Annotated[
+        bool, "With --batch-size: give every forward pass one shape and replay it (CUDA; never run on a GPU)."
+    ] = False,
     profile: options.Profile = False,
     as_json: options.Json = False,
 ) -> None:
@@ -70,11 +73,15 @@ def sample(
     texts = _prompts(prompts)
     if infill and (length is not None or chat):
         raise UserError("--infill fills the mask tokens of plain text: leave --length and --chat out")
+    if cuda_graphs and (not batch_size or cache):
+        raise UserError("--cuda-graphs replays passes of one shape: give --batch-size, and leave --cache out")
     shortcuts = {"t_token": t_token, "t_pos": t_pos, "threshold": threshold, "k": k}
     chosen = _policy(policy, {name: value for name, value in shortcuts.items() if value is not None})
     # These need torch: `--help` and the mistakes above should not wait for it.
     from twotemp.backends.local import LocalBackend
-    from twotemp.engine import Ledger
+    from twotemp.engine import EngineOptions, Ledger
+    from twotemp.engine.graphs import CudaGraphs
+    from twotemp.engine.scheduler import columns_of
     from twotemp.sampling.text import prompt_ids, prompt_names, prompt_requests
 
     show_log()
@@ -82,8 +89,7 @@ def sample(
     ledger = Ledger(loaded) if profile else None
     rows = [prompt_ids(loaded, text, False if infill else chat) for text in texts]
     names = prompt_names(rows)
-    backend = LocalBackend(loaded, batch_size=batch_size, cache=cache, observer=ledger)
-    requests = prompt_requests(
+    wanted = prompt_requests(
         loaded,
         rows,
         chosen,
@@ -97,6 +103,11 @@ def sample(
         extend=extend,
         trace=trace,
     )
+    shape = EngineOptions(batch_size=batch_size, cache=cache, observer=ledger)
+    requests = list(wanted)
+    if cuda_graphs:
+        shape |= {"columns": max(columns_of(r, loaded) for r in requests), "graphs": CudaGraphs()}
+    backend = LocalBackend(loaded, **shape)
     answers = {name: AnswerTable() for name in names}
     with progress("sampling") as bar:
         for done, drawn in enumerate(backend.sample(requests), start=1):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from twotemp.engine.graphs import Graphs
 from twotemp.engine.rows import Rows, Window
 from twotemp.engine.runner import runner_for
 from twotemp.engine.scheduler import BLOCKS_AHEAD, block_of, extended_length
@@ -123,6 +124,7 @@ class Batch:
         block_width: int,
         cache: str | None = None,
         fixed_rows: int | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         """Start the requests.
 
@@ -133,10 +135,11 @@ class Batch:
             block_width: Room for blocks of this width.
             cache: See `engine.run`.
             fixed_rows: See `runner.runner_for`.
+            graphs: See `runner.runner_for`.
         """
         self.model = model
         self.rows = Rows(requests, model, columns, block_width)
-        self.runner = runner_for(model, len(requests), columns, cache, fixed_rows)
+        self.runner = runner_for(model, len(requests), columns, cache, fixed_rows, graphs)
         self.memory: Memory | None = None
         self._stacked: list[Policy] = []
 

@@ -12,6 +12,7 @@ from typing import TypedDict, Unpack
 import torch
 
 from twotemp.engine.batch import Batch, Observer, Written
+from twotemp.engine.graphs import Graphs
 from twotemp.engine.runner import check_cache
 from twotemp.engine.scheduler import (
     CatchOutOfMemory,
@@ -37,6 +38,7 @@ class EngineOptions(TypedDict, total=False):
     batch_size: int | None
     cache: str | None
     columns: int | None
+    graphs: Graphs | None
     observer: Observer | None
 
 
@@ -53,6 +55,7 @@ def events(
     batch_size: int | None = None,
     cache: str | None = None,
     columns: int | None = None,
+    graphs: Graphs | None = None,
     observer: Observer | None = None,
 ) -> Iterator[tuple[Request, Written | Sample]]:
     """Yield each request with its sample, as token ids, in the order in which rows finish.
@@ -72,10 +75,11 @@ def events(
         cache: None is exact; "prefix" and "dual" are Fast-dLLM's approximations for bidirectional models.
         columns: Fixes the shape of every forward pass to `batch_size` rows of this many columns. In half precision,
             rounding depends on the shape, so a sample depends on its request alone only if the shape is fixed.
+        graphs: With `columns`: replays forward passes instead of starting every kernel, as `graphs.CudaGraphs` does.
         observer: Sees every step, and may measure time; for instance a `Ledger`.
     """
     waiting = list(requests)
-    check_options(model, batch_size, cache, columns)
+    check_options(model, batch_size, cache, columns, graphs)
     if not waiting:
         return iter(())
     structure = partial(_batch_key, model, columns)
@@ -88,7 +92,7 @@ def events(
         log.info("batch size %d: %s (set batch_size to change it)", batch_size, reason)
     for group in (group for queue in batches for group in queue):
         check_whole(group, batch_size)
-    shape = (batch_size, cache, columns)
+    shape = (batch_size, cache, columns, graphs)
     return (
         event
         for queue in batches
@@ -101,6 +105,7 @@ def check_options(
     batch_size: int | None = None,
     cache: str | None = None,
     columns: int | None = None,
+    graphs: Graphs | None = None,
     observer: Observer | None = None,
 ) -> None:
     """Raise a UserError for options that are no `EngineOptions` of this model."""
@@ -113,6 +118,8 @@ def check_options(
         raise UserError(
             "columns fixes the shape of every forward pass: set batch_size as well, and leave cache out"
         )
+    if graphs is not None and columns is None:
+        raise UserError("graphs replay forward passes of one shape: set columns and batch_size as well")
 
 
 def _batch_key(model: Denoiser, columns: int | None, request: Request) -> tuple[Hashable, ...]:
@@ -159,12 +166,13 @@ class LiveBatches:
         slots: int,
         cache: str | None = None,
         columns: int | None = None,
+        graphs: Graphs | None = None,
         *,
         observer: Observer | None = None,
     ) -> None:
         """Create an engine without requests; `slots` is the most rows of each batch, the rest is as in `events`."""
-        check_options(model, slots, cache, columns)
-        self.model, self.slots, self.cache, self.columns = model, slots, cache, columns
+        check_options(model, slots, cache, columns, graphs)
+        self.model, self.slots, self.cache, self.columns, self.graphs = model, slots, cache, columns, graphs
         self.observer = observer or Observer()
         self._loops: dict[Hashable, _BatchLoop] = {}
         self._groups: dict[
@@ -191,7 +199,7 @@ class LiveBatches:
             raise UserError(f"{first.name}: its group is being drawn already; wait for it")
         key = _batch_key(self.model, self.columns, first)
         if key not in self._loops:
-            self._loops[key] = _BatchLoop(self.model, self.slots, self.cache, self.columns, self.observer)
+            self._loops[key] = _BatchLoop(self)
         self._loops[key].scheduler.add(handles)
         return handles
 
@@ -232,11 +240,10 @@ class LiveBatches:
 class _BatchLoop:
     """Requests that are decoded together: those that wait, and the batch."""
 
-    def __init__(
-        self, model: Denoiser, slots: int, cache: str | None, columns: int | None, observer: Observer
-    ) -> None:
-        self.model, self.cache, self.columns, self.observer = model, cache, columns, observer
-        self.scheduler: Scheduler[RowHandle] = Scheduler((), slots)
+    def __init__(self, live: LiveBatches) -> None:
+        self.model, self.cache, self.observer = live.model, live.cache, live.observer
+        self.columns, self.graphs = live.columns, live.graphs
+        self.scheduler: Scheduler[RowHandle] = Scheduler((), live.slots)
         self.batch: Batch | None = None
 
     @torch.inference_mode()
@@ -273,7 +280,8 @@ class _BatchLoop:
                 batch = Batch(self.model, running, *widths(running + waiting, self.model), self.cache)
             else:
                 block = min(self.columns, block_of(running[0], self.model))
-                batch = Batch(self.model, running, self.columns, block, fixed_rows=self.scheduler.slots)
+                slots = self.scheduler.slots
+                batch = Batch(self.model, running, self.columns, block, fixed_rows=slots, graphs=self.graphs)
         else:
             added = [handle.request for handle in change.added]
             refilled = {slot: handle.request for slot, handle in change.refilled.items()}

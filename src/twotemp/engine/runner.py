@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from twotemp.engine.canvas_runner import CanvasRunner
+from twotemp.engine.graphs import Graphs, ReplayedForward
 from twotemp.engine.rows import Rows, Window, compact
 from twotemp.errors import UserError, unknown
 from twotemp.models.base import CachedDenoiser, CanvasDenoiser, Denoiser
@@ -57,7 +58,12 @@ def check_cache(model: Denoiser, cache: str | None) -> None:
 
 
 def runner_for(
-    model: Denoiser, rows: int, columns: int, cache: str | None = None, fixed_rows: int | None = None
+    model: Denoiser,
+    rows: int,
+    columns: int,
+    cache: str | None = None,
+    fixed_rows: int | None = None,
+    graphs: Graphs | None = None,
 ) -> Runner:
     """Return the runner for a batch of this model.
 
@@ -67,11 +73,12 @@ def runner_for(
         columns: Columns of the batch.
         cache: An approximate cache; None takes the fastest exact way.
         fixed_rows: Compute this many rows in every forward pass, however many requests there are.
+        graphs: Replays such forward passes; None: every pass starts its own kernels.
     """
     if isinstance(model, CanvasDenoiser) and model.canvases:
         return CanvasRunner(model, rows, columns)
     if fixed_rows is not None:
-        return FixedShapeRunner(model, fixed_rows)
+        return FixedShapeRunner(model, fixed_rows, graphs)
     if isinstance(model, CachedDenoiser):
         if model.block_size is not None:
             return WindowRunner(model, rows, columns, "block")
@@ -119,9 +126,10 @@ class FixedShapeRunner(UncachedRunner):
     samples. Here a row's logits depend on the row and the shape alone. Missing rows are copies of the last one.
     """
 
-    def __init__(self, model: Denoiser, rows: int) -> None:
+    def __init__(self, model: Denoiser, rows: int, graphs: Graphs | None = None) -> None:
         super().__init__(model)
         self.rows = rows
+        self._forward = model.logits if graphs is None else ReplayedForward(model.logits, graphs)
 
     def logits(self, rows: Rows, window: Window) -> Tensor:
         ids, device = rows.state.ids, rows.state.ids.device
@@ -129,7 +137,7 @@ class FixedShapeRunner(UncachedRunner):
         real = torch.arange(rows.columns, device=device) < rows.state.length[:, None]
         first = rows.columns * torch.arange(self.rows, device=device)
         want = (first[:, None] + window.positions[pick]).flatten()
-        return self.model.logits(ids[pick], real[pick], want)[window.index]
+        return self._forward(ids[pick], real[pick], want)[window.index]
 
 
 class WindowRunner:

@@ -205,8 +205,8 @@ class SlicedLinear(nn.Linear):
             return super().forward(input)
         weight: Any = self.weight
         slices = (part.to(input.dtype) for part in weight.qdata.split(rows))
-        product = torch.cat([functional.linear(input, part) for part in slices], -1)
-        scaled = product * weight.scale.flatten().to(input.dtype)
+        product: Tensor = torch.cat([functional.linear(input, part) for part in slices], -1)
+        scaled: Tensor = product * weight.scale.flatten().to(input.dtype)
         return scaled if self.bias is None else scaled + self.bias
 
 
