@@ -104,13 +104,14 @@ def sample(
         trace=trace,
     )
     shape = EngineOptions(batch_size=batch_size, cache=cache, observer=ledger)
-    requests = list(wanted)
     if cuda_graphs:
+        requests = list(wanted)
         shape |= {"columns": max(columns_of(r, loaded) for r in requests), "graphs": CudaGraphs()}
+        wanted = iter(requests)
     backend = LocalBackend(loaded, **shape)
     answers = {name: AnswerTable() for name in names}
     with progress("sampling") as bar:
-        for done, drawn in enumerate(backend.sample(requests), start=1):
+        for done, drawn in enumerate(backend.sample(wanted), start=1):
             if as_json:
                 used = cache or ("block" if loaded.block_size else None)
                 typer.echo(json_text(drawn.to_dict() | {"cache": used}))
