@@ -31,6 +31,7 @@ from twotemp.policies.step import PolicyBatch
 from twotemp.records import Policy
 from twotemp.rng import Noise, row_key
 from twotemp_sglang import NAME
+from twotemp_sglang.replay import STEP_MAPS
 
 VERSION = "0.5.23"  # of SGLang, whose internal interface changes with every release
 POLICY = "tct"  # the default, unless the request or the server's --dllm-algorithm-config sets one
@@ -38,7 +39,6 @@ PARAMETERS = ("policy", "seed", "request", "index", "trace")
 STEPS, FORWARDS, CONFIDENCE, ENTROPY = (
     f"twotemp_{name}" for name in ("steps", "forwards", "confidence", "entropy")
 )
-STEP_MAPS = "step_maps"  # the steps counted from 1, under the name that trainers on SGLang read (DARE)
 # SGLang's name of an architecture -> twotemp's name of the family, which determines the special tokens.
 FAMILIES = {"LLaDA2MoeModelLM": "llada2_moe", "SDARForCausalLM": "sdar", "SDARMoeForCausalLM": "sdar_moe"}
 # Parameters of autoregressive sampling that policies do not support, with the values that disable them.
