@@ -116,7 +116,8 @@ def test_a_step_is_that_of_plain_autograd(name, likelihood, beta):
 
     calls, iterate = [], learner._iteration
 
-    def watched(batch, rows, old, reference):
+    def watched(given):
+        batch, rows, old, reference = given.batch, given.rows, given.old, given.reference
         if calls:  # the second iteration: its gradient alone
             learner.optimizer.state.clear()
             learner.network.zero_grad()
@@ -131,7 +132,7 @@ def test_a_step_is_that_of_plain_autograd(name, likelihood, beta):
             calls.append((dict(zip(parameters, gradients)), rows))
         else:
             calls.append(None)
-        return iterate(batch, rows, old, reference)
+        return iterate(given)
 
     learner._iteration = watched
     update = learner.update(rollouts)

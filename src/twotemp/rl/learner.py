@@ -53,6 +53,34 @@ class RowNumbers:
     total: float  # tokens, rows or groups of the global batch
 
 
+@dataclass(frozen=True)
+class Iteration:
+    """What an optimizer step is computed from."""
+
+    batch: list[MaskedQueries]  # micro-batches, the same number on every worker
+    rows: RowNumbers
+    old: (
+        list[Tensor] | None
+    )  # log q of every query before the first iteration; None: this is it, or not needed
+    reference: list[Tensor] | None  # log q of every query under the untrained model; None: no KL
+
+    def terms(self, new: Tensor, part: slice) -> Terms:
+        """Return the terms of some of the micro-batches for an objective; `new` is their log q now."""
+        batch, rows = self.batch[part], self.rows
+        numbers = [queries.terms() for queries in batch]
+        return Terms(
+            new,
+            new.detach() if self.old is None else torch.cat(self.old[part]),
+            None if self.reference is None else torch.cat(self.reference[part]),
+            weight=torch.cat([weight for _, weight in numbers]),
+            row=torch.cat([row for row, _ in numbers]),
+            column=torch.cat([queries.queried.nonzero()[:, 1] for queries in batch]),
+            advantage=rows.advantage,
+            tokens=rows.tokens,
+            group=rows.group,
+        )
+
+
 class NotANumber(UserError):
     """The loss or its gradient is not finite. Both are sums over all workers, so every worker raises this."""
 
@@ -128,8 +156,8 @@ class Learner(TrainedWeights):
         changes, knobs = self.changes, self.knobs.state()
         try:
             numbers = [
-                self._iteration(batch, rows, previous, anchor)
-                for batch, previous, anchor in zip(batches, old, reference)
+                self._iteration(Iteration(batch, rows, *before))
+                for batch, *before in zip(batches, old, reference)
             ]
         except BaseException:
             self.knobs.restore(knobs)
@@ -140,48 +168,29 @@ class Learner(TrainedWeights):
         loss, kl, clipped, grad_norm = torch.tensor(numbers).mean(0).tolist()
         return Update(loss, kl if settings.beta else None, clipped, grad_norm)
 
-    def _iteration(
-        self,
-        batch: list[MaskedQueries],
-        rows: RowNumbers,
-        old: list[Tensor] | None,
-        reference: list[Tensor] | None,
-    ) -> tuple[float, float, float, float]:
-        """Take one optimizer step.
-
-        Args:
-            batch: micro-batches of queries, the same number on every worker.
-            rows: of this worker.
-            old: log q of every query before the first iteration; None: this is the first, or it is not needed.
-            reference: log q of every query under the untrained model; None: no KL.
-
-        Returns:
-            The loss, the KL, the clipped share and the norm of the gradient.
-        """
+    def _iteration(self, given: Iteration) -> tuple[float, float, float, float]:
+        """Take one optimizer step; return the loss, the KL, the clipped share and the norm of the gradient."""
         settings, accelerator = self.settings, self.accelerator
         goal = objective.get(settings.objective)
         self.optimizer.zero_grad()
         sums = torch.zeros(3, device=accelerator.device)
         slopes: list[Tensor] | None = None
         if goal.needs != "terms":
-            known = goal.needs == "differences" and old is None and reference is None
-            loss, slopes = self._slopes(batch, rows, old, reference, at_start=known)
+            loss, slopes = self._slopes(given)
             sums += torch.stack([loss.total.detach(), loss.kl, loss.clipped])
-        for number, queries in enumerate(batch):
-            last = number == len(batch) - 1
+        for number, queries in enumerate(given.batch):
+            last = number == len(given.batch) - 1
             with nullcontext() if last else accumulating(self.scorer), self._dropout(number):
                 new = self._log_q(self.scorer, self.knobs.on(queries))
                 if slopes is None:
-                    before = None if old is None else old[number]
-                    anchor = None if reference is None else reference[number]
-                    loss = goal.loss(_terms([queries], new, before, anchor, rows), self._clip)
+                    loss = goal.loss(given.terms(new, slice(number, number + 1)), self._clip)
                     sums += torch.stack([loss.total.detach(), loss.kl, loss.clipped])
                     total = loss.total
                 else:
                     total = (slopes[number] * new).sum()
                 # Workers' gradients are averaged, and we want their sum.
-                (total * accelerator.num_processes / rows.total).backward()
-        total, kl, clipped = (accelerator.reduce(sums, "sum") / rows.total).tolist()
+                (total * accelerator.num_processes / given.rows.total).backward()
+        total, kl, clipped = (accelerator.reduce(sums, "sum") / given.rows.total).tolist()
         norm = accelerator.clip_grad_norm_(self.scorer.parameters(), settings.max_grad_norm)
         grad_norm = float(unsharded(norm))
         if not torch.isfinite(torch.tensor([total, grad_norm])).all():
@@ -210,36 +219,18 @@ class Learner(TrainedWeights):
             torch.manual_seed(row_key(self.settings.seed, place, 0))
             yield
 
-    def _slopes(
-        self,
-        batch: list[MaskedQueries],
-        rows: RowNumbers,
-        old: list[Tensor] | None,
-        reference: list[Tensor] | None,
-        *,
-        at_start: bool,
-    ) -> tuple[Loss, list[Tensor]]:
-        """Return an objective of whole rows and its derivative in every log q, by micro-batch.
-
-        Args:
-            batch: as for `_iteration`, with the next three.
-            rows: of this worker.
-            old: before the first iteration.
-            reference: of the untrained model.
-            at_start: new and old log q are the same, and nothing but their difference matters: do not compute them.
-        """
-        sizes = [int(queries.queried.sum()) for queries in batch]
-        values = [torch.zeros(size, device=rows.advantage.device) for size in sizes]
-        if not at_start:
-            for number, queries in enumerate(batch):
+    def _slopes(self, given: Iteration) -> tuple[Loss, list[Tensor]]:
+        """Return an objective of whole rows and its derivative in every log q, by micro-batch."""
+        goal = objective.get(self.settings.objective)
+        sizes = [int(queries.queried.sum()) for queries in given.batch]
+        values = [torch.zeros(size, device=given.rows.advantage.device) for size in sizes]
+        # At the start, new and old log q are the same; if nothing but their difference matters, neither is computed.
+        if goal.needs != "differences" or given.old is not None or given.reference is not None:
+            for number, queries in enumerate(given.batch):
                 with torch.no_grad(), self._dropout(number):
                     values[number] = self._log_q(self.scorer, self.knobs.on(queries))
         new = torch.cat(values).requires_grad_()
-        before = None if old is None else torch.cat(old)
-        anchor = None if reference is None else torch.cat(reference)
-        loss = objective.get(self.settings.objective).loss(
-            _terms(batch, new, before, anchor, rows), self._clip
-        )
+        loss = goal.loss(given.terms(new, slice(None)), self._clip)
         (slopes,) = torch.autograd.grad(loss.total, new)
         return loss, list(torch.split(slopes, sizes))
 
@@ -281,28 +272,6 @@ class Learner(TrainedWeights):
     def _sum(self, number: float) -> float:
         """Return the sum over workers. Collective."""
         return float(self.accelerator.reduce(torch.tensor(number, device=self.accelerator.device), "sum"))
-
-
-def _terms(
-    batch: Sequence[MaskedQueries],
-    new: Tensor,
-    old: Tensor | None,
-    reference: Tensor | None,
-    rows: RowNumbers,
-) -> Terms:
-    """Return the terms of the queries for an objective."""
-    numbers = [queries.terms() for queries in batch]
-    return Terms(
-        new,
-        new.detach() if old is None else old,
-        reference,
-        weight=torch.cat([weight for _, weight in numbers]),
-        row=torch.cat([row for row, _ in numbers]),
-        column=torch.cat([queries.queried.nonzero()[:, 1] for queries in batch]),
-        advantage=rows.advantage,
-        tokens=rows.tokens,
-        group=rows.group,
-    )
 
 
 def _select(mask: Tensor, samples: Sequence[Sample]) -> list[Sample]:
