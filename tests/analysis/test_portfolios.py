@@ -14,6 +14,7 @@ from tests.helpers.toy_runs import PLAN, evaluate
 from twotemp.analysis import PortfolioCell, add_ballots, best_at, choices, read, with_portfolios
 from twotemp.cli import app
 from twotemp.policies import parse, parse_portfolio, spell
+from twotemp.report import viewer
 
 pytestmark = pytest.mark.usefixtures("toy_tasks")
 PORTFOLIO = parse_portfolio("ar:t_token=2 + 2*tlc:t_token=2 + ar:t_token=2")
@@ -90,5 +91,11 @@ def test_reports_show_it(run, tmp_path):
     assert done.exit_code == 0, done.output
     page = (tmp_path / "report" / "report.md").read_text()
     assert "Autoregressive (t_token=2) + 2*TLC" in page
+    overview = viewer.view([run]).overview()
+    (chart, *_) = next(b for b in overview["blocks"] if b["kind"] == "charts" and b["title"] == "toy")[
+        "items"
+    ]
+    assert any("(t_token=2) + 2*TLC" in series["name"] for series in chart["series"])
+    assert not any("+" in policy["name"] for policy in overview["policies"])  # it has no samples of its own
     assert spell(PORTFOLIO) in (tmp_path / "report" / "passk.csv").read_text()
     assert "2*TLC" in (tmp_path / "report" / "selection.md").read_text()

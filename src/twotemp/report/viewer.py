@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from twotemp.analysis import Choice, GradedCell, RunSurvey, findings, k_grid, survey, unique
+from twotemp.analysis import Choice, GradedCell, RunSurvey, findings, k_grid, survey, unique, with_portfolios
 from twotemp.errors import UserError
 from twotemp.folders import expect, read_json, write_text
 from twotemp.policies import parse, spell
@@ -78,7 +78,7 @@ def view(
     surveyed = surveyed or survey(runs, grader)
     race = [block for run in runs for block in _race_blocks(run)]
     studies = [block for run in runs for block in _fork_blocks(run)]
-    blocks = [*race, *studies, *_evaluation_blocks(surveyed.cells, choices)]
+    blocks = [*race, *studies, *_evaluation_blocks(with_portfolios(surveyed.cells, runs), choices)]
     data = collect(surveyed.cells, tokenizer, largest)
     kind = "tune" if race else "forks" if studies else "evaluation"
     return View(title, kind, blocks, data, surveyed.gaps)
@@ -105,7 +105,7 @@ def _evaluation_blocks(cells: Sequence[GradedCell], choices: Sequence[Choice]) -
                 curves += [_best_chart(selector, some)] if some else []
         blocks += [charts(name, curves)] if curves else []
         blocks.append(_pass_table(name, group))
-    return [*blocks, _settings_table(cells)]
+    return [*blocks, _settings_table([cell for cell in cells if not cell.ordered])]
 
 
 def _cell_series(cell: GradedCell, color: str, x: Any, estimate: Any) -> Part:

@@ -33,7 +33,7 @@ class Panel {
     this.clock = make("output");
     this.map = new OrderMap(`Sample of policy ${side.toUpperCase()}`, (n) => { this.choose(n); this.start(); });
     this.which = make("h2", {class: "small"});
-    this.tree = make("div", {class: "tree", role: "group", "aria-label": "Where answers fork", tabindex: 0});
+    this.tree = make("div", {class: "tree", role: "group", "aria-label": "Where texts fork", tabindex: 0});
     this.list = new AnswerList((n) => { this.choose(n); this.start(); });
     this.facts = make("p", {class: "facts"});
     this.node = make("section", {class: "card", "aria-label": `Policy ${side.toUpperCase()}`}, this.controls, this.formula, this.which, this.canvas,
@@ -41,8 +41,8 @@ class Panel {
       make("div", {class: "halves"},
         make("div", {}, make("h2", {class: "small"}, "order: samples ↓ positions →"), this.map.node,
           make("div", {class: "scale"}, "first", make("b"), "last")),
-        make("div", {}, make("h2", {class: "small"}, "distinct answers"), this.list.node)),
-      this.facts, make("h2", {class: "small forking"}, "where answers fork"), this.tree);
+        make("div", {}, make("h2", {class: "small"}, "distinct texts"), this.list.node)),
+      this.facts, make("h2", {class: "small forking"}, "where texts fork"), this.tree);
     this.policy.addEventListener("change", () => { this.parameters({}); run(); });
     this.slider.addEventListener("input", () => { this.stop(); this.follow = false; this.show(+this.slider.value); });
     this.play.addEventListener("click", () => this.timer ? this.stop() : this.start());
@@ -132,13 +132,13 @@ class Panel {
     const done = this.rows.filter((row) => row.text !== null);
     this.facts.replaceChildren();
     if (!done.length) return;
-    this.facts.append(fact(found.length, `distinct of ${done.length}`), fact(bits(found).toFixed(2), "bits of entropy"),
+    this.facts.append(fact(`${found.length} of ${done.length}`, "texts distinct"), fact(bits(found).toFixed(2), "bits of entropy"),
       fact((done.reduce((sum, row) => sum + row.nfe, 0) / done.length).toFixed(1), "NFE, mean"));
     const again = done.reduce((sum, row) => sum + row.cells.reduce((most, cell) => most + Math.max(0, cell.length - 1), 0), 0);
     if (again) this.facts.append(fact((again / done.length).toFixed(1), "rewritten, mean"));
     if (this.grades.size) {
       const kinds = new Set([...this.grades.values()].filter((g) => g.outcome === "passed").map((g) => g.answer));
-      this.facts.append(fact(this.right, "right"), fact(kinds.size, kinds.size === 1 ? "right answer" : "different right answers"));
+      this.facts.append(fact(this.right, "right"), fact(kinds.size, kinds.size === 1 ? "right answer" : "distinct right answers"));
     }
   }
   settle() {
