@@ -98,7 +98,16 @@ def test_a_template_may_refuse_a_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    "template", ["{% include 'x' %}", "{% import 'x' as y %}", "{{ 1 / 0 }}", "{{ [][3].a }}"]
+    "template",
+    [
+        "{% include 'x' %}",
+        "{% import 'x' as y %}",
+        "{{ 1 / 0 }}",
+        "{{ [][3].a }}",
+        "{% break %}",
+        "{% for a in [1] %}" * 30 + "{% endfor %}" * 30,
+        "{{ " + "-" * 20_000 + "1 }}",
+    ],
 )
 def test_a_template_that_fails_is_a_user_error(template: str) -> None:
     model = random_model("llada", word_tokenizer())

@@ -254,8 +254,9 @@ class LanguageModel(ABC):
             ArithmeticError,
             LookupError,
             AttributeError,
-            RecursionError,
+            RuntimeError,  # too deep, or a generator that ends early
             MemoryError,
+            SyntaxError,  # Jinja accepts what the Python made of it does not: {% break %} outside a loop
         ) as error:
             raise UserError(
                 f"the chat template of {self.name!r} does not work ({type(error).__name__}: {error}); repair it, or "
