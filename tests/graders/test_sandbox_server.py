@@ -128,6 +128,7 @@ def f(x):
     ("factor", "code", "outcome"),
     [
         (5.0, SHORT_SLEEPS, "timeout"),
+        (5.0, SHORT_SLEEPS.replace("0.002", "0.05"), "timeout"),
         (0.01, TIMEOUT["loop"], "starved"),  # the wall clock ends it before it has had its time
         (0.01, "import os\ndef f(x):\n    while True: os.sched_yield()", "failed"),
     ],

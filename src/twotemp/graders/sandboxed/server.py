@@ -40,7 +40,8 @@ _PROBE_SECONDS = 0.02
 _WAITS_PER_TURN = (
     2  # a program waits for a request, and perhaps for space to reply, whenever the judge waits for it
 )
-_OTHER_WAITS = 50  # for a disk, while modules are imported
+_BLOCKS_PER_WAIT = 32  # read from disk, while modules are imported: the kernel reads ahead
+_OTHER_WAITS = 10  # a program that only computes has two
 
 # Imported once, so that programs need not load them. Others are read from disk, more slowly.
 _WARM = (
@@ -100,13 +101,13 @@ class ForkServer:
             answered = self._judge.relay(clock)
         finally:
             # It could not fork, so killing it is killing everything it started.
-            waits = _end(program)
+            used = _end(program)
         if answered:
             return
         turns = self._end_judge()
         if answered is not None:
             _say("failed", "a result of the program ended the judge")
-        elif clock.busy and not slept(waits, turns):
+        elif clock.busy and not slept(used.ru_nvcsw - used.ru_inblock // _BLOCKS_PER_WAIT, turns):
             _say("starved", f"the machine was too busy to give it {seconds:g} s")
         else:
             _say("timeout", f"took more than {seconds:g} s")
@@ -180,7 +181,7 @@ def slept(waits: int, turns: int) -> bool:
     """Return whether a program waited by its own choice rather than for a core or for the judge.
 
     Args:
-        waits: How often it gave up its core (voluntary context switches, which the kernel counts).
+        waits: How often it gave up its core (voluntary context switches, which the kernel counts), but for a disk.
         turns: How often the judge did, which waits for every reply of the program.
     """
     return waits > _WAITS_PER_TURN * turns + _OTHER_WAITS
@@ -271,13 +272,13 @@ class JudgeProcess:
     def end(self) -> int:
         """End the process; return how often it has waited since the request began."""
         self._ours.close()
-        return _end(self.process) - self._waits
+        return _end(self.process).ru_nvcsw - self._waits
 
 
-def _end(process: int) -> int:
-    """Kill a child; return how often it gave up its core by its own choice."""
+def _end(process: int) -> resource.struct_rusage:
+    """Kill a child; return what it has used."""
     os.kill(process, signal.SIGKILL)
-    return os.wait4(process, 0)[2].ru_nvcsw
+    return os.wait4(process, 0)[2]
 
 
 def _receive(channel: socket.socket) -> tuple[int, list[int]]:
