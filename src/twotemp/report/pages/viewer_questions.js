@@ -46,7 +46,7 @@ const chooser = (name, label, options, value, change) => {
 function drawControls() {
   const policies = policiesOf(state.set), names = policies.map(({n, name}) => [n, name]), several = policies.length > 1;
   const compares = ([key]) => several || !["gained", "difference"].includes(key);  // not with itself
-  const search = make("input", {id: "search", type: "search", placeholder: "words of the question", value: state.search});
+  const search = make("input", {id: "search", type: "search", placeholder: "words", value: state.search});
   search.addEventListener("input", () => { matches = null; go({search: search.value}, false); });
   const inside = make("button", {type: "button", id: "inside"}, "in samples too");
   inside.addEventListener("click", () => searchSamples(state.search));
