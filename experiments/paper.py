@@ -5,6 +5,7 @@
     python -m experiments.paper --parts claims --questions 100 -n 16      # a smaller run
     python -m experiments.paper --list                # the parts, and which are up to date
     python -m experiments.paper --check               # exit 1 if a document differs from the stored results
+    python -m experiments.paper --parts portfolios --merge ELSEWHERE/portfolios.json   # join results, draw nothing
 
 Only the GRPO runs train a model. A part draws the samples that are missing under runs/paper, so a part that was
 stopped continues, and stores its result in experiments/results/PART.json; its blocks in the documents are generated
@@ -21,6 +22,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from experiments import (
     grpo,
     likelihood_estimators,
     order,
+    portfolio_page,
     portfolios,
     study,
     theory,
@@ -67,6 +70,10 @@ class PartOptions:
     runs: Path
     questions: int
     samples: int  # per question; 0 for a part that has no such number
+    # For a part that reuses what its earlier results found, and stores what it has so far:
+    earlier: Sequence[dict[str, Any]] = ()  # for the same weights
+    keep: Callable[[dict[str, Any]], None] = lambda found: None
+    draw: bool = True
 
 
 @dataclass(frozen=True)
@@ -242,14 +249,16 @@ PARTS: dict[str, Part] = {
     "portfolios": Part(
         "ladders and portfolios of policies on unseen problems",
         240,
-        lambda options: portfolios.run(options.runs / "portfolios", options.questions),
+        lambda options: portfolios.run(
+            options.runs / "portfolios", options.questions, options.earlier, options.keep, options.draw
+        ),
         {
-            "portfolio-answer": portfolios.answer,
-            "portfolio-holding": portfolios.holding,
-            "portfolio-statements": portfolios.statements,
-            "portfolio-ladders": portfolios.ladders,
-            "portfolio-tuned": portfolios.portfolios,
-            "portfolio-rates": portfolios.powered,
+            "portfolio-answer": portfolio_page.answer,
+            "portfolio-holding": portfolio_page.holding,
+            "portfolio-statements": portfolio_page.statements,
+            "portfolio-ladders": portfolio_page.ladders,
+            "portfolio-tuned": portfolio_page.portfolios,
+            "portfolio-rates": portfolio_page.powered,
         },
         [portfolios.TRIED, portfolios.VALIDATION, portfolios.TESTS, portfolios.SAMPLES],
         questions=400,
@@ -339,15 +348,39 @@ def current(name: str, questions: int, samples: int) -> bool:
     """Tell whether a part's result has this size, the shipped weights and the present settings."""
     result = stored(name)
     expected = {"questions": questions, "samples": samples, **inputs(PARTS[name])}
-    return result is not None and all(result[key] == value for key, value in expected.items())
+    return (
+        result is not None
+        and result["found"].get("complete", True)
+        and all(result[key] == value for key, value in expected.items())
+    )
 
 
-def perform(name: str, options: PartOptions, *, finished: bool = False) -> None:
-    """Run a part and store its result; with `finished`, run nothing and store what is complete."""
+def perform(
+    name: str, options: PartOptions, *, finished: bool = False, merged: Sequence[Path] = ()
+) -> None:
+    """Run a part and store its result.
+
+    Args:
+        name: Of the part.
+        options: Where its runs are, and how much it draws.
+        finished: Run nothing and store what is complete.
+        merged: Results of the same part from elsewhere. If there are any, the part joins them with its stored result
+            and draws nothing.
+    """
     part = PARTS[name]
     if finished and part.finished is None:
         raise UserError("it is one run; leave --finished out")
-    found = part.finished(options) if finished and part.finished else part.run(options)
+    weights = inputs(part)["weights"]
+    results = [stored(name), *(json.loads(path.read_text("utf-8")) for path in merged)]
+    earlier = [result["found"] for result in results if result and result["weights"] == weights]
+    keep = partial(store, name, options)
+    options = replace(options, earlier=earlier, keep=keep, draw=not merged)
+    keep(part.finished(options) if finished and part.finished else part.run(options))
+
+
+def store(name: str, options: PartOptions, found: dict[str, Any]) -> None:
+    """Write the result of a part, and copy its figures into the documents."""
+    part = PARTS[name]
     figures = {}
     for source, target in part.figures.items():
         path = ROOT / "docs" / "figures" / target
@@ -415,6 +448,14 @@ def main() -> None:
     parser.add_argument(
         "--blocks", action="store_true", help="rewrite the documents from the stored results; measure nothing"
     )
+    parser.add_argument(
+        "--merge",
+        type=Path,
+        nargs="+",
+        default=(),
+        metavar="FILE",
+        help="with --parts portfolios: join its result with these results of other machines; draw nothing",
+    )
     arguments = parser.parse_args()
     chosen = arguments.parts.replace(",", " ").split() or list(PARTS)
     if unknown := set(chosen) - set(PARTS):
@@ -426,6 +467,8 @@ def main() -> None:
         )
         for name, part in ((name, PARTS[name]) for name in chosen)
     }
+    if arguments.merge and chosen != ["portfolios"]:
+        parser.error("only portfolios has a result that can be joined with others: add --parts portfolios")
     if arguments.list:
         for name in chosen:
             state = "up to date" if current(name, *sizes[name]) else "to do"
@@ -439,12 +482,13 @@ def main() -> None:
             )
         return
     for name in chosen if not arguments.blocks else ():
-        if arguments.finished or not current(name, *sizes[name]):
+        if arguments.finished or arguments.merge or not current(name, *sizes[name]):
             print(f"--- {name}: {PARTS[name].about}", flush=True)
             # One folder per set of weights, shared by all parts, because some parts use the samples of others.
             folder = arguments.runs / inputs(PARTS["claims"])["weights"]["tiny"]
             try:
-                perform(name, PartOptions(folder, *sizes[name]), finished=arguments.finished)
+                size = PartOptions(folder, *sizes[name])
+                perform(name, size, finished=arguments.finished, merged=arguments.merge)
             except UserError as error:
                 sys.exit(f"{name}: {error}")
             except KeyboardInterrupt:

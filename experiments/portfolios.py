@@ -3,20 +3,21 @@
     python -m experiments.paper --parts portfolios
 
 Ladders and portfolios are chosen on validation problems. Every number follows from how many samples of each question
-are right, which the stored result keeps, so that it can be analysed again without drawing. A run that was stopped
-continues.
+are right. The stored result keeps these counts: samples of a task, subset and policy that it holds are never drawn
+again, and each task is stored as soon as it is complete. Results of several machines are joined with
+
+    python -m experiments.paper --parts portfolios --merge OTHER/portfolios.json
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.blocks import listed, signed, table, with_interval
 from experiments.command import evaluated
 from experiments.embedded import points
 from twotemp import metrics
@@ -39,7 +40,8 @@ SAMPLES = 64
 TASKS = ("countdown-3", "countdown-4", "programs-1", "programs-2")  # whose validation problems decide
 # Subset -> task -> questions. None of these problems was used before.
 TESTS: dict[str, dict[str, int]] = {
-    "test:31": {"countdown-3": 400, "countdown-4": 400, "programs-1": 200},
+    "test:31": {**dict.fromkeys(TASKS, 400), "words-2": 150, "words-3": 150},
+    "test:32": dict.fromkeys(TASKS, 400),
 }
 KS = (1, 2, 4, 8, 16, 32, 64)
 NFE = (18, 36, 72, 144, 288)
@@ -70,28 +72,61 @@ STATEMENTS = (
 Tallies = Mapping[str, Tally]  # policy -> its samples on one task
 
 
-def run(out: Path, questions: int) -> dict[str, Any]:
-    """Draw what is missing, of at most `questions` test problems per task; return counts and comparisons as JSON."""
-    validation = {
-        task: drawn(out / f"validation-{task}", task, "validation", TRIED, *VALIDATION.values())
-        for task in TASKS
-    }
-    tests = {
-        subset: {
-            task: drawn(
-                out / subset.replace(":", "-") / task, task, subset, POOL, min(count, questions), SAMPLES
-            )
-            for task, count in sizes.items()
-        }
+def run(
+    out: Path,
+    questions: int,
+    earlier: Sequence[dict[str, Any]] = (),
+    keep: Callable[[dict[str, Any]], None] = lambda result: None,
+    draw: bool = True,
+) -> dict[str, Any]:
+    """Draw what is missing; return counts and comparisons as JSON.
+
+    Args:
+        out: Where samples are kept while a task is being drawn.
+        questions: At most so many test problems per task.
+        earlier: Results for the same weights, whose counts are used instead of drawing.
+        keep: Called with the result so far whenever a task is complete.
+        draw: Draw what no earlier result has; otherwise leave it out.
+    """
+    wanted = [("validation", task, TRIED, *VALIDATION.values()) for task in TASKS]
+    tests = [
+        (subset, task, POOL, min(count, questions), SAMPLES)
         for subset, sizes in TESTS.items()
-    }
-    return analysed(validation, tests)
+        for task, count in sizes.items()
+    ]
+    wanted += [test for test in tests if test[1] in TASKS]
+    for word_task in dict.fromkeys(task for _, task, *_ in tests if task not in TASKS):
+        wanted.append(("validation", word_task, POOL, *VALIDATION.values()))
+        wanted += [test for test in tests if test[1] == word_task]
+    found: dict[str, dict[str, Tallies]] = {subset: {} for subset in ("validation", *TESTS)}
+    for subset, task, specs, size, samples in wanted:
+        tallies = stored(earlier, subset, task, specs, size, samples)
+        missing = [spec for spec in specs if spec not in tallies]
+        if missing and draw:
+            folder = out / subset.replace(":", "-") / task
+            tallies |= drawn(folder, task, subset, missing, size, samples)
+        if all(spec in tallies for spec in specs):
+            found[subset][task] = {spec: tallies[spec] for spec in specs}
+            if missing:
+                keep({"complete": False, **analysed(found)})
+    complete = all(task in found[subset] for subset, task, *_ in wanted)
+    return {"complete": complete, **analysed(found)}
 
 
-def analysed(validation: Mapping[str, Tallies], tests: Mapping[str, Mapping[str, Tallies]]) -> dict[str, Any]:
-    """Return counts, ladders, portfolios and statements as JSON."""
+def analysed(found: Mapping[str, Mapping[str, Tallies]]) -> dict[str, Any]:
+    """Return counts, ladders, portfolios and statements as JSON.
+
+    Args:
+        found: The samples of the validation and test problems, by subset and task.
+    """
+    validation = found["validation"]
     ladders = {kind: chosen_ladder(validation, kind) for kind in LADDERS}
-    measured = [(subset, task, tallies) for subset, each in tests.items() for task, tallies in each.items()]
+    measured = [
+        (subset, task, found[subset][task])
+        for subset, sizes in TESTS.items()
+        for task in sizes
+        if task in found[subset]
+    ]
     statements = [
         {"subset": subset, "task": task, **statement}
         for subset, task, tallies in measured
@@ -122,16 +157,15 @@ def analysed(validation: Mapping[str, Tallies], tests: Mapping[str, Mapping[str,
         ],
         "statements": statements,
         "counts": {
-            "validation": {task: counts(tallies) for task, tallies in validation.items()},
-            **{
-                subset: {task: counts(tallies) for task, tallies in each.items()}
-                for subset, each in tests.items()
-            },
+            subset: {task: counts(tallies) for task, tallies in each.items()}
+            for subset, each in found.items()
         },
     }
 
 
-def drawn(out: Path, task: str, subset: str, specs: Sequence[str], questions: int, samples: int) -> Tallies:
+def drawn(
+    out: Path, task: str, subset: str, specs: Sequence[str], questions: int, samples: int
+) -> dict[str, Tally]:
     """Return how many of the first `samples` samples of each question are right, by policy."""
     cells = evaluated(out, task, specs, n=samples, questions=questions, subset=subset)
     tallies = {}
@@ -141,6 +175,27 @@ def drawn(out: Path, task: str, subset: str, specs: Sequence[str], questions: in
         correct = np.array([int(p[part].sum()) for p, part in zip(cell.table.passed, first)])
         tallies[spell(cell.policy)] = Tally(n, correct, cell.cost())
     return {spec: tallies[spell(parse(spec))] for spec in specs}
+
+
+def stored(
+    earlier: Sequence[dict[str, Any]],
+    subset: str,
+    task: str,
+    specs: Sequence[str],
+    questions: int,
+    samples: int,
+) -> dict[str, Tally]:
+    """Return the tallies of the policies that earlier results hold with enough questions and equally many samples."""
+    found = {}
+    for result in earlier:
+        entry = result["counts"].get(subset, {}).get(task, {"n": 0, "policies": {}})
+        for spec in specs if entry["n"] == samples else ():
+            if spec not in entry["policies"]:
+                continue
+            right = np.array(list(map(int, entry["policies"][spec]["right"].split())))
+            if len(right) == questions:
+                found[spec] = Tally(np.full(questions, samples), right, entry["policies"][spec]["nfe"])
+    return found
 
 
 def counts(tallies: Tallies) -> dict[str, Any]:
@@ -169,7 +224,7 @@ def promise(validation: Mapping[str, Tallies], entry: tuple[str, int, str]) -> f
     """Return a ladder's pass@k on validation problems in %, averaged over tasks and the k up to 32."""
     plain, count, tempered = entry
     values = []
-    for tallies in validation.values():
+    for tallies in map(validation.__getitem__, TASKS):
         pair, order = [tallies[plain], tallies[tempered]], [0] * count + [1] * (VALIDATION["samples"] - count)
         values += [rates(pair, order, Goal(k=k)).mean() for k in KS if k <= VALIDATION["samples"]]
     return round(100 * float(np.mean(values)), 2)
@@ -258,161 +313,3 @@ def holm(statements: Sequence[dict[str, Any]], level: float = 0.05) -> None:
     for number, statement in enumerate(ordered):
         rejected = rejected and statement["p"] <= level / (len(ordered) - number)
         statement["verdict"] = ("holds" if statement["mean"] > 0 else "opposite") if rejected else "open"
-
-
-# --- blocks ---------------------------------------------------------------------------------------------------
-
-
-def answer(result: dict[str, Any]) -> str:
-    """Return five sentences: which sampler to use."""
-    fixed, adaptive = result["ladders"]["fixed"], result["ladders"]["adaptive"]
-    worst = {
-        kind: min((row for row in result["climbs"] if row["kind"] == kind), key=lambda row: row["low"])
-        for kind in LADDERS
-    }
-    held = {kind: worst[kind]["low"] > MARGIN for kind in LADDERS}
-    ahead = [row for row in result["tuned"] if row["low"] > 0]
-    behind = [row for row in result["tuned"] if row["high"] < MARGIN]
-    gains = [row["mean"] for row in result["tuned"]]
-    return " ".join(
-        [
-            f"**For N diverse answers, one token per step, use `{fixed}`"
-            + ("**: " if held["fixed"] else "**, with a reservation: ")
-            + "its first answer is LC's, and its pass rate minus that of the better of the two is, in the worst case "
-            f"over tasks and up to 64 samples, {with_interval(worst['fixed'])} points.",
-            f"**For N diverse answers, fast, use `{adaptive}`"
-            + ("**: " if held["adaptive"] else "**, with a reservation: ")
-            + f"in the worst case {with_interval(worst['adaptive'])} points.",
-            "For a single answer use the plain policy, `lc` or `ct:threshold=0.9`: it is the first of each ladder.",
-            "A portfolio tuned on validation problems (`twotemp tune --portfolio`) is ahead of the best single "
-            f"policy, chosen on the same problems, at {len(ahead)} of {len(result['tuned'])} budgets beyond the "
-            f"interval (median {signed(float(np.median(gains)))} points), and more than a point behind at "
-            f"{len(behind)}.",
-            "All of this was measured on an embedded model with short answers: measure it again on yours.",
-        ]
-    )
-
-
-def ladders(result: dict[str, Any]) -> str:
-    """Return how the ladders were chosen, and their table: a row per subset, task and k."""
-    parts = []
-    for kind, spec in result["ladders"].items():
-        tried = ", ".join(f"`{entry['ladder']}` {entry['mean']:.1f}" for entry in result["tried"][kind])
-        rows = [row for row in result["climbs"] if row["kind"] == kind]
-        groups = list(dict.fromkeys((row["subset"], row["task"]) for row in rows))
-        lines = [
-            [
-                f"{task} ({subset})",
-                *(
-                    f"{row['rates'][0]:.1f}: {with_interval(row)}{'' if row['low'] > MARGIN else ' ·'}"
-                    for row in rows
-                    if (row["subset"], row["task"]) == (subset, task)
-                ),
-            ]
-            for subset, task in groups
-        ]
-        short = [row for row in rows if row["low"] <= MARGIN]
-        verdict = (
-            f"The lower end is above {signed(MARGIN)} everywhere."
-            if not short
-            else f"The lower end is not above {signed(MARGIN)} in {len(short)} of {len(rows)} cases (marked ·)."
-        )
-        parts.append(
-            f"### `{spec}`\n\nChosen by the mean of pass@k over tasks and k on validation problems: {tried}. Entries "
-            f"are pass@k of the ladder in %, and its difference to the better of its two policies. {verdict}\n\n"
-            + table(["", *(f"k = {k}" for k in KS)], lines)
-        )
-    return "\n\n".join(parts)
-
-
-def portfolios(result: dict[str, Any]) -> str:
-    """Return the table of tuned portfolios against the best single policy."""
-    rows = [
-        [
-            f"{row['task']} ({row['subset']})",
-            row["at"],
-            " + ".join(f"{count} {NAMES[name]}" for name, count in row["portfolio"].items()),
-            NAMES[row["single"]],
-            f"{row['rates'][0]:.1f}",
-            f"{row['rates'][1]:.1f}",
-            f"**{with_interval(row)}**" if row["low"] > 0 or row["high"] < 0 else with_interval(row),
-        ]
-        for row in result["tuned"]
-    ]
-    ahead = sum(row["low"] > 0 for row in result["tuned"])
-    behind = sum(row["high"] < MARGIN for row in result["tuned"])
-    note = (
-        f"Both are chosen on {VALIDATION['questions']} validation problems with {VALIDATION['samples']} samples of "
-        f"each policy. The portfolio is ahead beyond the interval at {ahead} of {len(rows)} budgets, and more than a "
-        f"point behind at {behind}. Budgets that need more than {SAMPLES} samples of a policy are left out."
-    )
-    heads = ["task", "goal", "portfolio", "single policy", "%", "%", "difference"]
-    return f"{note}\n\n{table(heads, rows, 3)}"
-
-
-def powered(result: dict[str, Any]) -> str:
-    """Return the pass rates of the policies with intervals, a table per task and subset."""
-    parts = []
-    for subset, task in dict.fromkeys((row["subset"], row["task"]) for row in result["rates"]):
-        rows = [row for row in result["rates"] if (row["subset"], row["task"]) == (subset, task)]
-        lines = [
-            [
-                NAMES[row["policy"]],
-                f"`{row['policy']}`",
-                f"{row['nfe']:.1f}",
-                *(f"{p['mean']:.1f} ± {(p['high'] - p['low']) / 2:.1f}" for p in row["pass"].values()),
-                *("–" if rate is None else f"{rate:.1f}" for rate in row["bought"].values()),
-            ]
-            for row in rows
-        ]
-        heads = ["", "policy", "NFE", *(f"pass@{k}" for k in KS), *(f"{nfe} NFE" for nfe in NFE)]
-        parts.append(
-            f"### {task}, {subset} ({rows[0]['questions']} questions)\n\n{table(heads, lines, len(heads) - 2)}"
-        )
-    return "\n\n".join(parts)
-
-
-def statements(result: dict[str, Any]) -> str:
-    """Return the table of statements with Holm's correction, and in words which hold."""
-    groups = list(dict.fromkeys((row["subset"], row["task"]) for row in result["statements"]))
-    rows = []
-    for first, second, k, claim in STATEMENTS:
-        cells = [row for row in result["statements"] if row["claim"] == claim]
-        marks = {"holds": "**{}**", "opposite": "*{}*", "open": "{}"}
-        held = sum(cell["verdict"] == "holds" for cell in cells)
-        opposite = sum(cell["verdict"] == "opposite" for cell in cells)
-        rows.append(
-            [
-                claim,
-                f"{NAMES[first]} − {NAMES[second]}, " + (f"k = {k}" if k else f"{EQUAL_NFE} NFE"),
-                *(marks[cell["verdict"]].format(with_interval(cell)) for cell in cells),
-                f"{held} / {opposite} of {len(cells)}",
-            ]
-        )
-    note = (
-        "Differences in percentage points with paired 95 % intervals. Bold: the claim holds; italics: the opposite "
-        f"holds, both after Holm's correction for all {len(result['statements'])} comparisons at 5 %."
-    )
-    heads = ["claim", "difference", *(f"{task} ({subset})" for subset, task in groups), "holds / opposite"]
-    return f"{note}\n\n{table(heads, rows, len(heads) - 2)}"
-
-
-def holding(result: dict[str, Any]) -> str:
-    """Return in words which statements hold on which tasks."""
-    lines = []
-    for claim in dict.fromkeys(row["claim"] for row in result["statements"]):
-        rows = [row for row in result["statements"] if row["claim"] == claim]
-        words = []
-        for verdict, text in (
-            ("holds", "holds on"),
-            ("opposite", "the opposite holds on"),
-            ("open", "open on"),
-        ):
-            if names := [
-                f"{row['task']}" + ("" if row["subset"] == next(iter(TESTS)) else f" ({row['subset']})")
-                for row in rows
-                if row["verdict"] == verdict
-            ]:
-                words.append(f"{text} {listed(names)}")
-        lines.append(f"- {claim[0].upper()}{claim[1:]}: {'; '.join(words)}.")
-    return "\n".join(lines)
