@@ -21,9 +21,10 @@ import numpy as np
 from experiments.command import evaluated
 from experiments.embedded import points
 from twotemp import metrics
+from twotemp.metrics.estimates import Floats
 from twotemp.policies import Portfolio, parse, parse_portfolio, spell
 from twotemp.tuning import Goal, Tally
-from twotemp.tuning.portfolio import best_single, greedy_order, rates
+from twotemp.tuning.portfolio import choose, rates
 
 LC, TLC, CT, TCT, EB, TEMPERED_EB = POOL = (
     "lc",
@@ -248,13 +249,15 @@ def climb(tallies: Tallies, plain: str, count: int, tempered: str) -> Iterator[d
         yield {
             "k": k,
             "rates": [round(100 * float(values.mean()), 2) for values in (mixed, *alone)],
-            # Equal by construction as long as only the plain policy has drawn: no uncertainty.
-            **(
-                dict.fromkeys(("mean", "low", "high"), 0.0)
-                if np.array_equal(mixed, better)
-                else points(metrics.paired_bootstrap(mixed, better))
-            ),
+            **difference(mixed, better),  # none as long as only the plain policy has drawn
         }
+
+
+def difference(first: Floats, second: Floats) -> dict[str, float]:
+    """Return the mean paired difference in points with its interval; the same samples do not differ at all."""
+    if np.array_equal(first, second):
+        return dict.fromkeys(("mean", "low", "high"), 0.0)
+    return points(metrics.paired_bootstrap(first, second))
 
 
 # --- tuned portfolios -----------------------------------------------------------------------------------------
@@ -264,7 +267,8 @@ def tuned(validation: Tallies, test: Tallies) -> Iterator[dict[str, Any]]:
     """Yield the portfolio and the best single policy of every budget, chosen on validation, and their difference."""
     seen, unseen = ([tallies[name] for name in POOL] for tallies in (validation, test))
     for goal in (*(Goal(k=k) for k in KS), *(Goal(nfe=nfe) for nfe in NFE)):
-        order, single = greedy_order(seen, goal), best_single(seen, goal)
+        choice = choose(seen, goal)
+        order, single = choice.order, choice.single
         # The last policy goes on: samples may cost less on the test problems, so that the budget buys more of them.
         mixed = rates(unseen, order if goal.k else order + order[-1:] * SAMPLES, goal)
         alone = rates(unseen, [single] * SAMPLES, goal)
@@ -275,7 +279,7 @@ def tuned(validation: Tallies, test: Tallies) -> Iterator[dict[str, Any]]:
             "portfolio": {POOL[number]: order.count(number) for number in dict.fromkeys(order)},
             "single": POOL[single],
             "rates": [round(100 * float(values.mean()), 2) for values in (mixed, alone)],
-            **points(metrics.paired_bootstrap(mixed, alone)),
+            **difference(mixed, alone),
         }
 
 

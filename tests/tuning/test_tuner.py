@@ -210,5 +210,5 @@ def test_a_portfolio_from_the_command_line(tmp_path):
     assert len(drawn[12]) == 16, "it dropped out after the first round"
     again = CliRunner().invoke(app, ["tune", *words])
     assert json.loads(again.stdout) == row
-    assert "points, on 20 validation problems" in " ".join(again.stderr.split())
+    assert "on 20 validation problems" in " ".join(again.stderr.split())
     assert split_policies(f"@{out / 'tuned.yaml'}")[0] == parse_portfolio(row["portfolio"])

@@ -64,16 +64,17 @@ def portfolio_recommendation(tuned: TunedPortfolio) -> str:
         float(end[0]) for end in (found.difference.mean, found.difference.low, found.difference.high)
     )
     on = f"{found.questions} {tuned.task.subset or tuned.task.name} problems, each judged by a choice on the others"
+    behind = f"the best single policy on {on}"
     if tuned.portfolio == tuned.single:
         return (
-            f"Use {spell(tuned.single)} for all samples: no portfolio of the {tuned.candidates} candidates promises "
-            f"a higher {tuned.goal}. On {on}: {100 * found.single:.1f} %."
+            f"Use {spell(tuned.single)} for all samples: no portfolio of the {tuned.candidates} candidates is "
+            f"ahead of it by more than a standard error in {tuned.goal}. The best portfolios are "
+            f"{_signed_points(gap, low, high)} points from {behind}: {100 * found.portfolio:.1f} and "
+            f"{100 * found.single:.1f} %."
         )
     verdict = (
         "The difference is beyond chance."
         if low > 0
-        else "The single policy is better: use that."
-        if high < 0
         else "The difference could be chance: use the single policy if you prefer samples that are exchangeable."
     )
     return (

@@ -2,10 +2,14 @@
 
 The pass rate of a set of samples grows with every sample and by less the more there are (it is monotone and
 submodular), so the greedy order, which adds the most useful sample next, is close to the best set of every size.
+
+A portfolio must earn its place: unless it is ahead of the best single policy on questions that neither was chosen on,
+by more than a standard error, that policy draws all samples.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,8 +21,9 @@ from twotemp.metrics import Estimate
 from twotemp.metrics.estimates import Floats
 from twotemp.tuning.goal import Goal, Tally
 
-_PRECISIONS = np.geomspace(0.05, 50, 31)  # a + b of the prior
+_PRECISIONS = np.geomspace(0.05, 500, 41)  # a + b of the prior
 _MOST = 4096  # samples in an order
+_log_gamma = np.vectorize(math.lgamma, otypes=[float])
 
 
 @dataclass(frozen=True)
@@ -31,62 +36,79 @@ class Comparison:
     questions: int
 
 
-def expected_misses(tally: Tally, most: int) -> Floats:
-    """Return the probability that the next j samples of a question are all wrong, j = 0 to `most`: [questions, j].
+@dataclass(frozen=True)
+class Choice:
+    """Which policy draws which sample, and how that compares with the best single policy."""
 
-    A question's rate has a Beta(a, b) prior over the questions of this policy, fitted to all of them, so that 0 right
-    of 16 is not taken for 0: after c right of n,
+    order: list[int]  # numbers of policies; all the same if no portfolio has earned its place
+    single: int
+    compared: Comparison  # of the greedy portfolio, chosen or not
+
+
+def expected_misses(tallies: Sequence[Tally], most: int) -> Floats:
+    """Return the probability that the next j samples of a policy are all wrong: [policies, questions, most + 1].
+
+    A question's rate under a policy has a Beta(a, b) prior, so that 0 right of 16 is not taken for 0. After c right
+    of n,
 
         P(j wrong) = prod_{i < j} (b + n - c + i) / (a + b + n + i).
+
+    The prior's mean is the rate of the question under the other policies, shifted to the level of this one, and its
+    strength a + b the likeliest of a grid. With a prior that knows nothing of the other policies, a question that
+    none of them has solved would look like so many independent chances, and mixing would always seem to help.
     """
-    a, b = _fitted_prior(tally)
-    left = np.arange(most)[None, :]
-    wrong = b + (tally.n - tally.correct)[:, None] + left
-    misses = np.cumprod(wrong / (a + b + tally.n[:, None] + left), axis=1)
-    return np.concatenate([np.ones((len(misses), 1)), misses], axis=1)
+    means, left = _prior_means(tallies), np.arange(most)[None, :]
+    misses = []
+    for tally, mean in zip(tallies, means):
+        precision = _fitted_precision(tally, mean)
+        wrong = (precision * (1 - mean) + tally.n - tally.correct)[:, None] + left
+        misses.append(np.cumprod(wrong / ((precision + tally.n)[:, None] + left), axis=1))
+    return np.concatenate([np.ones((*means.shape, 1)), np.stack(misses)], axis=2)
 
 
-def _fitted_prior(tally: Tally) -> tuple[float, float]:
-    """Return a and b: the mean is that of the questions, a + b the likeliest of a grid."""
-    rate = float(np.clip(np.mean(tally.correct / np.maximum(tally.n, 1)), 1e-3, 1 - 1e-3))
-    steps = np.arange(int(tally.n.max()))
+def _prior_means(tallies: Sequence[Tally]) -> Floats:
+    """Return the rate that the other policies suggest, [policies, questions]; of a single policy its mean rate."""
+    n, correct = (np.stack([getattr(tally, name) for tally in tallies]) for name in ("n", "correct"))
+    level = np.clip((correct / np.maximum(n, 1)).mean(axis=1, keepdims=True), 1e-3, 1 - 1e-3)
+    if len(tallies) == 1:
+        return np.broadcast_to(level, n.shape)
+    others = (level.sum() - level) / (len(tallies) - 1)
+    # One right and one wrong sample at the overall rate are added: no question is certain.
+    pooled = (correct.sum(axis=0) - correct + 2 * level.mean()) / (n.sum(axis=0) - n + 2)
+    odds = pooled / (1 - pooled) * (level / (1 - level)) / (others / (1 - others))
+    shifted: Floats = odds / (1 + odds)
+    return shifted
+
+
+def _fitted_precision(tally: Tally, mean: Floats) -> float:
+    """Return the likeliest a + b of the grid."""
+
+    def rising(start: Floats, counts: NDArray[np.int64]) -> float:
+        """Return the sum over questions of log of start (start + 1) ... with `counts` factors."""
+        return float((_log_gamma(start + counts) - _log_gamma(start)).sum())
 
     def log_likelihood(precision: float) -> float:
-        def rising(start: float, counts: NDArray[np.int64]) -> Floats:
-            """Return log of start (start + 1) ... with `counts` factors."""
-            return np.concatenate([[0.0], np.cumsum(np.log(start + steps))])[counts]
+        a, b = precision * mean, precision * (1 - mean)
+        return rising(a, tally.correct) + rising(b, tally.n - tally.correct) - rising(a + b, tally.n)
 
-        a, b = precision * rate, precision * (1 - rate)
-        parts = rising(a, tally.correct) + rising(b, tally.n - tally.correct) - rising(precision, tally.n)
-        return float(parts.sum())
-
-    precision = max(_PRECISIONS, key=log_likelihood)
-    return float(precision * rate), float(precision * (1 - rate))
+    return float(max(_PRECISIONS, key=log_likelihood))
 
 
-def greedy_order(tallies: Sequence[Tally], goal: Goal) -> list[int]:
-    """Return which policy draws which sample, for a goal: numbers of policies in the order of their samples.
+def greedy_choice(tallies: Sequence[Tally], goal: Goal) -> tuple[list[int], int]:
+    """Return which policy draws which sample for a goal, and the best single policy, judged alike.
 
     For pass@k the next sample is the one that adds most, for pass@NFE the one that adds most per function evaluation.
-    The order ends with the sample at which the budget is spent. Where a single policy promises more than the greedy
-    set, it draws all samples.
+    The order ends with the sample at which the budget is spent. Where the best single policy promises more than the
+    greedy set, it draws all samples.
     """
     most = goal.k or min(_MOST, int((goal.nfe or 1) / min(tally.cost for tally in tallies)) + 1)
-    misses = np.stack([expected_misses(tally, most) for tally in tallies])  # [policies, questions, most + 1]
+    misses = expected_misses(tallies, most)
     costs = np.array([tally.cost for tally in tallies])
-    orders = [_greedy(misses, costs, goal)]
-    orders += [[policy] * _length(goal, tally.cost, most) for policy, tally in enumerate(tallies)]
-    return max(orders, key=lambda order: round(_promise(order, misses, costs, goal), 12))
-
-
-def best_single(tallies: Sequence[Tally], goal: Goal) -> int:
-    """Return the number of the policy that promises most if it draws all samples, judged like a portfolio."""
-    orders = [greedy_order([tally], goal) for tally in tallies]
-    most = max(map(len, orders))
-    misses = np.stack([expected_misses(tally, most) for tally in tallies])
-    costs = np.array([tally.cost for tally in tallies])
-    promises = [_promise([policy] * len(order), misses, costs, goal) for policy, order in enumerate(orders)]
-    return int(np.argmax(np.round(promises, 12)))
+    greedy = _greedy(misses, costs, goal)
+    alone = [[policy] * _length(goal, tally.cost, most) for policy, tally in enumerate(tallies)]
+    *promises, mixed = (round(_promise(order, misses, costs, goal), 12) for order in (*alone, greedy))
+    single = int(np.argmax(promises))
+    return (greedy if mixed > promises[single] else alone[single]), single
 
 
 def _length(goal: Goal, cost: float, most: int) -> int:
@@ -133,26 +155,30 @@ def rates(tallies: Sequence[Tally], order: Sequence[int], goal: Goal) -> Floats:
     return goal.of(curve, np.array([tallies[policy].cost for policy in order]))
 
 
-def choose_order(tallies: Sequence[Tally], goal: Goal) -> tuple[list[int], int]:
-    """Return the order of a portfolio, and the best single policy."""
-    return greedy_order(tallies, goal), best_single(tallies, goal)
+def choose(tallies: Sequence[Tally], goal: Goal) -> Choice:
+    """Return the greedy portfolio if it has earned its place, else the best single policy."""
+    order, single = greedy_choice(tallies, goal)
+    gaps = cross_fitted(tallies, goal)
+    known = gaps[:, ~np.isnan(gaps).any(axis=0)]
+    questions = known.shape[1]
+    if not questions or np.subtract(*known).mean() <= np.subtract(*known).std() / math.sqrt(questions):
+        order = [single] * _length(goal, tallies[single].cost, _MOST)
+    mixed, alone = known.mean(axis=1).tolist() if questions else (math.nan, math.nan)
+    return Choice(order, single, Comparison(mixed, alone, metrics.paired_bootstrap(*gaps), questions))
 
 
-def cross_fitted(tallies: Sequence[Tally], goal: Goal, folds: int = 5) -> Comparison:
-    """Choose portfolio and single policy on all folds of the questions but one, judge them on that one, and so on."""
+def cross_fitted(tallies: Sequence[Tally], goal: Goal, folds: int = 5) -> Floats:
+    """Return the rates of portfolio and single policy on each question, chosen on the other folds: [2, questions]."""
     questions = np.arange(len(tallies[0].n))
-    columns: list[Floats] = []
+    found = np.full((2, len(questions)), np.nan)
     for fold in range(min(folds, len(questions))):
         inside = questions % folds == fold
         seen, unseen = ([tally.only(rows) for tally in tallies] for rows in (~inside, inside))
         if not inside.all():
-            order, single = choose_order(seen, goal)
-            alone = [single] * len(greedy_order([seen[single]], goal))
-            columns.append(np.stack([rates(unseen, order, goal), rates(unseen, alone, goal)]))
-    mixed, one = np.concatenate(columns, axis=1)
-    return Comparison(
-        float(np.nanmean(mixed)), float(np.nanmean(one)), metrics.paired_bootstrap(mixed, one), len(mixed)
-    )
+            order, single = greedy_choice(seen, goal)
+            alone = [single] * _length(goal, seen[single].cost, _MOST)
+            found[:, inside] = rates(unseen, order, goal), rates(unseen, alone, goal)
+    return found
 
 
 def useful(tallies: Sequence[Tally], goal: Goal, resamples: int = 20) -> list[int]:
@@ -160,6 +186,6 @@ def useful(tallies: Sequence[Tally], goal: Goal, resamples: int = 20) -> list[in
     rng, size = np.random.default_rng(0), len(tallies[0].n)
     used: set[int] = set()
     for rows in (np.arange(size), *rng.integers(0, size, (resamples, size))):
-        order, single = choose_order([tally.only(rows) for tally in tallies], goal)
+        order, single = greedy_choice([tally.only(rows) for tally in tallies], goal)
         used |= {*order, single}
     return sorted(used)

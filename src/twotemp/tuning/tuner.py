@@ -18,7 +18,7 @@ from twotemp.policies.spelling import from_order
 from twotemp.records import Policy
 from twotemp.store import Cell
 from twotemp.tuning.goal import Goal, Tally
-from twotemp.tuning.portfolio import Comparison, choose_order, cross_fitted, useful
+from twotemp.tuning.portfolio import Comparison, choose, useful
 from twotemp.tuning.race import Measurement, Round, Standing, policy_distances, race, standings
 
 if TYPE_CHECKING:
@@ -151,16 +151,16 @@ def tune_portfolio(
         if more <= questions:
             break
         alive, questions = [alive[number] for number in kept], more
-    portfolio, single = choose_order(tallies, goal)
+    best = choose(tallies, goal)
     return TunedPortfolio(
         goal,
         choice,
         backend.name,
         sum(spent.values()),
         len(candidates),
-        from_order([alive[number] for number in portfolio]),
-        alive[single],
-        cross_fitted(tallies, goal),
+        from_order([alive[number] for number in best.order]),
+        alive[best.single],
+        best.compared,
     )
 
 
