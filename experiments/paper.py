@@ -254,6 +254,7 @@ PARTS: dict[str, Part] = {
         ),
         {
             "portfolio-answer": portfolio_page.answer,
+            "portfolio-missing": portfolio_page.missing,
             "portfolio-holding": portfolio_page.holding,
             "portfolio-statements": portfolio_page.statements,
             "portfolio-ladders": portfolio_page.ladders,

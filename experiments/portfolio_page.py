@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from experiments.blocks import listed, signed, table, with_interval
 from experiments.portfolios import (
     EQUAL_NFE,
     KS,
-    LADDERS,
     MARGIN,
     NAMES,
     NFE,
@@ -23,64 +20,101 @@ from experiments.portfolios import (
 
 def answer(result: dict[str, Any]) -> str:
     """Return five sentences: which sampler to use."""
-    fixed, adaptive = result["ladders"]["fixed"], result["ladders"]["adaptive"]
-    worst = {
-        kind: min((row for row in result["climbs"] if row["kind"] == kind), key=lambda row: row["low"])
-        for kind in LADDERS
-    }
-    held = {kind: worst[kind]["low"] > MARGIN for kind in LADDERS}
-    ahead = [row for row in result["tuned"] if row["low"] > 0]
-    behind = [row for row in result["tuned"] if row["high"] < MARGIN]
-    gains = [row["mean"] for row in result["tuned"]]
-    return " ".join(
+    fixed, adaptive = (rule(result, kind) for kind in ("fixed", "adaptive"))
+    mixed = mixtures(result)
+    ahead = sum(row["low"] > 0 for row in mixed)
+    loss = max([0.0, *(-row["mean"] for row in mixed)])
+    return "\n".join(
         [
-            f"**For N diverse answers, one token per step, use `{fixed}`"
-            + ("**: " if held["fixed"] else "**, with a reservation: ")
-            + "its first answer is LC's, and its pass rate minus that of the better of the two is, in the worst case "
-            f"over tasks and up to 64 samples, {with_interval(worst['fixed'])} points.",
-            f"**For N diverse answers, fast, use `{adaptive}`"
-            + ("**: " if held["adaptive"] else "**, with a reservation: ")
-            + f"in the worst case {with_interval(worst['adaptive'])} points.",
-            "For a single answer use the plain policy, `lc` or `ct:threshold=0.9`: it is the first of each ladder.",
-            "A portfolio tuned on validation problems (`twotemp tune --portfolio`) is ahead of the best single "
-            f"policy, chosen on the same problems, at {len(ahead)} of {len(result['tuned'])} budgets beyond the "
-            f"interval (median {signed(float(np.median(gains)))} points), and more than a point behind at "
-            f"{len(behind)}.",
-            "All of this was measured on an embedded model with short answers: measure it again on yours.",
+            "- **For one answer**, use the plain policy: `lc`, or `ct:threshold=0.9` to save forward passes.",
+            f"- **For several different answers, one token per step**, use {fixed}",
+            f"- **For several different answers with fewer forward passes**, use {adaptive}",
+            "- **For a fixed budget**, `twotemp tune --portfolio` chooses between one policy and a mixture: it "
+            f"chose a mixture at {len(mixed)} of {len(result['tuned'])} budgets, which is ahead of the best single "
+            f"policy beyond the interval at {ahead}, and loses {loss:.1f} points at most.",
+            "- **All of this was measured on a small embedded model with short answers.** Measure it again on yours.",
         ]
     )
 
 
+def mixtures(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the tuned portfolios of several policies."""
+    return [row for row in result["tuned"] if len(row["portfolio"]) > 1]
+
+
+def rule(result: dict[str, Any], kind: str) -> str:
+    """Return a ladder and what it costs at worst, as the end of a sentence."""
+    rows = [row for row in result["climbs"] if row["kind"] == kind]
+    worst = min(rows, key=lambda row: row["mean"])
+    short = sum(row["low"] <= MARGIN for row in rows)
+    text = (
+        f"the ladder `{result['ladders'][kind]}`: with up to {max(KS)} samples, its pass rate is at most "
+        f"{abs(worst['mean']):.1f} points below that of the better of its two policies "
+        f"({worst['task']} at k = {worst['k']}: {with_interval(worst)})"
+    )
+    if short:
+        bound = f"less than {abs(MARGIN):.1f} with 95 % confidence"
+        text += f"; our bound, {bound}, is missed in {short} of {len(rows)} cases"
+    return text + "."
+
+
+def missing(result: dict[str, Any]) -> str:
+    """Say how much has been drawn, and what has not."""
+    done, left = [], []
+    for subset, sizes in TESTS.items():
+        for task, size in sizes.items():
+            entry = result["counts"][subset].get(task)
+            drawn = len(next(iter(entry["policies"].values()))["right"].split()) if entry else 0
+            if drawn:
+                done.append(f"{drawn} of {task} ({subset})")
+            if drawn < size:
+                left.append(f"{size - drawn} of {task} ({subset})")
+    text = f"Drawn so far, {SAMPLES} samples per problem and policy: {listed(done)}."
+    return text + (f" Not yet: {listed(left)}." if left else "")
+
+
 def ladders(result: dict[str, Any]) -> str:
-    """Return how the ladders were chosen, and their table: a row per subset, task and k."""
+    """Return how the ladders were chosen, and their table: a row per subset and task."""
     parts = []
     for kind, spec in result["ladders"].items():
-        tried = ", ".join(f"`{entry['ladder']}` {entry['mean']:.1f}" for entry in result["tried"][kind])
+        tried = "\n".join(f"- `{entry['ladder']}`: {entry['mean']:.1f} %" for entry in result["tried"][kind])
         rows = [row for row in result["climbs"] if row["kind"] == kind]
         groups = list(dict.fromkeys((row["subset"], row["task"]) for row in rows))
         lines = [
             [
-                f"{task} ({subset})",
-                *(
-                    f"{row['rates'][0]:.1f}: {with_interval(row)}{'' if row['low'] > MARGIN else ' ·'}"
-                    for row in rows
-                    if (row["subset"], row["task"]) == (subset, task)
-                ),
+                f"{task}, {subset}",
+                *(rung(row) for row in rows if (row["subset"], row["task"]) == (subset, task)),
             ]
             for subset, task in groups
         ]
-        short = [row for row in rows if row["low"] <= MARGIN]
-        verdict = (
-            f"The lower end is above {signed(MARGIN)} everywhere."
-            if not short
-            else f"The lower end is not above {signed(MARGIN)} in {len(short)} of {len(rows)} cases (marked ·)."
-        )
+        short = sum(row["low"] <= MARGIN for row in rows)
         parts.append(
-            f"### `{spec}`\n\nChosen by the mean of pass@k over tasks and k on validation problems: {tried}. Entries "
-            f"are pass@k of the ladder in %, and its difference to the better of its two policies. {verdict}\n\n"
+            f"### `{spec}`\n\n"
             + table(["", *(f"k = {k}" for k in KS)], lines)
+            + "\n\nAn entry is pass@k of the ladder in %, and behind it the difference to the better of its two "
+            "policies with half the width of its 95 % interval; without a second number they are equal. "
+            + (
+                f"Marked with ·: the lower end is not above {signed(MARGIN)} ({short} of {len(rows)} cases)."
+                if short
+                else f"The lower end is above {signed(MARGIN)} everywhere."
+            )
+            + "\n\nLadders that were compared, with the mean of pass@k over tasks and k on validation problems:\n\n"
+            + tried
         )
     return "\n\n".join(parts)
+
+
+def rung(row: dict[str, Any]) -> str:
+    """Return an entry of a ladder's table."""
+    text = f"{row['rates'][0]:.1f}"
+    if row["low"] < row["high"]:
+        text += f" {plus_minus(row)}"
+    return text if row["low"] > MARGIN else f"{text} ·"
+
+
+def plus_minus(row: dict[str, Any]) -> str:
+    """Format a difference with half the width of its interval: `+1.0 ± 0.4`."""
+    return f"{signed(row['mean'])} ± {(row['high'] - row['low']) / 2:.1f}"
 
 
 def portfolios(result: dict[str, Any]) -> str:
@@ -95,64 +129,66 @@ def portfolios(result: dict[str, Any]) -> str:
             f"{row['rates'][1]:.1f}",
             f"**{with_interval(row)}**" if row["low"] > 0 or row["high"] < 0 else with_interval(row),
         ]
-        for row in result["tuned"]
+        for row in mixtures(result)
     ]
-    ahead = sum(row["low"] > 0 for row in result["tuned"])
-    behind = sum(row["high"] < MARGIN for row in result["tuned"])
+    single = len(result["tuned"]) - len(rows)
     note = (
-        f"Both are chosen on {VALIDATION['questions']} validation problems with {VALIDATION['samples']} samples of "
-        f"each policy. The portfolio is ahead beyond the interval at {ahead} of {len(rows)} budgets, and more than a "
-        f"point behind at {behind}. Budgets that need more than {SAMPLES} samples of a policy are left out."
+        "A portfolio and the best single policy are chosen on the same "
+        f"{VALIDATION['questions']} validation problems with {VALIDATION['samples']} samples of each policy; budgets "
+        "that need more of them are left out. Unless the portfolio is ahead in cross-validation, by more than a "
+        f"standard error, the single policy draws all samples: so it is at {single} of {len(result['tuned'])} "
+        "budgets. The table has the others. Bold: the interval excludes 0."
     )
     heads = ["task", "goal", "portfolio", "single policy", "%", "%", "difference"]
     return f"{note}\n\n{table(heads, rows, 3)}"
 
 
 def powered(result: dict[str, Any]) -> str:
-    """Return the pass rates of the policies with intervals, a table per task and subset."""
+    """Return the pass rates of the policies, a table per task with the questions of all its subsets."""
     parts = []
-    for subset, task in dict.fromkeys((row["subset"], row["task"]) for row in result["rates"]):
-        rows = [row for row in result["rates"] if (row["subset"], row["task"]) == (subset, task)]
+    for task in dict.fromkeys(row["task"] for row in result["rates"]):
+        rows = [row for row in result["rates"] if row["task"] == task]
         lines = [
             [
                 NAMES[row["policy"]],
-                f"`{row['policy']}`",
                 f"{row['nfe']:.1f}",
-                *(f"{p['mean']:.1f} ± {(p['high'] - p['low']) / 2:.1f}" for p in row["pass"].values()),
+                *(f"{p['mean']:.1f}" for p in row["pass"].values()),
                 *("–" if rate is None else f"{rate:.1f}" for rate in row["bought"].values()),
             ]
             for row in rows
         ]
-        heads = ["", "policy", "NFE", *(f"pass@{k}" for k in KS), *(f"{nfe} NFE" for nfe in NFE)]
+        widest = max((p["high"] - p["low"]) / 2 for row in rows for p in row["pass"].values())
+        heads = ["", "NFE", *(f"pass@{k}" for k in KS), *(f"{nfe} NFE" for nfe in NFE)]
         parts.append(
-            f"### {task}, {subset} ({rows[0]['questions']} questions)\n\n{table(heads, lines, len(heads) - 2)}"
+            f"### {task} ({rows[0]['questions']} questions of {listed(rows[0]['subsets'])})\n\n"
+            f"{table(heads, lines)}\n\nThe 95 % intervals of these rates are at most ± {widest:.1f} wide."
         )
-    return "\n\n".join(parts)
+    names = ", ".join(f"{name} is `{spec}`" for spec, name in NAMES.items())
+    return (
+        f"{names}. The last columns give the pass rate that a number of forward passes buys.\n\n"
+        + "\n\n".join(parts)
+    )
 
 
 def statements(result: dict[str, Any]) -> str:
-    """Return the table of statements with Holm's correction, and in words which hold."""
-    groups = list(dict.fromkeys((row["subset"], row["task"]) for row in result["statements"]))
-    rows = []
-    for first, second, k, claim in STATEMENTS:
-        cells = [row for row in result["statements"] if row["claim"] == claim]
-        marks = {"holds": "**{}**", "opposite": "*{}*", "open": "{}"}
-        held = sum(cell["verdict"] == "holds" for cell in cells)
-        opposite = sum(cell["verdict"] == "opposite" for cell in cells)
-        rows.append(
+    """Return the tables of statements with Holm's correction, one per subset."""
+    marks = {"holds": "**{}**", "opposite": "*{}*", "open": "{}"}
+    parts = [
+        "Differences in percentage points, ± half the width of the paired 95 % interval. Bold: the claim holds; "
+        f"italics: the opposite holds, both after Holm's correction for all {len(result['statements'])} comparisons "
+        "at 5 %."
+    ]
+    for subset in dict.fromkeys(row["subset"] for row in result["statements"]):
+        here = [row for row in result["statements"] if row["subset"] == subset]
+        rows = [
             [
-                claim,
                 f"{NAMES[first]} − {NAMES[second]}, " + (f"k = {k}" if k else f"{EQUAL_NFE} NFE"),
-                *(marks[cell["verdict"]].format(with_interval(cell)) for cell in cells),
-                f"{held} / {opposite} of {len(cells)}",
+                *(marks[row["verdict"]].format(plus_minus(row)) for row in here if row["claim"] == claim),
             ]
-        )
-    note = (
-        "Differences in percentage points with paired 95 % intervals. Bold: the claim holds; italics: the opposite "
-        f"holds, both after Holm's correction for all {len(result['statements'])} comparisons at 5 %."
-    )
-    heads = ["claim", "difference", *(f"{task} ({subset})" for subset, task in groups), "holds / opposite"]
-    return f"{note}\n\n{table(heads, rows, len(heads) - 2)}"
+            for first, second, k, claim in STATEMENTS
+        ]
+        parts.append(table([subset, *dict.fromkeys(row["task"] for row in here)], rows))
+    return "\n\n".join(parts)
 
 
 def holding(result: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -89,29 +89,65 @@ def run(
         keep: Called with the result so far whenever a task is complete.
         draw: Draw what no earlier result has; otherwise leave it out.
     """
-    wanted = [("validation", task, TRIED, *VALIDATION.values()) for task in TASKS]
-    tests = [
-        (subset, task, POOL, min(count, questions), SAMPLES)
-        for subset, sizes in TESTS.items()
-        for task, count in sizes.items()
-    ]
-    wanted += [test for test in tests if test[1] in TASKS]
-    for word_task in dict.fromkeys(task for _, task, *_ in tests if task not in TASKS):
-        wanted.append(("validation", word_task, POOL, *VALIDATION.values()))
-        wanted += [test for test in tests if test[1] == word_task]
     found: dict[str, dict[str, Tallies]] = {subset: {} for subset in ("validation", *TESTS)}
-    for subset, task, specs, size, samples in wanted:
-        tallies = stored(earlier, subset, task, specs, size, samples)
-        missing = [spec for spec in specs if spec not in tallies]
-        if missing and draw:
-            folder = out / subset.replace(":", "-") / task
-            tallies |= drawn(folder, task, subset, missing, size, samples)
-        if all(spec in tallies for spec in specs):
-            found[subset][task] = {spec: tallies[spec] for spec in specs}
-            if missing:
-                keep({"complete": False, **analysed(found)})
-    complete = all(task in found[subset] for subset, task, *_ in wanted)
-    return {"complete": complete, **analysed(found)}
+    missing = []
+    for cells in wanted(questions):
+        known = {spec: stored(earlier, cells, spec) for spec in cells.policies}
+        if common := min(cells.questions, *(len(tally.n) for tally in known.values())):
+            found[cells.subset][cells.task] = {spec: first(tally, common) for spec, tally in known.items()}
+        complete = {s: first(t, cells.questions) for s, t in known.items() if len(t.n) >= cells.questions}
+        if len(complete) < len(known):
+            missing.append((cells, complete))
+    for number, (cells, complete) in enumerate(missing if draw else (), 1):
+        lacking = [spec for spec in cells.policies if spec not in complete]
+        tallies = complete | drawn(out / cells.subset.replace(":", "-") / cells.task, cells, lacking)
+        found[cells.subset][cells.task] = {spec: tallies[spec] for spec in cells.policies}
+        if number < len(missing):
+            keep({"complete": False, **analysed(found)})
+    return {"complete": draw or not missing, **analysed(found)}
+
+
+class Wanted(NamedTuple):
+    """The samples of some policies on one task."""
+
+    subset: str
+    task: str
+    policies: Sequence[str]
+    questions: int
+    samples: int  # per question
+
+
+def wanted(questions: int) -> Iterator[Wanted]:
+    """Yield all samples in the order in which they are drawn: the tasks that decide, then the others.
+
+    Args:
+        questions: At most so many test problems per task.
+    """
+    for task in TASKS:
+        yield Wanted("validation", task, TRIED, **VALIDATION)
+    for deciding in (True, False):
+        for subset, sizes in TESTS.items():
+            for task, size in sizes.items():
+                if (task in TASKS) == deciding:
+                    if not deciding:
+                        yield Wanted("validation", task, POOL, **VALIDATION)
+                    yield Wanted(subset, task, POOL, min(size, questions), SAMPLES)
+
+
+def stored(earlier: Sequence[dict[str, Any]], cells: Wanted, spec: str) -> Tally:
+    """Return the counts of a policy with the most questions among results for the same weights; without, none."""
+    tallies = [Tally(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0.0)]
+    for result in earlier:
+        entry = result["counts"].get(cells.subset, {}).get(cells.task, {"n": 0})
+        if entry["n"] == cells.samples and (counted := entry["policies"].get(spec)):
+            right = np.array(list(map(int, counted["right"].split())))
+            tallies.append(Tally(np.full(len(right), cells.samples), right, counted["nfe"]))
+    return max(tallies, key=lambda tally: len(tally.n))
+
+
+def first(tally: Tally, questions: int) -> Tally:
+    """Return the tally of the first questions."""
+    return tally.only(np.arange(questions))
 
 
 def analysed(found: Mapping[str, Mapping[str, Tallies]]) -> dict[str, Any]:
@@ -152,9 +188,10 @@ def analysed(found: Mapping[str, Mapping[str, Tallies]]) -> dict[str, Any]:
             for row in tuned(validation[task], tallies)
         ],
         "rates": [
-            {"subset": subset, "task": task, "questions": len(tally.n), "policy": name, **curve(tally)}
-            for subset, task, tallies in measured
-            for name, tally in tallies.items()
+            {"task": task, "subsets": [subset for subset, *_ in same], "policy": name, **curve(joined)}
+            for task, same in by_task(measured).items()
+            for name in POOL
+            for joined in [pooled([tallies[name] for _, _, tallies in same])]
         ],
         "statements": statements,
         "counts": {
@@ -164,39 +201,18 @@ def analysed(found: Mapping[str, Mapping[str, Tallies]]) -> dict[str, Any]:
     }
 
 
-def drawn(
-    out: Path, task: str, subset: str, specs: Sequence[str], questions: int, samples: int
-) -> dict[str, Tally]:
-    """Return how many of the first `samples` samples of each question are right, by policy."""
-    cells = evaluated(out, task, specs, n=samples, questions=questions, subset=subset)
+def drawn(out: Path, wanted: Wanted, specs: Sequence[str]) -> dict[str, Tally]:
+    """Return how many of the first samples of each question are right, by policy."""
+    cells = evaluated(
+        out, wanted.task, specs, n=wanted.samples, questions=wanted.questions, subset=wanted.subset
+    )
     tallies = {}
     for cell in cells:
-        first = [index < samples for index in cell.table.index]
-        n = np.array([int(part.sum()) for part in first])
-        correct = np.array([int(p[part].sum()) for p, part in zip(cell.table.passed, first)])
+        inside = [index < wanted.samples for index in cell.table.index]
+        n = np.array([int(part.sum()) for part in inside])
+        correct = np.array([int(p[part].sum()) for p, part in zip(cell.table.passed, inside)])
         tallies[spell(cell.policy)] = Tally(n, correct, cell.cost())
     return {spec: tallies[spell(parse(spec))] for spec in specs}
-
-
-def stored(
-    earlier: Sequence[dict[str, Any]],
-    subset: str,
-    task: str,
-    specs: Sequence[str],
-    questions: int,
-    samples: int,
-) -> dict[str, Tally]:
-    """Return the tallies of the policies that earlier results hold with enough questions and equally many samples."""
-    found = {}
-    for result in earlier:
-        entry = result["counts"].get(subset, {}).get(task, {"n": 0, "policies": {}})
-        for spec in specs if entry["n"] == samples else ():
-            if spec not in entry["policies"]:
-                continue
-            right = np.array(list(map(int, entry["policies"][spec]["right"].split())))
-            if len(right) == questions:
-                found[spec] = Tally(np.full(questions, samples), right, entry["policies"][spec]["nfe"])
-    return found
 
 
 def counts(tallies: Tallies) -> dict[str, Any]:
@@ -225,7 +241,7 @@ def promise(validation: Mapping[str, Tallies], entry: tuple[str, int, str]) -> f
     """Return a ladder's pass@k on validation problems in %, averaged over tasks and the k up to 32."""
     plain, count, tempered = entry
     values = []
-    for tallies in map(validation.__getitem__, TASKS):
+    for tallies in (validation[task] for task in TASKS if task in validation):
         pair, order = [tallies[plain], tallies[tempered]], [0] * count + [1] * (VALIDATION["samples"] - count)
         values += [rates(pair, order, Goal(k=k)).mean() for k in KS if k <= VALIDATION["samples"]]
     return round(100 * float(np.mean(values)), 2)
@@ -267,6 +283,8 @@ def tuned(validation: Tallies, test: Tallies) -> Iterator[dict[str, Any]]:
     """Yield the portfolio and the best single policy of every budget, chosen on validation, and their difference."""
     seen, unseen = ([tallies[name] for name in POOL] for tallies in (validation, test))
     for goal in (*(Goal(k=k) for k in KS), *(Goal(nfe=nfe) for nfe in NFE)):
+        if any(goal.samples(tally.cost) > tally.n.min() for tally in seen):
+            continue
         choice = choose(seen, goal)
         order, single = choice.order, choice.single
         # The last policy goes on: samples may cost less on the test problems, so that the budget buys more of them.
@@ -277,6 +295,7 @@ def tuned(validation: Tallies, test: Tallies) -> Iterator[dict[str, Any]]:
         yield {
             "at": str(goal),
             "portfolio": {POOL[number]: order.count(number) for number in dict.fromkeys(order)},
+            "validation": points(choice.compared.difference),
             "single": POOL[single],
             "rates": [round(100 * float(values.mean()), 2) for values in (mixed, alone)],
             **difference(mixed, alone),
@@ -286,6 +305,22 @@ def tuned(validation: Tallies, test: Tallies) -> Iterator[dict[str, Any]]:
 # --- policies -------------------------------------------------------------------------------------------------
 
 
+Measured = tuple[str, str, Tallies]  # subset, task, samples
+
+
+def by_task(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
+    """Return what was measured on each task."""
+    return {task: [entry for entry in measured if entry[1] == task] for _, task, _ in measured}
+
+
+def pooled(tallies: Sequence[Tally]) -> Tally:
+    """Return the samples of one policy on several sets of questions as one tally."""
+    n, correct = (np.concatenate([getattr(tally, name) for tally in tallies]) for name in ("n", "correct"))
+    return Tally(
+        n, correct, float(np.average([t.cost for t in tallies], weights=[len(t.n) for t in tallies]))
+    )
+
+
 def curve(tally: Tally) -> dict[str, Any]:
     """Return the rates of one policy with intervals, and its cost."""
     passes = metrics.pass_at_k(tally.n, tally.correct, range(1, SAMPLES + 1))
@@ -293,6 +328,7 @@ def curve(tally: Tally) -> dict[str, Any]:
     bought = [round(100 * float(rate), 2) if rate == rate else None for rate in at_nfe.mean(axis=0)]
     shown = metrics.bootstrap(passes[:, [k - 1 for k in KS]])
     return {
+        "questions": len(tally.n),
         "nfe": round(tally.cost, 2),
         "pass": {str(k): points(shown, column) for column, k in enumerate(KS)},
         "bought": dict(zip(map(str, NFE), bought)),

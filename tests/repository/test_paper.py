@@ -258,3 +258,40 @@ def test_a_ladder_equals_its_first_policy_while_only_that_has_drawn():
     assert rows[2]["rates"][0] == rows[2]["rates"][1]
     passes = [metrics.pass_at_k(t.n, t.correct, [2])[:, 0] for t in tallies.values()]
     assert rows[4]["rates"][0] == round(100 * float((1 - (1 - passes[0]) * (1 - passes[1])).mean()), 2)
+
+
+def test_portfolios_draw_only_what_no_stored_result_has(monkeypatch, tmp_path):
+    """A policy whose counts are stored is never drawn again, and every task is stored when it is complete."""
+    monkeypatch.setattr(portfolios, "TESTS", {"test:31": {"countdown-3": 6, "words-2": 5}})
+    monkeypatch.setattr(portfolios, "VALIDATION", {"questions": 5, "samples": 4})
+    drawn, kept = [], []
+
+    def draw(out, cells, specs):
+        drawn.append((cells.subset, cells.task, len(specs), cells.questions))
+        assert out.parent.parent == tmp_path
+        n = np.full(cells.questions, cells.samples)
+        return {spec: Tally(n, np.arange(cells.questions) % 5, 1.0 + len(spec)) for spec in specs}
+
+    monkeypatch.setattr(portfolios, "drawn", draw)
+    for name in ("climb", "tuned", "compared", "curve"):  # slow, and not the subject
+        monkeypatch.setattr(portfolios, name, lambda *tallies: {})
+    whole = portfolios.run(tmp_path, 400, keep=kept.append)
+    tests = [("test:31", "countdown-3", 6, 6), ("validation", "words-2", 6, 5), ("test:31", "words-2", 6, 5)]
+    assert drawn == [*(("validation", task, 8, 5) for task in portfolios.TASKS), *tests]
+    assert whole["complete"]
+    assert not kept[-1]["complete"]
+    assert kept[-1]["counts"]["test:31"].keys() == {"countdown-3"}
+    drawn.clear()
+    again = portfolios.run(tmp_path, 400, [kept[-2], kept[-1]])
+    assert (drawn, again) == (tests[2:], whole)
+    # One policy more, and more questions than are stored.
+    del kept[-1]["counts"]["test:31"]["countdown-3"]["policies"]["eb"]
+    monkeypatch.setattr(portfolios, "TESTS", {"test:31": {"countdown-3": 6, "words-2": 7}})
+    drawn.clear()
+    less = portfolios.run(tmp_path, 400, [whole], draw=False)
+    assert (drawn, less["complete"], len(less["counts"]["test:31"])) == ([], False, 2)
+    portfolios.run(tmp_path, 400, [kept[-1]])
+    assert drawn == [("test:31", "countdown-3", 1, 6), ("test:31", "words-2", 6, 7)]
+    drawn.clear()
+    portfolios.run(tmp_path, 400, [{"counts": {"validation": whole["counts"]["validation"]}}])
+    assert [entry[:3] for entry in drawn] == [("test:31", "countdown-3", 6), ("test:31", "words-2", 6)]
