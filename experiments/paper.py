@@ -356,9 +356,7 @@ def current(name: str, questions: int, samples: int) -> bool:
     )
 
 
-def perform(
-    name: str, options: PartOptions, *, finished: bool = False, merged: Sequence[Path] = ()
-) -> None:
+def perform(name: str, options: PartOptions, *, finished: bool = False, merged: Sequence[Path] = ()) -> None:
     """Run a part and store its result.
 
     Args:
