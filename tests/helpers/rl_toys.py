@@ -11,6 +11,7 @@ import torch
 
 from recipes import tokenizer
 from twotemp import tasks
+from twotemp.backends.local import LocalBackend
 from twotemp.graders.rewards import correct
 from twotemp.models import llada
 from twotemp.models.llada import LLaDA
@@ -18,7 +19,7 @@ from twotemp.policies import policy
 from twotemp.records import Grade, Problem
 from twotemp.rl.objective import OBJECTIVES, Objective, Terms
 from twotemp.rl.parallel import accelerator
-from twotemp.rl.rollouts import Dataset
+from twotemp.rl.rollouts import Dataset, collect, training_problems
 from twotemp.rl.settings import Budget, GrpoSettings
 from twotemp.rl.trainer import train
 
@@ -137,3 +138,13 @@ def poison_loss(set_item: Callable[[str, Objective], None], when: Callable[[], b
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     """Return whether two sets of named tensors are equal, bit by bit."""
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def rollouts_of(model, size: int = 4, problems=None):
+    """Return rollouts of three problems, or of these, by the policy of `settings`."""
+    problems = problems or {seed: next(training_problems(TASK, seed)) for seed in range(3)}
+    tct = settings().policy
+    return collect(
+        LocalBackend(model, batch_size=64), ManyNumbers(), problems, tct, {correct: 1.0}, size=size, seed=0,
+        length=LENGTH, block=None,
+    )  # fmt: skip

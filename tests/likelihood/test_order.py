@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import twotemp
+from tests.helpers import path_laws as tables
 from tests.helpers import rl_toys
-from tests.likelihood import test_deferral as tables
 from theory.anchor_fork import has
 from theory.exact import commit_sets
 from theory.strings import entropy, temper

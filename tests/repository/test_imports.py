@@ -202,3 +202,11 @@ def test_the_package_table_names_every_package():
     page = (ROOT.parents[1] / "docs" / "architecture.md").read_text()
     first = re.findall(r"(?m)^\| (`.*?) \|", page)
     assert {name for cell in first for name in re.findall(r"`(\w+)`", cell)} == {*ALLOWED, "cli"}
+
+
+def test_no_test_module_imports_another():
+    """What several need is in tests/helpers."""
+    imports = re.compile(r"^\s*(?:from|import) tests\.(?!helpers\b|conftest\b).*", re.MULTILINE)
+    files = Path(__file__).parents[1].rglob("*.py")
+    found = {str(path): lines for path in files if (lines := imports.findall(path.read_text("utf-8")))}
+    assert not found

@@ -16,7 +16,7 @@ from experiments import order
 from experiments.grpo import ROLLOUTS
 from experiments.order import OrderSize
 from tests.helpers import rl_toys
-from tests.rl.test_run import rollouts_of
+from tests.helpers.rl_toys import rollouts_of
 from twotemp.cli import app
 from twotemp.policies import parse, policy
 from twotemp.rl.learner import Learner

@@ -9,9 +9,9 @@ from itertools import product
 import pytest
 import torch
 
+from tests.helpers import path_laws as tables
 from tests.helpers import rl_toys
 from tests.helpers.rl_toys import go
-from tests.likelihood import test_deferral as tables
 from twotemp.errors import UserError
 from twotemp.likelihood.queries import log_q
 from twotemp.policies import policy

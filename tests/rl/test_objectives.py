@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.helpers import rl_toys
-from tests.rl.test_run import rollouts_of
+from tests.helpers.rl_toys import rollouts_of
 from twotemp.errors import UserError
 from twotemp.likelihood.queries import MaskedQueries, log_q
 from twotemp.rl.learner import Learner, RowNumbers

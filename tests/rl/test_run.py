@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from tests.helpers import rl_toys
-from tests.helpers.rl_toys import ManyNumbers, go, micro_model, same, tensors
-from twotemp.backends.local import LocalBackend
+from tests.helpers.rl_toys import ManyNumbers, go, micro_model, rollouts_of, same, tensors
 from twotemp.errors import UserError
 from twotemp.folders import only_writer
 from twotemp.likelihood.estimators import ESTIMATORS
@@ -26,7 +25,7 @@ from twotemp.rl import checkpoint, results
 from twotemp.rl.learner import Learner
 from twotemp.rl.objective import OBJECTIVES, advantages
 from twotemp.rl.parallel import accelerator
-from twotemp.rl.rollouts import collect, joined, training_problems
+from twotemp.rl.rollouts import joined, training_problems
 
 
 @pytest.mark.parametrize("likelihood", ESTIMATORS)
@@ -160,17 +159,6 @@ def test_nfe_and_time_budgets_stop(tmp_path):
 
 
 # Gradients.
-
-
-def rollouts_of(model, size: int = 4, problems=None):
-    problems = problems or {seed: next(training_problems(rl_toys.TASK, seed)) for seed in range(3)}
-    from twotemp.graders.rewards import correct
-
-    tct = rl_toys.settings().policy
-    return collect(
-        LocalBackend(model, batch_size=64), ManyNumbers(), problems, tct, {correct: 1.0}, size=size, seed=0,
-        length=rl_toys.LENGTH, block=None,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("likelihood", ESTIMATORS)
