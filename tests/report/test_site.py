@@ -246,6 +246,20 @@ def test_links_resolve(page):
         assert not anchor or anchor in anchors(linked), f"{page}: no heading {target}"
 
 
+def test_every_formula_can_be_drawn():
+    """The site's writer knows a part of LaTeX; the site is built by the slow tests only."""
+    from docutils.utils.math.latex2mathml import tex2mathml
+
+    formulas = [
+        f
+        for page in (ROOT / "docs").rglob("*.md")
+        for f in re.findall(r"```math\n(.*?)```", page.read_text("utf-8"), re.S)
+    ]
+    assert formulas
+    for formula in formulas:
+        tex2mathml(formula, as_block=True)
+
+
 def test_every_page_is_in_the_table_of_contents():
     docs = ROOT / "docs"
     listed = {
