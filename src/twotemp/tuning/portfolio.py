@@ -39,7 +39,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenOrder:
     """Which policy draws which sample, and how that compares with the best single policy."""
 
     order: list[int]  # numbers of policies; all the same if no portfolio has earned its place
@@ -108,7 +108,7 @@ def rates(tallies: Sequence[Tally], order: Sequence[int], goal: Goal) -> Floats:
     return goal.of(curve, np.array([tallies[policy].cost for policy in order]))
 
 
-def choose(tallies: Sequence[Tally], goal: Goal) -> Choice:
+def choose(tallies: Sequence[Tally], goal: Goal) -> ChosenOrder:
     """Return the greedy portfolio if it has earned its place, else the best single policy."""
     order, single = greedy_choice(tallies, goal)
     gaps = cross_fitted(tallies, goal)
@@ -117,7 +117,7 @@ def choose(tallies: Sequence[Tally], goal: Goal) -> Choice:
     if not questions or np.subtract(*known).mean() <= np.subtract(*known).std() / math.sqrt(questions):
         order = [single] * _length(goal, tallies[single].cost)
     mixed, alone = known.mean(axis=1).tolist() if questions else (math.nan, math.nan)
-    return Choice(order, single, Comparison(mixed, alone, metrics.paired_bootstrap(*gaps), questions))
+    return ChosenOrder(order, single, Comparison(mixed, alone, metrics.paired_bootstrap(*gaps), questions))
 
 
 def cross_fitted(tallies: Sequence[Tally], goal: Goal, folds: int = 5) -> Floats:
