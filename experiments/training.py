@@ -9,8 +9,12 @@ from typing import Any
 from experiments.blocks import table
 from recipes.recipe import Recipe
 
-MODELS = ("tiny-first", "tiny", "tiny-ar")
-OBJECTIVES = {"diffusion": "masked diffusion", "next token": "next token"}
+MODELS = ("tiny-first", "tiny", "tiny-ar", "tiny-uniform")
+OBJECTIVES = {
+    "mask": "masked diffusion",
+    "uniform": "diffusion with random tokens",
+    "next token": "next token",
+}
 LAST = 25  # a final loss is the mean over this many lines of the log
 
 
@@ -19,9 +23,10 @@ def summary(recipes: Path) -> dict[str, Any]:
     trainings = {}
     for name in MODELS:
         rows = [json.loads(line) for line in (recipes / f"{name}.log.jsonl").read_text("utf-8").splitlines()]
+        recipe = Recipe.read(recipes / f"{name}.yaml")
         phases: dict[str, int] = {}
         for row in rows:
-            phases[row["objective"]] = row["step"]
+            phases[recipe.noise if row["objective"] == "diffusion" else row["objective"]] = row["step"]
         done = 0
         for objective, step in phases.items():
             phases[objective], done = step - done, step
@@ -29,9 +34,8 @@ def summary(recipes: Path) -> dict[str, Any]:
         for row in rows[-LAST:]:
             for task, loss in row["loss"].items():
                 losses.setdefault(task, []).append(loss)
-        before = Recipe.read(recipes / f"{name}.yaml").after
         trainings[name] = {
-            "after": before and before.name,
+            "after": recipe.after.name if recipe.after else recipe.model,
             "phases": phases,
             "tokens": rows[-1]["tokens"],
             "seconds": rows[-1]["seconds"],

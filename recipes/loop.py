@@ -12,7 +12,7 @@ from recipes import checkpoints, tokenizer
 from recipes.corpus import Corpus, generate
 from recipes.log import LossLog, ProgressCallback, ignore_progress
 from recipes.muon import Muon
-from recipes.objective import Logits, diffusion_loss, next_token_loss
+from recipes.objective import Logits, diffusion_loss, next_token_loss, uniform_loss
 from recipes.recipe import Recipe, threads
 from twotemp.folders import claim, only_writer
 from twotemp.models import llada
@@ -28,22 +28,24 @@ def train(recipe: Recipe, out: Path, watch: ProgressCallback = ignore_progress) 
 
     `out` also gets the log (a line every `log_every` steps and with every checkpoint), the loss curve, and the state
     of the run. After an interruption the same call continues from the last checkpoint and ends with the same weights.
-    If the recipe has an `after`, that recipe is trained first, in a folder inside `out`.
+    If the recipe has an `after`, that recipe is trained first, in a folder inside `out`; if it names an embedded
+    model, the run starts from its weights.
     """
     with only_writer(out), threads(recipe.threads):
         return _train(recipe, out, watch)
 
 
 def _train(recipe: Recipe, out: Path, watch: ProgressCallback) -> Path:
-    words = tokenizer.build()
-    model = llada.new(config(recipe, words), words, seed=recipe.seed, name=recipe.name)
+    words, masks = tokenizer.build(), recipe.noise == "mask"
+    model = llada.new(config(recipe, words), words, seed=recipe.seed, name=recipe.name, masks=masks)
     network = model.module.train()
     optimizer = Muon(network, recipe.weight_decay)
     done = checkpoints.read(out, recipe, network, optimizer)
     # `checkpoints.read` has already checked which changes the finished steps allow.
     claim(out, "training", {"recipe": recipe.to_dict()}, step=None)
-    if recipe.after and not done:
-        first = load(train(recipe.after, out / FIRST, watch), device="cpu").module
+    start = train(recipe.after, out / FIRST, watch) if recipe.after and not done else recipe.model
+    if start is not None and not done:
+        first = load(start, device="cpu").module
         assert first is not None
         network.load_state_dict(first.state_dict())
     log = LossLog(out, done)
@@ -57,6 +59,11 @@ def _train(recipe: Recipe, out: Path, watch: ProgressCallback) -> Path:
             batch = corpus.batch(generator)
             if next_token:
                 loss = next_token_loss(logits, batch.ids, batch.prompt)
+            elif not masks:
+                loss = uniform_loss(
+                    *(logits, batch.ids, batch.prompt, model.vocab_size, generator),
+                    least_time=recipe.least_time,
+                )
             else:
                 loss = diffusion_loss(
                     logits,
@@ -84,7 +91,8 @@ def _train(recipe: Recipe, out: Path, watch: ProgressCallback) -> Path:
 def config(recipe: Recipe, words: Any) -> dict[str, Any]:
     """Return config.json of the small model: LLaDA-8B's fields and values, with smaller sizes."""
     vocabulary = words.get_vocab()
-    return {
+    mask = {"mask_token_id": vocabulary[tokenizer.MASK]} if recipe.noise == "mask" else {}
+    return mask | {
         "activation_type": "silu",
         "alibi": False,
         "attention_dropout": 0.0,
@@ -100,7 +108,6 @@ def config(recipe: Recipe, words: Any) -> dict[str, Any]:
         "init_std": 0.02,
         "input_emb_norm": False,
         "layer_norm_type": "rms",
-        "mask_token_id": vocabulary[tokenizer.MASK],
         "max_sequence_length": tokenizer.MAX_LENGTH,
         "mlp_hidden_size": recipe.mlp_hidden_size,
         "multi_query_attention": None,

@@ -1,4 +1,4 @@
-"""The two losses that a recipe can use. Both are means per answer token in nats; prompts are never predicted."""
+"""The losses that a recipe can use. They are means per answer token in nats; prompts are never predicted."""
 
 from __future__ import annotations
 
@@ -53,6 +53,39 @@ def diffusion_loss(
     losses = cross_entropy(logits(ids.masked_fill(masked, mask_id), masked), ids[masked], reduction="none")
     weight = (1 / times).clamp(max=largest_weight).to(losses.dtype)[:, None].expand(ids.shape)[masked]
     return (losses * weight).sum() / (rows * length)
+
+
+def uniform_loss(
+    logits: Logits,
+    ids: Tensor,
+    prompt: int,
+    vocab_size: int,
+    generator: torch.Generator,
+    *,
+    least_time: float = 0.0,
+) -> Tensor:
+    """Return the mean of -log q(x_0^k | x_t) over all answer tokens, where x_t has random tokens instead of masks.
+
+    Each answer token is replaced with probability t ~ U(least_time, 1) by one of the vocabulary. The network does
+    not know which were replaced, nor t, so every position is predicted, as in DiffusionGemma.
+
+    Args:
+        logits: the network, as a function of ids and wanted positions.
+        ids: prompts and answers, [B, P + L].
+        prompt: P, the tokens of a prompt.
+        vocab_size: the number of tokens that noise is drawn from.
+        generator: draws the times and the noise.
+        least_time: the smallest t.
+    """
+    rows, length = ids.shape[0], ids.shape[1] - prompt
+    times = stratified_times(rows, least_time, generator)
+    replaced = torch.rand(rows, length, generator=generator, dtype=torch.float64) < times[:, None]
+    random = torch.randint(vocab_size, (rows, length), generator=generator)
+    answers = ids[:, prompt:]
+    noisy = torch.cat([ids[:, :prompt], torch.where(replaced, random, answers)], 1)
+    want = torch.zeros_like(ids, dtype=torch.bool)
+    want[:, prompt:] = True
+    return cross_entropy(logits(noisy, want), answers.reshape(-1))
 
 
 def next_token_loss(logits: Logits, ids: Tensor, prompt: int) -> Tensor:

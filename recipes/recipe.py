@@ -14,15 +14,18 @@ from twotemp.errors import UserError, unknown
 from twotemp.serialization import read_yaml, record
 from twotemp.tasks import SOURCES
 
+NOISES = ("mask", "uniform")
+
 
 @dataclass(frozen=True)
 class Recipe:
     """Architecture (in LLaDA's names), data, and schedule.
 
     `after` is the recipe whose trained weights this run starts from; in a YAML file it is the name of a file in the
-    same folder. The learning rate warms up linearly, stays, and falls linearly to 0 over the last `decay` steps.
-    The first `next_token_steps` steps are next-token prediction with causal attention; the rest is masked
-    diffusion.
+    same folder. `model` is an embedded model to start from instead. The learning rate warms up linearly, stays, and
+    falls linearly to 0 over the last `decay` steps.
+    The first `next_token_steps` steps are next-token prediction with causal attention; the rest is diffusion, with
+    masks or with random tokens.
     """
 
     name: str
@@ -38,12 +41,14 @@ class Recipe:
     next_token_steps: int = 0
     learning_rate: float = 2e-3
     weight_decay: float = 0.05
+    noise: str = "mask"  # what hides a token: "mask", or "uniform" (a random token)
     least_time: float = 0.02  # see `objective.diffusion_loss`
     largest_weight: float = 10.0  # see `objective.diffusion_loss`
     seed: int = 0
     checkpoint_every: int = 200
     log_every: int = 20
     after: Recipe | None = None
+    model: str | None = None
     compile: bool = False  # torch.compile: 1.7 times as fast on a CPU; needs a C++ compiler
     threads: int = 1  # CPU threads; their number changes the order of sums, and so the last bits
 
@@ -65,6 +70,10 @@ class Recipe:
             raise UserError(
                 f"recipe {self.name}: {', '.join(shape)} must be those of {self.after.name}, its `after`"
             )
+        if self.noise not in NOISES:
+            raise unknown(f"noise of recipe {self.name}", self.noise, NOISES)
+        if self.after and self.model:
+            raise UserError(f"recipe {self.name}: a run starts from `after` or from `model`; leave one out")
         check_tasks(self.name, "examples", self.examples)
 
     def rate(self, step: int) -> float:

@@ -19,12 +19,13 @@ from recipes import checkpoints, loop, tokenizer, verifier
 from recipes.corpus import Corpus, Examples, generate
 from recipes.loop import train
 from recipes.muon import Muon, orthogonal
-from recipes.objective import diffusion_loss, next_token_loss, stratified_times
+from recipes.objective import diffusion_loss, next_token_loss, stratified_times, uniform_loss
 from recipes.recipe import Recipe
 from tests.helpers.micro_recipe import MICRO
 from twotemp.errors import UserError
 from twotemp.folders import only_writer
-from twotemp.models.load import load
+from twotemp.models.load import load, locate
+from twotemp.records import NO_MASK
 from twotemp.tasks import SOURCES
 
 torch.set_num_threads(1)
@@ -184,6 +185,39 @@ def test_orthogonal_moves_all_singular_values_near_one() -> None:
     assert float(values.max()) < 1.3
 
 
+def test_uniform_loss_is_the_mean_over_all_states() -> None:
+    """A token is the right one with probability 1 - t + t / V, else each other one with t / V."""
+    length, prompt, vocabulary, least = 2, 1, 3, 0.2
+    ids = torch.tensor([[2, 0, 1]])
+    table = torch.randn(length, vocabulary**length, vocabulary, generator=torch.Generator().manual_seed(0))
+
+    def logits(x: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+        assert want.tolist() == [[False, True, True]] * len(x)
+        assert bool((x[:, 0] == 2).all())
+        state = x[:, 1] * vocabulary + x[:, 2]
+        return table[:, state].transpose(0, 1).flatten(0, 1)
+
+    exact = 0.0
+    for state in product(range(vocabulary), repeat=length):
+        at = state[0] * vocabulary + state[1]
+        nll = -table[:, at].log_softmax(-1)
+        loss = sum(float(nll[k, ids[0, prompt + k]]) for k in range(length)) / length
+        wrong = sum(state[k] != int(ids[0, prompt + k]) for k in range(length))
+        for i in range(2000):
+            t = least + (1 - least) * (i + 0.5) / 2000
+            exact += (t / 3) ** wrong * (1 - t + t / 3) ** (length - wrong) * loss / 2000
+    losses = [
+        float(
+            uniform_loss(
+                *(logits, ids.expand(20_000, -1), prompt, vocabulary, torch.Generator().manual_seed(s)),
+                least_time=least,
+            )
+        )
+        for s in range(3)
+    ]
+    assert sum(losses) / 3 == pytest.approx(exact, rel=0.01)
+
+
 def test_next_token_loss_predicts_each_answer_token_from_the_previous_position() -> None:
     ids = torch.tensor([[5, 3, 1, 2], [5, 3, 4, 0]])
 
@@ -316,6 +350,7 @@ def test_the_learning_rate_warms_up_stays_and_decays() -> None:
         ("examples: {countdown-5: 10}", "did you mean 'countdown-"),
         ("examples: {countdown-3: 0}", "must be an integer >= 1"),
         ("compile: 1", "compile must be true or false"),
+        ("noise: masks", "did you mean 'mask'"),
         ("after: 3", "after must name a recipe's file"),
         ("after: recipe.yaml", "leads back to this recipe"),
     ],
@@ -340,6 +375,18 @@ def test_a_second_phase_starts_with_the_weights_of_the_first(tmp_path: Path) -> 
     second = load_file(tmp_path / "still" / "model" / "model.safetensors")
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_run_may_start_from_an_embedded_model_and_use_random_tokens(tmp_path: Path) -> None:
+    recipe = replace(Recipe.read(RECIPES / "tiny-uniform.yaml"), compile=False, learning_rate=0.0)
+    recipe = replace(recipe, steps=2, decay=1, warmup=1, examples={"countdown-3": 20}, batch_tokens=60)
+    out = train(recipe, tmp_path)
+    weights, start = (load_file(folder / "model.safetensors") for folder in (out, locate("tiny")))
+    assert weights.keys() == start.keys()
+    assert all(torch.equal(weights[name], start[name]) for name in weights)
+    model = load(out)
+    assert (model.mask_id, model.config["model_type"]) == (NO_MASK, "llada-uniform")
+    assert "mask_token_id" not in model.config
 
 
 def test_phases_of_a_recipe_must_have_the_same_architecture(tmp_path: Path) -> None:
@@ -402,7 +449,7 @@ def test_help_loads_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-@pytest.mark.parametrize("name", ["tiny", "tiny-ar"])
+@pytest.mark.parametrize("name", ["tiny", "tiny-ar", "tiny-uniform"])
 def test_the_shipped_weights_match_their_recipe_and_log(name: str) -> None:
     recipe = Recipe.read(RECIPES / f"{name}.yaml")
     model = load(name)

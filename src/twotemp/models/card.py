@@ -55,7 +55,7 @@ def model_card(name: str, family: str, about: str, settings: Mapping[str, Any] |
 {chr(10).join(header)}
 ---
 
-# A masked diffusion language model
+# A diffusion language model
 
 {about} It has the layout of its family (`{family}`) and comes from {source}, whose license and limits apply.
 

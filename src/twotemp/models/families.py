@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from twotemp.errors import UserError, unknown
 from twotemp.models import masked_lm
 from twotemp.models.diffusion_gemma import DiffusionGemma
-from twotemp.models.llada import LLaDA
+from twotemp.models.llada import LLaDA, UniformLLaDA
 from twotemp.models.llada2 import LLaDA2
 from twotemp.models.llada_moe import LLaDAMoE
 from twotemp.models.masked_lm import MaskedLM
@@ -159,6 +159,7 @@ class A2DLlama(OnLlama):
 # By one of the `architectures` of config.json, else by its `model_type`.
 FAMILIES: dict[str, type[Transformer]] = {
     "llada": LLaDA,
+    "llada-uniform": UniformLLaDA,
     "LLaDAMoEModel": LLaDAMoE,
     "LLaDAMoEModelLM": LLaDAMoE,
     "lladamoe": LLaDAMoE,

@@ -104,12 +104,34 @@ class LLaDA(Transformer):
         return rename(super().layout(native, config), ORIGINAL_NAMES)
 
 
-def new(config: Mapping[str, Any], tokenizer: Any = None, *, seed: int = 0, name: str = "new") -> LLaDA:
-    """Return a newly initialized model of a LLaDA config, to be trained; the global generator is not used."""
-    config = {"model_type": "llada", "architectures": ["LLaDAModelLM"], **config}
-    native = LLaDA.native_config(config)
+class UniformLLaDA(LLaDA):
+    """The same network for tokens that are replaced by random ones instead of masked, as in `tiny-uniform`."""
+
+    facts = Facts("llada-uniform", end_tokens=LLaDA.facts.end_tokens, masks=False)
+
+
+def new(
+    config: Mapping[str, Any],
+    tokenizer: Any = None,
+    *,
+    seed: int = 0,
+    name: str = "new",
+    masks: bool = True,
+) -> LLaDA:
+    """Return a newly initialized model of a LLaDA config, to be trained; the global generator is not used.
+
+    Args:
+        config: LLaDA's fields.
+        tokenizer: Its tokenizer.
+        seed: Of the weights.
+        name: What the model is called.
+        masks: False: its open positions hold random tokens.
+    """
+    kind = LLaDA if masks else UniformLLaDA
+    config = {"model_type": kind.facts.family, "architectures": ["LLaDAModelLM"], **config}
+    native = kind.native_config(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = Llama(native)
-    token_ids = resolve(LLaDA.facts, native.vocab_size, config, tokenizer)
-    return LLaDA(module, config, token_ids, tokenizer, name)
+    token_ids = resolve(kind.facts, native.vocab_size, config, tokenizer)
+    return kind(module, config, token_ids, tokenizer, name)

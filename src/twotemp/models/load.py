@@ -23,7 +23,7 @@ from twotemp.models.transformer import Transformer
 from twotemp.models.weight_loading import Storage, check_device_map, check_quantize
 from twotemp.records import NO_MASK
 
-EMBEDDED = ("tiny", "tiny-ar")
+EMBEDDED = ("tiny", "tiny-ar", "tiny-uniform")
 # No Python files: a checkpoint is data.
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 
@@ -44,7 +44,7 @@ def load(
     """Load a masked diffusion LM, recognized by its config.json; no remote code, no pickle.
 
     Args:
-        source: "tiny" or "tiny-ar" (embedded), a checkpoint folder, or a hub id.
+        source: "tiny", "tiny-ar" or "tiny-uniform" (embedded), a checkpoint folder, or a hub id.
         mask_id: The mask token, if the config does not name it; takes precedence over the config.
         eos_ids: The end tokens, likewise.
         block_size: The block size, likewise; 0: a model that comes in both kinds (dllm's A2D) is bidirectional.
