@@ -19,7 +19,7 @@ import numpy as np
 
 from experiments.blocks import signed, table, with_interval
 from experiments.command import evaluated
-from experiments.embedded import SHOWN, points
+from experiments.embedded import MODEL, SHOWN, points
 from twotemp import metrics
 from twotemp.analysis import GradedCell, unique
 from twotemp.policies import spell
@@ -79,16 +79,21 @@ QUESTIONS = 24  # for a task with share 1
 BOUGHT = (1, 4, 16)  # samples of AR whose NFE every method may spend
 
 
-def tuned(out: Path, task: str) -> dict[str, str]:
-    """Return the most promising candidate of each method on the validation problems.
+def tuned(grid: Path, task: str, methods: Mapping[str, str], questions: int, model: str) -> dict[str, str]:
+    """Return the most promising candidate of each method for pass@GOAL on validation problems.
 
-    A candidate's estimate is smoothed with its neighbours' results. The samples are kept in the run directory of the
-    grid of `experiments.tuning`, which contains many of the same candidates.
+    A candidate's estimate is smoothed with its neighbours' results.
+
+    Args:
+        grid: the run directory of the samples.
+        task: the name of the task.
+        methods: method -> its candidates, expanded by `twotemp.tuning`.
+        questions: validation questions.
+        model: the name of the model.
     """
-    grid, questions = out.parent / "tuning" / f"{task}-grid", TASKS[task][1]
-    candidates = {name: expand([spec]) for name, spec in METHODS.items()}
+    candidates = {name: expand([spec]) for name, spec in methods.items()}
     specs = unique(spell(policy) for policies in candidates.values() for policy in policies)
-    drawn = evaluated(grid, task, specs, n=GOAL, questions=questions, subset="validation")
+    drawn = evaluated(grid, task, specs, n=GOAL, questions=questions, subset="validation", model=model)
     cells = {spell(cell.policy): cell for cell in drawn}
     winners = {}
     for name, policies in candidates.items():
@@ -159,7 +164,9 @@ def study(
     out: Path, task: str, questions: int, samples: int, seeds: int, subset: str
 ) -> tuple[dict[str, Any], dict[str, MethodResult]]:
     """Return the summary of a task as JSON, and its methods; see `draw` for the arguments."""
-    specs = tuned(out, task)
+    # The run directory of the grid of `experiments.tuning`, which contains many of the same candidates.
+    grid = out.parent / "tuning" / f"{task}-grid"
+    specs = tuned(grid, task, METHODS, TASKS[task][1], MODEL)
     results = draw(out, task, specs, questions, samples, seeds, subset)
     ar_cost = results["AR"].cost
     methods = [

@@ -30,6 +30,7 @@ import yaml
 
 from experiments import (
     blocks,
+    canvases,
     embedded,
     files,
     frontier,
@@ -164,7 +165,7 @@ PARTS: dict[str, Part] = {
         lambda options: training.summary(ROOT / "recipes"),
         {"training": training.render},
         samples=None,
-        models=("tiny", "tiny-ar"),
+        models=("tiny", "tiny-ar", "tiny-uniform"),
     ),
     "theory": Part(
         "the exact numbers in docs/forks.md and docs/theory.md",
@@ -245,6 +246,16 @@ PARTS: dict[str, Part] = {
         },
         [frontier.TASKS, frontier.METHODS, frontier.GOAL],
         questions=frontier.QUESTIONS,
+    ),
+    "canvases": Part(
+        "tiny-uniform: tempered acceptance without a mask",
+        30,
+        lambda options: canvases.run(options.runs / "canvases", options.questions, options.samples),
+        {"canvases": canvases.render, "canvases-claims": canvases.statements},
+        [canvases.TASKS, canvases.METHODS, canvases.VALIDATION, canvases.EQUAL],
+        questions=100,
+        samples=32,
+        models=(canvases.MODEL, canvases.MASKED),
     ),
     "portfolios": Part(
         "ladders and portfolios of policies on unseen problems",

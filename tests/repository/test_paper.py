@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import blocks, command, embedded, frontier, paper, portfolios, verifier
+from experiments import blocks, canvases, command, embedded, frontier, paper, portfolios, verifier
 from tests.helpers.graded_cells import graded
 from twotemp import metrics, tasks
 from twotemp.evaluation import comparison
@@ -295,3 +295,19 @@ def test_portfolios_draw_only_what_no_stored_result_has(monkeypatch, tmp_path):
     drawn.clear()
     portfolios.run(tmp_path, 400, [{"counts": {"validation": whole["counts"]["validation"]}}])
     assert [entry[:3] for entry in drawn] == [("test:31", "countdown-3", 6), ("test:31", "words-2", 6)]
+
+
+def test_the_claims_about_canvases_say_where_they_hold():
+    def pair(claim, low):
+        first, second, k = claim
+        ends = {"mean": low + 2.0, "low": low, "high": low + 4.0}
+        return {"first": first, "second": second, "k": 32 if k < 0 else k, **ends}
+
+    studies = [
+        {"task": task, "statements": [pair(claim, low) for claim in canvases.STATEMENTS]}
+        for task, low in (("a", 1.0), ("b", -1.0))
+    ]
+    text = canvases.statements({"samples": 32, "studies": studies})
+    assert "TLC is ahead of LC on a, but not on b" in text
+    assert "| TLC − LC, k = 32 | **+3.0 (+1.0 to +5.0)** | +1.0 (−1.0 to +3.0) |" in text
+    assert "| EB, T_pos = 0.3 − EB, the NFE of 8 EB samples |" in text
