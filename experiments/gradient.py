@@ -126,9 +126,7 @@ def render(result: dict[str, Any]) -> str:
         mine = [row for row in result["searches"] if row["task"] == task]
         gap = signed(sum(row["ahead"]["mean"] for row in mine) / len(mine))
         gain = sum(row["gradient"]["pass"]["mean"] - row["start"]["mean"] for row in mine) / len(mine)
-        means.append(
-            f"{gap} on {task} (where it gained {signed(gain)} over its start, {mine[0]['start']['mean']:.1f})"
-        )
+        means.append(f"{gap} on {task} (its start has {mine[0]['start']['mean']:.1f}, it {signed(gain)})")
     spent = [
         sum(row[kind]["spent"] for row in result["searches"]) / len(result["searches"]) for kind in KINDS
     ]
@@ -138,7 +136,7 @@ def render(result: dict[str, Any]) -> str:
         f"{spent[0]:,.0f} by the race, {spent[1]:,.0f} by the gradient, with its scoring); the choices are compared "
         f"on {result['test']} test problems with {TESTED} samples each. The gradient's choice minus the race's, in "
         f"percentage points of pass@{K} averaged over seeds: {listed(means)}. The last column has the paired 95 % "
-        f"interval over questions.\n\n{table([*heads, 'difference'], rows, 1)}"
+        f"interval over questions.\n\n{table([*heads, 'difference'], rows, 6)}"
     )
 
 
