@@ -173,7 +173,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
                 "--lora-rank",
                 "1",
             ),
-            *("--micro-batch", "1", "--held-out", "0", "--device", "cpu"),
+            *("--micro-batch", "1", "--held-out", "0", "--device", "cpu", "--dtype", "bfloat16"),
         ],
     }
 
@@ -203,14 +203,20 @@ def main() -> None:
         "--layers", type=int, default=CONFIG["n_layers"], help="of the model, to try the script"
     )
     parser.add_argument("--parts", default="doctor,bfloat16,int8,grpo", help="what to measure")
-    parser.add_argument("--part", choices=["bfloat16", "int8"], help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=["make", "bfloat16", "int8"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.part:
+    if arguments.part and arguments.part != "make":
         draw(arguments.folder, "int8" if arguments.part == "int8" else None)
         return
     heads = max(1, arguments.width // 128)
     sizes = {"d_model": arguments.width, "mlp_hidden_size": 3 * arguments.width, "n_layers": arguments.layers}
-    make(arguments.folder, {**CONFIG, **sizes, "n_heads": heads, "n_kv_heads": heads})
+    if arguments.part:
+        make(arguments.folder, {**CONFIG, **sizes, "n_heads": heads, "n_kv_heads": heads})
+        return
+    # Not in this process: Linux counts the peak of a parent as that of the processes it starts.
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.real_size", *sys.argv[1:], "--part", "make"], check=True
+    )
     wanted = commands(arguments.folder)
     rows = [[part, *measure(wanted[part])] for part in arguments.parts.split(",")]
     print(table(["", "wall, s", "user, s", "system, s", "peak, GB", "exit", "last line"], rows))
