@@ -1,4 +1,4 @@
-"""The decoding engine, where denoiser and policy meet: token ids in, samples out."""
+"""The decoding engine, which runs policies on a denoiser: token ids in, samples out."""
 
 from twotemp.engine.batch import Observer, StepView, Written
 from twotemp.engine.engine import EngineOptions, LiveBatches, RowEvent, RowHandle, events, run

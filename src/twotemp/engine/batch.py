@@ -50,7 +50,7 @@ class StepView:
     memory: Memory | None  # what the policies carry into the next step
     step: Tensor  # [B]: the index of the step in its row, from 0
     block_step: Tensor  # [B], on the host: its index in the active block
-    decide: Callable[[Tensor], tuple[Decision, Memory | None]]  # decides again, by other logits
+    decide: Callable[[Tensor], tuple[Decision, Memory | None]]  # the decision that other logits would lead to
 
     @property
     def requests(self) -> Sequence[Request]:
@@ -107,7 +107,7 @@ class Observer:
         return nullcontext()
 
     def lap(self, part: str) -> None:
-        """Note the end of a part of the turn: bookkeeping, forward, draw or select."""
+        """Note that a part of the turn has ended: bookkeeping, forward, draw or select."""
 
     def step(self, view: StepView) -> None:
         """Note a step that was taken."""
@@ -242,7 +242,7 @@ class Batch:
     ) -> tuple[list[int], dict[int, UserError]]:
         """Let groups of samples that repel each other finish, or fail, as a whole.
 
-        Those that have finished keep their slot until the group has, as the others are still pushed away from them.
+        A finished sample keeps its slot until its group has finished: the others are still pushed away from it.
         """
         for group in groups:
             if errors := [failed[slot] for slot in group if slot in failed]:
@@ -257,7 +257,7 @@ class Batch:
         """Put new rows into the slots of finished ones."""
         if requests:
             self.rows.replace(requests)
-            if self.memory is not None:  # it is about the old rows
+            if self.memory is not None:  # it describes the old rows
                 self.memory.positions[list(requests)] = -1
 
     def drop(self, slots: Sequence[int]) -> None:
@@ -289,7 +289,7 @@ class Batch:
             self.memory = self.memory.grow(len(self.rows.requests), self.rows.block_width)
 
     def samples(self, slots: Sequence[int]) -> Iterator[Sample]:
-        """Yield the samples of finished rows; what an EOS stop left open becomes that EOS."""
+        """Yield the samples of finished rows. Positions that an EOS stop left masked are filled with that EOS."""
         now, state = perf_counter(), self.rows.state
         index = torch.tensor(slots, dtype=torch.int64)
         on_device = index.to(state.ids.device)
@@ -341,7 +341,7 @@ class Batch:
 def _by_index(
     rewritten: Sequence[tuple[int, int, int]], positions: Sequence[int]
 ) -> tuple[tuple[int, int, int], ...]:
-    """Return edits by step, with the index in the sample instead of the position; others are left out."""
+    """Return edits by step, with positions replaced by indices into the sample; others are left out."""
     if not rewritten:
         return ()
     index = {position: n for n, position in enumerate(positions)}
@@ -353,7 +353,7 @@ def _by_index(
 def paper_nfe(request: Request, positions: Sequence[int], block: int, steps: int) -> int:
     """Return the number of function evaluations as the paper counts them.
 
-    AR costs the passes that write what comes before EOS, K tokens of a block at a time; all others every step.
+    For AR, the passes that write the tokens before EOS, K tokens of a block per pass. For all others, every step.
 
     Args:
         request: What was sampled.

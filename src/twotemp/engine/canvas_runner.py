@@ -24,7 +24,9 @@ class CanvasRunner:
         self.model = model
         self.embed: Embed | None = model.soft_embeddings
         self.cache = model.new_cache(rows, columns)
-        self.prompts: list[tuple[int, ...] | None] = [None] * rows  # that each row of the cache holds
+        self.prompts: list[tuple[int, ...] | None] = [
+            None
+        ] * rows  # the prompt that each row of the cache holds
         self.soft: Tensor | None = None  # [B, W, D]: what the last step predicted
 
     def logits(self, rows: Rows, window: Window) -> Tensor:
@@ -95,7 +97,7 @@ class CanvasRunner:
         self._copy(new)
 
     def _copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy what rows have read to others, all at once."""
+        """Copy the cached text from some rows to others, all at once."""
         if pairs:
             source, target = torch.tensor(pairs, device=self.model.device).T
             self.cache.copy(source, target)

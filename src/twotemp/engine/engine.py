@@ -69,14 +69,14 @@ def events(
     Args:
         model: The model.
         requests: What to sample.
-        watch: Also yield what every step wrote into a row, before its sample.
+        watch: Yield what each step wrote into a row as well (`Written`), before the row's sample.
         batch_size: Rows of a batch, at most. None takes what should fit into memory; if it does not, the batch is
             halved and the run continues.
         cache: None is exact; "prefix" and "dual" are Fast-dLLM's approximations for bidirectional models.
         columns: Fixes the shape of every forward pass to `batch_size` rows of this many columns. In half precision,
             rounding depends on the shape, so a sample depends on its request alone only if the shape is fixed.
         graphs: With `columns`: replays forward passes instead of starting every kernel, as `graphs.CudaGraphs` does.
-        observer: Sees every step, and may measure time; for instance a `Ledger`.
+        observer: Called around every turn and after every step, for instance a `Ledger`, which measures time.
     """
     waiting = list(requests)
     check_options(model, batch_size, cache, columns, graphs)
@@ -108,7 +108,7 @@ def check_options(
     graphs: Graphs | None = None,
     observer: Observer | None = None,
 ) -> None:
-    """Raise a UserError for options that are no `EngineOptions` of this model."""
+    """Raise a UserError for options that this model cannot be decoded with."""
     check_cache(model, cache)
     if batch_size is not None:
         integer("batch_size", batch_size, least=1)
@@ -145,7 +145,7 @@ class RowHandle:
     """A request in `LiveBatches`: it waits, or is decoded as a row. Callers of a service hold a `backends.Handle`."""
 
     request: Request
-    watched: bool = False  # whether every step of it is an event
+    watched: bool = False  # whether each of its steps is reported as an event
 
 
 # What happened to a request: a step of a watched row, then either its sample or its error: a `UserError` if it is
@@ -170,14 +170,14 @@ class LiveBatches:
         *,
         observer: Observer | None = None,
     ) -> None:
-        """Create an engine without requests; `slots` is the most rows of each batch, the rest is as in `events`."""
+        """Create an engine without requests. `slots` limits the rows of each batch; for the rest see `events`."""
         check_options(model, slots, cache, columns, graphs)
         self.model, self.slots, self.cache, self.columns, self.graphs = model, slots, cache, columns, graphs
         self.observer = observer or Observer()
         self._loops: dict[Hashable, _BatchLoop] = {}
         self._groups: dict[
             Hashable, list[RowHandle]
-        ] = {}  # of samples that repel each other, by `Request.group`
+        ] = {}  # the rows of each `Request.group`, whose samples repel each other
 
     @property
     def idle(self) -> bool:

@@ -20,7 +20,7 @@ class Graphs(Protocol):
     """Records what a device is asked to do."""
 
     def capture(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Return what repeats the kernels of `run` on the same memory, and the tensor that receives the result."""
+        """Return a function that replays the kernels of `run` in place, and the tensor that gets the result."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What observes a run: a callback, a profile, and the drift of an approximation; and the replay of a trace."""
+"""Observers of a run (a callback, a profile, the drift of an approximation), and the replay of a trace."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Ledger(Observer):
         self.steps = self.row_steps = 0
         self._last = perf_counter()
         self._device = None if model is None or model.device.type != "cuda" else model.device
-        self._parts = model.body_and_head if isinstance(model, LanguageModel) else None  # None: timed as one
+        # None: body and head are timed together.
+        self._parts = model.body_and_head if isinstance(model, LanguageModel) else None
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -95,7 +96,7 @@ class Ledger(Observer):
 class Drift:
     """KL(exact || ours) over the predictions that are approximate, and the decisions it changed in the whole run."""
 
-    predictions: int  # with a cache only those that read it: the first step of a block computes it
+    predictions: int  # with a cache, only those that read it; the first step of a block fills it
     kl_mean: float
     kl_median: float
     kl_p99: float
@@ -121,7 +122,7 @@ def drift(
         requests: What to sample.
         cache: The approximate cache to sample with.
         against: The model whose logits, computed without a cache, are exact (None: the same model).
-        batch_size: Unset, it is half of what would fit without the comparison, which needs memory for both.
+        batch_size: None takes half of what would fit without the comparison, which needs memory for both.
         on_sample: Called with every sample.
     """
     if not requests:

@@ -61,10 +61,10 @@ class RowState:
     """The tensors of B rows with C columns; the first dimension of each is the row."""
 
     # On the model's device.
-    ids: Tensor  # [B, C] int64: tokens; the mask, or a random token, where nothing is written yet
+    ids: Tensor  # [B, C] int64: tokens; the mask, or a random token, at positions that are not written yet
     length: Tensor  # [B] int64: columns of the row
     final_length: Tensor  # [B] int64: `length` after the last extension
-    requested: Tensor  # [B] int64: columns of prompt and answer; a last block that was completed has more
+    requested: Tensor  # [B] int64: columns of prompt and answer; completing the last block adds more
     origin: Tensor  # [B] int64: where the block grid starts
     block: Tensor  # [B] int64: width of its blocks
     key: Tensor  # [B] int64: address of the row's noise
@@ -75,7 +75,7 @@ class RowState:
     confidence: Tensor  # [B, C] float32: of what was written
     entropy: Tensor  # [B, C] float32: of the prediction it was drawn from
     # On the host, [B] int64.
-    host_length: Tensor  # `length` again
+    host_length: Tensor  # a copy of `length`
     start: Tensor  # first column of the active block
     end: Tensor  # one past its last column
     pending: Tensor  # positions of the active block that may still change; 0: the row has finished
@@ -84,13 +84,13 @@ class RowState:
     forwards: Tensor  # forward passes so far
     encoded: Tensor  # further passes, of an encoder
     processed: Tensor  # positions computed so far
-    # A hash of the tokens and of what may change: rows with the same one share a forward pass. Not computed where no
-    # two rows have the same prompt: then -1 - row, which no other row has.
+    # A hash of the tokens and of the positions that may change: rows with equal hashes share a forward pass. If no
+    # two rows have the same prompt, nothing is hashed, and each row gets another number, -1 - row.
     hashed: Tensor
     # On the model's device, where policies edit or the model has no mask.
     final: Tensor | None = None  # [B, C] bool: never to change again
     edits: Tensor | None = None  # [B, C] int64: how often it was rewritten, where policies edit
-    accepted: Tensor | None = None  # [B, C] int32: since when it is kept, -1: it is not; on a canvas
+    accepted: Tensor | None = None  # [B, C] int32, on a canvas: step since which it is kept; -1: not kept
 
     @classmethod
     def initial(
@@ -183,7 +183,7 @@ class RowState:
 
 @dataclass
 class RowInfo:
-    """What the host remembers of a row beside its tensors."""
+    """What the host remembers about a row in addition to its tensors."""
 
     request: Request
     entered: float = field(default_factory=perf_counter)
@@ -232,7 +232,7 @@ class Rows:
         return RowState.initial(requests, self.model, self.columns, self.renoising, self.editing)
 
     def _summarize(self) -> None:
-        """Derive from the requests what a step would otherwise have to ask the device for."""
+        """Compute from the requests what a step would otherwise have to ask the device for."""
         self.requests = requests = [info.request for info in self.info]
         self._measure()
         final = [final_length_of(r, self.model) for r in requests]
@@ -284,7 +284,7 @@ class Rows:
         return Window(positions, masked, predicted, text, index, row, column, count, state.start, state.end)
 
     def commit(self, window: Window, decision: Decision) -> None:
-        """Write what is committed. The other candidates stay what they are, or become noise."""
+        """Write the committed tokens. The other candidates stay masked or, without a mask, become random tokens."""
         state, row, column = self.state, window.row, window.column
         if decision.canvas is not None:
             self._write_canvas(window, decision, decision.canvas)
@@ -306,7 +306,7 @@ class Rows:
         state.step = state.step + 1  # not in place: an observer may still hold the old one
 
     def _write_canvas(self, window: Window, decision: Decision, canvas: Canvas) -> None:
-        """Write a canvas as the step left it, and note when its likeliest tokens changed and others were accepted."""
+        """Write the canvas that the step left; note changes of its likeliest tokens and accepted positions."""
         state, row, column = self.state, window.row, window.column
         assert state.final is not None
         assert state.accepted is not None
@@ -341,7 +341,7 @@ class Rows:
         state.final[row, column] |= ~decision.commit.any(1)[row]
 
     def sync(self, healthy: Tensor) -> bool:
-        """Tell the host where every row stands; the only time a step waits for the device.
+        """Copy the state of every row to the host. This is the only time that a step waits for the device.
 
         Args:
             healthy: A scalar on the device, carried along in the same transfer.
@@ -377,7 +377,7 @@ class Rows:
         return bool(host[-1])
 
     def _extend(self) -> None:
-        """Give another block of masks to the rows that are written, have no EOS and may be longer."""
+        """Add a block of masks to rows that are fully written, have no EOS and are below their final length."""
         state = self.state
         ended = (torch.isin(state.ids, self.eos_ids) & state.generated).any(1)
         due = ~self.pending().any(1) & ~ended

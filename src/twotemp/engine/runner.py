@@ -26,7 +26,7 @@ CacheKind = Literal["block", "prefix", "dual"]
 class Runner(Protocol):
     """Computes the logits of a batch."""
 
-    embed: Embed | None  # what to make of predictions, for models that are conditioned on their own
+    embed: Embed | None  # turns predictions into the next input of models with self-conditioning
 
     def logits(self, rows: Rows, window: Window) -> Tensor:
         """Return the logits [N, V] at the predicted positions of the window, row-major."""
@@ -202,7 +202,7 @@ class WindowRunner:
             state.processed[target] += (window.start[target] - self.model.lookback).clamp_min(0)
 
     def _span(self, rows: Rows, window: Window) -> tuple[Tensor, Tensor, Tensor]:
-        """Return which columns to compute, [begin, end), and how many are visible; [B] each, on the host."""
+        """Return the columns to compute, as [begin, end), and the number of visible ones; [B] each, on the host."""
         cached, length = rows.state.cached, rows.state.host_length
         if self.kind == "block":
             # In a shifted model the last position before the block, which is final, predicts its first.
@@ -229,7 +229,7 @@ class WindowRunner:
         slots, count = torch.arange(len(begin)), window.count
         if subset is not None:
             slots, begin, end, seen, count = (t[subset] for t in (slots, begin, end, seen, count))
-        # Only where nothing of the cache is reused do a row's keys and values follow from its tokens alone.
+        # A row's keys and values follow from its tokens alone only if nothing of the cache is reused.
         distinct = None
         if rows.shared_prompts and not bool(((begin > 0) | (end < seen)).any()):
             distinct = DistinctRows(torch.stack([rows.state.hashed[slots], end, count], 1), count)
@@ -304,6 +304,6 @@ class DistinctRows:
 
 
 def _ranges(start: Tensor, count: Tensor) -> Tensor:
-    """Return start[i], start[i] + 1, ..., `count[i]` numbers, for one i after the other."""
+    """Return the ranges start[i], start[i] + 1, ... of `count[i]` numbers each, concatenated over i."""
     shift = start - (count.cumsum(0) - count)
     return torch.arange(int(count.sum())) + shift.repeat_interleave(count)

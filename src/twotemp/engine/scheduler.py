@@ -1,9 +1,9 @@
-"""What a request means for a model, and which are decoded together: groups, free memory, and a queue with slots.
+"""Check requests against a model, and decide which are decoded together: groups, free memory, a queue with slots.
 
 The unit of scheduling is a *group*, usually of one request. Samples that repel each other (`Policy.repel`) form a
 larger one, drawn completely, in order and at the same time: sample k is pushed away from samples 0 to k - 1 of its
-prompt. So it is the same for every n > k, but only if these are drawn with it. Code that sorts or splits requests
-does it by whole groups.
+prompt. So it is the same for every n > k, but only if samples 0 to k - 1 are drawn with it. Code that sorts or splits
+requests must keep groups whole.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENTROPY_COPIES = 2  # probabilities, and their entropies
 _STABLE_COPIES = 4  # KL stability: the prediction before, the one now, and their two products
 _REPEL_COPIES = 4  # repulsion: predictions, gradients, their product, and the pushed logits
 _FLOAT = 4
-BLOCKS_AHEAD = 4  # columns that an extended row gets at a time, in blocks
+BLOCKS_AHEAD = 4  # blocks by which an extended row grows at a time
 
 
 def check(request: Request, model: Denoiser) -> None:
@@ -50,7 +50,7 @@ def check(request: Request, model: Denoiser) -> None:
         raise UserError(f"{where}: nothing to do: length is 0 and the text has no mask token to fill")
     if model.mask_id == NO_MASK and (request.policy.edit != "never" or request.policy.repel):
         raise UserError(
-            f"{where}: policy {request.policy.name} edits or repels, which needs masks, and {model.name} has "
+            f"{where}: policy {request.policy.name} edits or repels, which needs masks, but {model.name} has "
             "none: its open positions hold random tokens, and every step decides on all of them; use another policy"
         )
     if has_canvases(model) and not request.length:
@@ -92,12 +92,12 @@ def block_of(request: Request, model: Denoiser) -> int:
 
 
 def columns_of(request: Request, model: Denoiser) -> int:
-    """Return how many columns the request's row needs at first: all, or if it is extended some blocks."""
+    """Return how many columns to allocate for the row at first: all, or some blocks if it will be extended."""
     return extended_length(length_of(request, model), request, model, BLOCKS_AHEAD)
 
 
 def length_of(request: Request, model: Denoiser) -> int:
-    """Return the length of the request's row before its first step: up to its first block, if it is extended."""
+    """Return the length of the row before its first step; a row that is extended begins with its first block only."""
     longest = final_length_of(request, model)
     if not request.extend or has_canvases(model):  # canvases follow one another anyway
         return longest
@@ -108,8 +108,8 @@ def length_of(request: Request, model: Denoiser) -> int:
 def final_length_of(request: Request, model: Denoiser) -> int:
     """Return the length of the request's row at its end.
 
-    Most block-causal families know whole blocks only (`completes_blocks`): the last one is completed with masks, as
-    in SDAR and LLaDA-2, and what is written beyond `length` is not part of the sample.
+    Most block-causal families decode whole blocks only (`completes_blocks`): as in SDAR and LLaDA-2, the last one is
+    filled up with masks, and what is written beyond `length` is not part of the sample.
     """
     requested = len(request.prompt) + request.length
     completes = model.completes_blocks if isinstance(model, LanguageModel) else True
@@ -140,7 +140,7 @@ def widths(requests: Iterable[Request], model: Denoiser) -> tuple[int, int]:
 def gather(
     items: Iterable[T], request_of: Callable[[T], Request] = lambda item: cast(Request, item)
 ) -> list[list[T]]:
-    """Return requests, or items that have one, in whole groups: by their first items, each sorted by index."""
+    """Return the items in whole groups, ordered by each group's first item; within a group by the request's index."""
     groups: dict[object, list[T]] = {}
     for number, item in enumerate(items):
         group = request_of(item).group
@@ -167,7 +167,7 @@ def check_whole(group: Sequence[Request], slots: int) -> None:
 
 
 def refuse_groups(policy: Policy, where: str) -> None:
-    """Raise a UserError if the policy needs groups, which `where` (drawing rows one by one) cannot provide."""
+    """Raise a UserError if the policy needs groups; `where` names the caller, which draws rows one by one."""
     if policy.repel:
         raise UserError(
             f"policy {policy.name} has repel={policy.repel:g}: its samples are drawn in whole groups, which {where} "
@@ -293,9 +293,9 @@ def fit_batch(model: Denoiser, requests: Sequence[Request], cache: str | None) -
 
 
 def row_bytes(model: Denoiser, requests: Sequence[Request], cache: str | None) -> int:
-    """Return what a row needs at most at once in addition to the weights, a little more than measured.
+    """Return an estimate of a row's peak memory in bytes, without the weights, a little above what was measured.
 
-    The network's activations are free again when tokens are drawn from its logits, so the larger of the two counts.
+    Activations are freed before tokens are drawn from the logits, so only the larger of the two counts.
     """
     columns, block = widths(requests, model)
     needs = {need for r in requests for need in (*SCORES[r.policy.score].needs, *RULES[r.policy.rule].needs)}
@@ -312,7 +312,7 @@ def row_bytes(model: Denoiser, requests: Sequence[Request], cache: str | None) -
 
 
 def _most_computed(request: Request, model: Denoiser) -> int:
-    """Return how many columns a forward pass computes at most: the row, or the prompt and a block if block-causal."""
+    """Return the most columns that a forward pass computes: the row or, if block-causal, the prompt and a block."""
     columns = columns_of(request, model)
     if model.block_size is None or not request.length:
         return columns
@@ -320,7 +320,7 @@ def _most_computed(request: Request, model: Denoiser) -> int:
 
 
 class CatchOutOfMemory(AbstractContextManager["CatchOutOfMemory"]):
-    """Suppresses out-of-memory errors of its block; `ran_out` says whether there was one.
+    """Suppresses out-of-memory errors in its `with` block; `ran_out` says whether there was one.
 
     A context manager rather than an `except` clause, because inside one the error keeps the failed step's tensors
     alive, and recovery needs their memory.

@@ -4,8 +4,8 @@ What: `predict` makes one draw per position from softmax(z / T_token) and says h
 
 Where: a tempered rule is the plain rule applied to scores perturbed by T_pos-scaled noise. A score says what
 positions are ranked by (`SCORES`): how sure the model is of the token it drew there, or of its prediction before the
-draw. A rule says which positions are ready to be committed, and which noise tempers it (`RULES`). Where a rule finds
-fewer than k, the fallback fills up. A new score or rule is one entry.
+draw. A rule says which positions are ready to be committed, and which noise tempers it (`RULES`). If a rule finds
+fewer than k positions, the fallback adds the missing ones. A new score or rule is one entry.
 
 Shapes: B rows, N positions of them, V vocabulary entries, W positions of the active block; `masked` says which of
 these may be committed. Parameters are [B] tensors, so rows of a batch may differ.
@@ -26,7 +26,7 @@ from twotemp import records, rng
 
 _CHUNK = 512  # entries summed in float32 before float64 takes over; divides LLaDA's 126,464
 _TILE = 1 << 19  # logits worked on at once on a CPU: several passes over what stays in its cache
-# A power of two, so that noise is scaled exactly; beside it no score matters, and no product overflows.
+# Stands for T_pos = inf. A power of two scales noise exactly; this one makes every score negligible without overflow.
 _HOTTEST = 2.0**1000
 _DREAM_EPS = 1e-3  # where Dream's time grid ends
 _DTYPES = {float: torch.float64, int: torch.int64}
@@ -37,7 +37,7 @@ Need = Literal["entropy", "likeliest", "margin", "probabilities", "top"]
 
 @dataclass(frozen=True)
 class TokenRules:
-    """How tokens are drawn: the policies' numbers by row [B]; the flags save work that no row asked for."""
+    """How tokens are drawn: the policies' parameters by row, [B], and flags to skip work that no row needs."""
 
     t_token: Tensor  # float32, 0: greedy
     top_k: Tensor  # 0: no filter
@@ -54,9 +54,9 @@ class TokenRules:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The drawn tokens and what the scores need to know of the distribution q behind them, of N positions in a list.
+    """The tokens drawn at N positions, and what the scores need to know about the distributions q behind them.
 
-    `DrawnTokens` is the same as a grid [B, W] of the active blocks, which scores and rules work on.
+    Scores and rules work on `DrawnTokens`, which holds the same in the shape of the active blocks, [B, W].
     """
 
     tokens: Tensor  # [N] int64
@@ -148,7 +148,7 @@ def _predict(
         weights, total = drawn, drawn.sum(-1)
         log_confidence = weights.gather(1, tokens[:, None])[:, 0].log() - total.log()
         log_top = weights.amax(-1).log() - total.log() if "top" in needs else None
-    else:  # the peak first: beside it, log c would lose its digits
+    else:  # subtract the peak before adding log c, which would otherwise lose its digits
         log_confidence = (logits.gather(1, tokens[:, None]) - peak)[:, 0] - log_total
         log_top = -log_total if "top" in needs else None
 
@@ -232,7 +232,7 @@ def keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
 
 
 class StackedParameters:
-    """The policies' numbers by name, [B] each, e.g. `parameters.t_pos`; made tensors when first asked for."""
+    """The policies' parameters by name, [B] each, e.g. `parameters.t_pos`; a tensor is made when it is first used."""
 
     def __init__(self, policies: Sequence[records.Policy], device: torch.device | str) -> None:
         self._policies, self._device = policies, device
@@ -256,7 +256,7 @@ class StackedParameters:
 
 @dataclass(frozen=True)
 class DrawnTokens:
-    """A `Prediction` as a grid of the active blocks; meaningful at the positions that were predicted."""
+    """A `Prediction` in the shape of the active blocks, [B, W]; only predicted positions have meaningful values."""
 
     tokens: Tensor  # [B, W] int64
     log_confidence: Tensor  # [B, W] float32: log q(token)
@@ -277,7 +277,7 @@ class Ranked:
     """Candidates in order: all that a rule may look at."""
 
     score: Tensor  # [B, W] float64, perturbed
-    order: Tensor  # [B, W] int64: from the highest score to the lowest, then what is not masked
+    order: Tensor  # [B, W] int64: from the highest score to the lowest; unmasked positions last
     masked: Tensor  # [B, W] bool
     late: Tensor | None  # [B, W] bool: comes after all the others whatever its score
     entropy: Tensor | None  # [B, W]
@@ -304,10 +304,10 @@ class CommitRule(NamedTuple):
 SCORES: dict[records.Score, ScoreFunction] = {
     "log_confidence": ScoreFunction(lambda drawn: drawn.log_confidence.double()),
     "confidence": ScoreFunction(lambda drawn: drawn.confidence.double()),
-    "log_top": ScoreFunction(lambda drawn: known(drawn.log_top).double(), ("top",)),
-    "log_margin": ScoreFunction(lambda drawn: known(drawn.log_margin).double(), ("margin",)),
-    "entropy": ScoreFunction(lambda drawn: known(drawn.entropy).double(), ("entropy",)),
-    "neg_entropy": ScoreFunction(lambda drawn: -known(drawn.entropy).double(), ("entropy",)),
+    "log_top": ScoreFunction(lambda drawn: listed(drawn.log_top).double(), ("top",)),
+    "log_margin": ScoreFunction(lambda drawn: listed(drawn.log_margin).double(), ("margin",)),
+    "entropy": ScoreFunction(lambda drawn: listed(drawn.entropy).double(), ("entropy",)),
+    "neg_entropy": ScoreFunction(lambda drawn: -listed(drawn.entropy).double(), ("entropy",)),
     "position": ScoreFunction(lambda drawn: -drawn.positions.double()),
 }
 
@@ -326,10 +326,10 @@ def rank(score: Tensor, masked: Tensor, late: Tensor | None) -> Tensor:
     order = score.masked_fill(~masked, -torch.inf).argsort(dim=1, descending=True, stable=True)
     if late is None:
         return order
-    return first(masked, first(masked & ~late, order))
+    return move_first(masked, move_first(masked & ~late, order))
 
 
-def nothing(ranked: Ranked) -> None:
+def none_ready(ranked: Ranked) -> None:
     """Budget (LC: U = argmax over |I| = K of sum c): find nothing ready, so that the fallback takes the K best."""
 
 
@@ -341,7 +341,7 @@ def above(ranked: Ranked) -> Tensor:
 
 def stable(ranked: Ranked) -> Tensor:
     """KLASS: find ready what is above the threshold and has been stable for the last n steps."""
-    return above(ranked) & (known(ranked.stable) >= ranked.parameters.kl_steps[:, None])
+    return above(ranked) & (listed(ranked.stable) >= ranked.parameters.kl_steps[:, None])
 
 
 def within_entropy(ranked: Ranked) -> Tensor:
@@ -349,7 +349,7 @@ def within_entropy(ranked: Ranked) -> Tensor:
 
     The left side bounds the joint dependence that committing U in parallel ignores (Ben-Hamu et al., 2025).
     """
-    entropy = known(ranked.entropy).double().masked_fill(~ranked.masked, torch.inf)
+    entropy = listed(ranked.entropy).double().masked_fill(~ranked.masked, torch.inf)
     h = entropy.gather(1, ranked.order)
     # Where nothing is masked inf - inf is NaN, which never fits.
     fits = h.cumsum(1) - h.cummax(1).values <= ranked.parameters.entropy_bound[:, None]
@@ -357,29 +357,32 @@ def within_entropy(ranked: Ranked) -> Tensor:
 
 
 RULES: dict[records.Rule, CommitRule] = {
-    "budget": CommitRule(rng.gumbel, nothing),
+    "budget": CommitRule(rng.gumbel, none_ready),
     "threshold": CommitRule(rng.logistic, above),
     "entropy_bound": CommitRule(rng.gumbel, within_entropy, ("entropy",)),
     "stable": CommitRule(rng.logistic, stable, ("probabilities",), takes_the_best=False),
 }
 
 
-def first(chosen: Tensor, order: Tensor) -> Tensor:
+def move_first(chosen: Tensor, order: Tensor) -> Tensor:
     """Return the same order, but with all chosen positions first."""
     return order.gather(1, chosen.gather(1, order).argsort(dim=1, descending=True, stable=True))
 
 
 def commit(ready: Tensor | None, masked: Tensor, order: Tensor, k: Tensor) -> Tensor:
-    """Return [B, W] bool: the ready positions, with which `order` begins, and the next ones until there are k."""
+    """Return the positions to commit, [B, W] bool: the ready ones, then the next in `order` until there are k.
+
+    `order` must begin with the ready positions.
+    """
     count = k if ready is None else torch.maximum(k, ready.sum(1))
     taken = torch.arange(masked.shape[1], device=masked.device) < count[:, None]
     return masked & torch.zeros_like(masked).scatter(1, order, taken)
 
 
 def even(remaining: Tensor, steps: Tensor, taken: Tensor) -> Tensor:
-    """Return the next share of LLaDA's split of a block's masks over its steps: the remainder first (2, 2, 2, 1, 1).
+    """Return how many masks the next step of LLaDA's even split commits; larger shares come first (2, 2, 2, 1, 1).
 
-    With `taken` steps taken in the block so far, that is what remains over the steps that remain, rounded up.
+    That is the number of remaining masks over the number of remaining steps (`steps - taken`), rounded up.
     """
     left = (steps - taken).clamp_min(1)
     return (remaining + left - 1) // left
@@ -416,7 +419,7 @@ def _linspace(index: Tensor, steps: Tensor) -> Tensor:
     return torch.where(index < (steps + 1) // 2, 1 + spacing * index, end - spacing * (steps - index)).float()
 
 
-def known(value: Tensor | None) -> Tensor:
-    """Return what a score or a rule said it needs."""
+def listed(value: Tensor | None) -> Tensor:
+    """Return a value that the score or rule listed in its `needs`, so that it was computed."""
     assert value is not None, "an entry of SCORES or RULES reads what it does not list in `needs`"
     return value

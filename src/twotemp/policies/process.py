@@ -1,4 +1,4 @@
-"""What a step decides and remembers, and what it does to a model without a mask.
+"""What a step decides and remembers, and how the rows of a model without a mask are decoded.
 
 With a mask, open positions hold it. What a step commits stays, the rest stays masked, and a block ends with its last
 mask. Without one (`Renoising`), a block starts as random tokens, a *canvas*. Every step predicts all of it; what the
@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from twotemp.policies.choices import DrawnTokens, Need, StackedParameters, known
+from twotemp.policies.choices import DrawnTokens, Need, StackedParameters, listed
 from twotemp.rng import Noise
 
 
@@ -28,21 +28,21 @@ from twotemp.rng import Noise
 class Memory:
     """What is carried from step to step, [B, W, ...]; None where neither rule nor process needs it."""
 
-    positions: Tensor  # which positions the rest is about
+    positions: Tensor  # the positions that the other fields describe
     # Of KL stability:
     weights: Tensor | None = None  # [B, W, V] float32: the previous prediction, normalized
     stable: Tensor | None = None  # int64: for how many steps in a row the prediction has been stable
     # Of a canvas:
     likeliest: Tensor | None = None  # int64: the likeliest tokens
     unchanged: Tensor | None = None  # int64: for how many steps in a row these have stayed the same
-    accepted: Tensor | None = None  # bool: what was chosen
+    accepted: Tensor | None = None  # bool: the positions that the policy chose
 
     def take(self, index: Tensor) -> Memory:
         """Return the memory of these rows."""
         return self.each(lambda tensor: tensor[index])
 
     def grow(self, rows: int, width: int) -> Memory:
-        """Return the memory with room for `rows` rows and blocks of `width`; nothing is known of the new entries."""
+        """Return the memory with room for `rows` rows and blocks of `width`; the new entries are empty."""
         more, wider = rows - len(self.positions), width - self.positions.shape[1]
 
         def larger(tensor: Tensor, value: int = 0) -> Tensor:
@@ -64,7 +64,7 @@ class Canvas:
     tokens: Tensor  # what the canvas holds now; its text if it ends
     likeliest: Tensor  # the likeliest tokens, which will be its text
     confidence: Tensor  # their probability
-    changed: Tensor  # bool: where they are not those of the step before
+    changed: Tensor  # bool: where they differ from those of the step before
     ends: Tensor  # [B] bool: whether the canvas is final
 
 
@@ -77,7 +77,7 @@ class Decision:
     confidence: Tensor  # of the drawn token
     entropy: Tensor | None
     log_norm: Tensor  # [N] of the predicted positions; not finite where the logits were not
-    edit: Tensor | None = None  # bool: those where a token was written before; None: the policies do not edit
+    edit: Tensor | None = None  # bool: which of them overwrite a token; None: the policies do not edit
     canvas: Canvas | None = None  # None: the model has a mask
     soft: Tensor | None = None  # [B, W, D]: what the model is conditioned on at the next step
 
@@ -103,10 +103,10 @@ class Renoising:
         return torch.where(generated, before.tokens(self.vocab_size), ids)
 
     def kept(self, memory: Memory | None, positions: Tensor) -> Tensor | None:
-        """Return how many of a block's open positions a budget has already, [B]; None: none."""
+        """Return how many of a block's open positions a budget has already kept, [B]; None if it has kept none."""
         if memory is None:
             return None
-        return (known(memory.accepted) & (memory.positions == positions)).sum(1)
+        return (listed(memory.accepted) & (memory.positions == positions)).sum(1)
 
     def close(
         self,
@@ -119,7 +119,7 @@ class Renoising:
         before: Memory | None,
         after: Memory | None,
     ) -> tuple[Decision, Memory]:
-        """Return the decision with what becomes of the positions that were not chosen.
+        """Complete the decision: renew the positions that were not chosen, and say which canvases end.
 
         Args:
             decision: What the policies chose.
@@ -134,14 +134,14 @@ class Renoising:
         Returns:
             The decision, and what to carry into the next step.
         """
-        at, likeliest = drawn.positions, known(drawn.likeliest)
+        at, likeliest = drawn.positions, listed(drawn.likeliest)
         unchanged = torch.zeros_like(at)
         if before is not None:
-            same = (before.positions == at) & (known(before.likeliest) == likeliest)
-            unchanged = torch.where(same, known(before.unchanged) + 1, 0)
+            same = (before.positions == at) & (listed(before.likeliest) == likeliest)
+            unchanged = torch.where(same, listed(before.unchanged) + 1, 0)
         settled = ((unchanged >= parameters.stop_steps[:, None]) | ~masked).all(1)
         count = masked.sum(1)
-        mean = known(drawn.entropy).masked_fill(~masked, 0).sum(1) / count.clamp_min(1)
+        mean = listed(drawn.entropy).masked_fill(~masked, 0).sum(1) / count.clamp_min(1)
         # As many steps as masking takes at most, unless the policy says how many.
         least = (count + parameters.k - 1) // parameters.k
         most = torch.where(parameters.steps > 0, parameters.steps, least)
@@ -151,7 +151,7 @@ class Renoising:
         canvas = Canvas(
             tokens=torch.where(ends[:, None], likeliest, tokens),
             likeliest=likeliest,
-            confidence=known(drawn.log_top).exp(),
+            confidence=listed(drawn.log_top).exp(),
             changed=masked & (unchanged == 0),
             ends=ends,
         )

@@ -1,4 +1,4 @@
-"""Policies by what users write: a preset's name with parameters, or a portfolio of such policies.
+"""Parse and spell policies as users write them: a preset's name with parameters, or a portfolio of such policies.
 
 A portfolio says which policy draws which sample of a prompt. Sample i is exactly the one that policy `at(i)` draws at
 index i, so stored samples of the components are those of the portfolio. They are ordered, not exchangeable: the first
@@ -138,8 +138,8 @@ def policy_from_dict(data: Mapping[str, Any]) -> AnyPolicy:
 def parse_portfolio(spec: str) -> AnyPolicy:
     """Return the portfolio of a spelling, or the policy if it names a single one.
 
-    `lc + tlc:t_pos=0.5`: the first sample by LC, all others by TLC. An entry without a count has one sample, and the
-    last one all that follow. `3*ct + 5*tct`: the last entry has a count too, so the eight samples repeat.
+    `lc + tlc:t_pos=0.5`: the first sample by LC, all others by TLC. An entry without a count draws one sample, the
+    last entry all that follow. In `3*ct + 5*tct` the last entry has a count, so the pattern of eight samples repeats.
 
     >>> portfolio = parse_portfolio("lc + 2*tlc:t_pos=0.5 + ar")
     >>> [portfolio.at(index).name for index in range(5)]
@@ -152,7 +152,7 @@ def parse_portfolio(spec: str) -> AnyPolicy:
 
 
 def from_order(policies: Sequence[Policy]) -> AnyPolicy:
-    """Return the portfolio whose samples these policies draw; the last one goes on."""
+    """Return the portfolio whose sample i `policies[i]` draws; the last policy draws all further samples."""
     return _canonical([(1, policy) for policy in policies], cycle=False)
 
 
@@ -165,7 +165,7 @@ def spell(given: AnyPolicy) -> str:
 
 
 def _canonical(entries: list[tuple[int, Policy]], cycle: bool) -> AnyPolicy:
-    """Return a portfolio whose neighbours differ; a policy if it is the only one."""
+    """Return the portfolio with equal neighbours merged, or the policy if only one is left."""
     runs: list[tuple[int, Policy]] = [
         (sum(count for count, _ in run), policy) for policy, run in groupby(entries, lambda entry: entry[1])
     ]

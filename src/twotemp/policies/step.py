@@ -15,7 +15,7 @@ from twotemp import rng
 from twotemp.experimental.editing import EDITS, BlockText, choose_edits
 from twotemp.experimental.repulsion import Repulsion
 from twotemp.policies import choices
-from twotemp.policies.choices import DrawnTokens, StackedParameters, known
+from twotemp.policies.choices import DrawnTokens, StackedParameters, listed
 from twotemp.policies.process import Decision, Memory, Renoising
 from twotemp.records import Policy
 from twotemp.rng import Noise
@@ -41,11 +41,11 @@ class PolicyBatch:
 
         Args:
             policies: One per row.
-            device: Where their numbers are needed.
+            device: Where their parameters are needed.
             eos_ids: End tokens, for policies that treat them specially.
             forbidden_ids: Tokens that no row may write.
             mask_id: What a policy that remasks writes.
-            renoising: What happens to the positions that are not chosen, if the model has no mask.
+            renoising: Renews the positions that are not chosen, if the model has no mask.
             embed: See `choices.predict`.
         """
         first = policies[0]
@@ -183,7 +183,7 @@ class PolicyBatch:
         )
 
     def _token_rules(self, step: Tensor, block_step: Tensor | None) -> choices.TokenRules:
-        """Return how tokens are drawn now: temperatures may fall in a block, and a row's first be another."""
+        """Return how tokens are drawn now: temperatures may fall in a block, and a first step may have its own."""
         if self.first_score is None and not self.any_cooling:
             return self.tokens
         t_token = self.tokens.t_token
@@ -235,7 +235,7 @@ class PolicyBatch:
         if self.leftmost:
             order = choices.rank(-drawn.positions.double(), masked, late)
         if ready is not None and (self.leftmost or late is not None or not self.rule.takes_the_best):
-            order = choices.first(ready, order)
+            order = choices.move_first(ready, order)
         kept = self.renoising.kept(memory, drawn.positions) if self.renoising and self.grows else None
         commit = choices.commit(ready, masked, order, self._budget(noise.step, block_step, masked, kept))
         decision = Decision(
@@ -262,7 +262,7 @@ class PolicyBatch:
     def _budget(self, step: Tensor, block_step: Tensor | None, masked: Tensor, kept: Tensor | None) -> Tensor:
         """Return how many positions to commit at least, [B]: k, or with `steps` what the schedule says.
 
-        On a canvas that many are added to those that were `kept` [B] at the step before.
+        On a canvas, these are in addition to the positions that were `kept` [B] at the step before.
         """
         k = self.parameters.k
         if self.even_schedule is not None:
@@ -279,16 +279,16 @@ class PolicyBatch:
 
     def _remember(self, memory: Memory | None, drawn: DrawnTokens, masked: Tensor) -> Memory:
         """Compare predictions with the step before: stable where KL(q_now || q_before) < epsilon."""
-        at, now = drawn.positions, known(drawn.probabilities)
+        at, now = drawn.positions, listed(drawn.probabilities)
         if memory is None:
             return Memory(at, now, torch.zeros_like(at))
-        kl = (torch.special.xlogy(now, now) - torch.special.xlogy(now, known(memory.weights))).sum(-1)
+        kl = (torch.special.xlogy(now, now) - torch.special.xlogy(now, listed(memory.weights))).sum(-1)
         still = masked & (at == memory.positions) & (kl < self.parameters.kl_bound[:, None])
-        return Memory(at, now, torch.where(still, known(memory.stable) + 1, 0))
+        return Memory(at, now, torch.where(still, listed(memory.stable) + 1, 0))
 
 
 def _remaining(masked: Tensor, kept: Tensor | None) -> Tensor:
-    """Return how many positions a budget does not have yet, [B]."""
+    """Return how many positions a budget has not kept yet, [B]."""
     return masked.sum(1) if kept is None else masked.sum(1) - kept
 
 
