@@ -73,10 +73,10 @@ def test_canceled_requests_of_a_hung_worker_keep_its_load_until_it_answers():
             service.cancel(handle)
         _, events = submit(service, requests(1))
         collect(events, 1)  # by the other worker
-        assert len(slot.tasks) == 2
+        assert len(slot.jobs) == 2
         assert service.load == 0
         os.kill(slot.link.pid, signal.SIGCONT)
-        wait_for(lambda: not slot.tasks)
+        wait_for(lambda: not slot.jobs)
 
 
 def test_a_hung_worker_does_not_keep_its_callers_waiting():
@@ -136,7 +136,7 @@ def test_what_is_canceled_frees_its_rows():
         assert service.load == 0
         collect(submit(service, requests(4))[1], 4)
         assert events.qsize() < 60
-        wait_for(lambda: not any(slot.tasks for slot in service._slots))
+        wait_for(lambda: not any(slot.jobs for slot in service._slots))
 
 
 def test_a_killed_worker_loses_nothing_and_is_replaced():
@@ -281,8 +281,8 @@ def test_requests_wait_for_whichever_worker_is_free_first():
     with Supervisor(Scripted(ignore), 2, depth=2) as service:
         wait_for(lambda: service.ready == 2)
         handles, events = submit(service, requests(20))
-        wait_for(lambda: service.load == len(service._slots[0].tasks))
-        assert len(service._slots[0].tasks) == 3
+        wait_for(lambda: service.load == len(service._slots[0].jobs))
+        assert len(service._slots[0].jobs) == 3
         assert events.qsize() == 17
         for handle in handles:
             service.cancel(handle)

@@ -1,4 +1,4 @@
-"""The two protocols for drawing samples, `Backend` for batch work and `Service` for live work, and both in process.
+"""The protocols for drawing samples, `Backend` (batch work) and `Service` (live work), and both in this process.
 
 All sampling in the package goes through one of them. They turn the engine's token ids into text.
 """
@@ -55,7 +55,7 @@ class Backend(Protocol):
 
     @property
     def text(self) -> LanguageModel:
-        """The model's tokenizer and special ids, which make requests; its weights may be elsewhere."""
+        """The model's tokenizer and special ids, with which requests are made; its weights may be elsewhere."""
         ...
 
     def sample(self, requests: Iterable[Request]) -> Iterator[Sample]:
@@ -68,7 +68,7 @@ class Backend(Protocol):
 
 @dataclass(eq=False)  # two handles are never the same, even for equal requests
 class Handle:
-    """A request that a service has accepted, and who listens to its events."""
+    """A request that a service has accepted, and the callback for its events."""
 
     request: Request
     on_event: OnEvent
@@ -99,7 +99,7 @@ class Service(Protocol):
             request: What to draw; a policy whose samples repel each other is refused.
             on_event: Called in the service's thread with each event; it must not block. The last event is a `Sample`
                 with its text, or a `UserError`.
-            watch: Every step of the row is an event as well.
+            watch: Report every step of the row as an event as well.
         """
         ...
 
@@ -133,7 +133,7 @@ class LocalBackend:
     def events(
         self, requests: Iterable[Request], *, watch: bool = False
     ) -> Iterator[tuple[Request, Written | Sample]]:
-        """Yield (request, sample) pairs; with `watch`, also the tokens written by each step before."""
+        """Yield (request, sample) pairs; with `watch`, first the tokens that each step of the row wrote."""
         for chunk in chunks(requests):
             for request, event in engine.events(self.model, chunk, watch=watch, **self._options):
                 yield request, finish(self.text, request, event) if isinstance(event, Sample) else event
@@ -188,7 +188,7 @@ class LocalService:
                 for as many as fit into memory, estimated from the requests that start a batch.
             cache: See `twotemp.sample`.
             observer: Sees every step.
-            on_turn: Called in the service's thread after every step, when its events have been delivered.
+            on_turn: Called in the service's thread after every turn, when its events have been delivered.
         """
         self.model, self.text = model, language_model(model)
         self._slots, self._cache, self._on_turn = slots, cache, on_turn
@@ -250,7 +250,7 @@ class LocalService:
             self._changed.notify_all()
 
     def assign(self, weights: Mapping[str, Tensor]) -> None:
-        """Overwrite parameters of the model, by name, once no row is left that was begun with the old ones."""
+        """Overwrite parameters of the model, by name, once all rows that were begun with the old ones have ended."""
         if not isinstance(self.model, LoadedModel):
             raise UserError(
                 f"{self.model.name} was not loaded from a checkpoint; its weights cannot be changed"
@@ -259,7 +259,7 @@ class LocalService:
             self._changed.wait_for(lambda: not self._open and self._live.idle)
             self.model.assign(weights)
 
-    # In the thread.
+    # The following methods run in the service's thread.
 
     def _run(self) -> None:
         while self._update():

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from twotemp.backends.local import Event
 from twotemp.records import Request
 
-# To a worker. Requests have numbers, which are never used twice.
+# Orders to a worker. Requests are identified by numbers, which are never reused.
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Assign:
     weights: bytes  # in the format of safetensors, by the parameters' names
 
 
-# From a worker.
+# Reports from a worker.
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class Events:
-    """Events by request number; None acknowledges a `Cancel`. An empty report means that a step was taken."""
+    """Events by request number; None acknowledges a `Cancel`. An empty report means only that a step was taken."""
 
     events: tuple[tuple[int, Event | None], ...] = ()
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The model cannot be loaded, for a reason that another attempt would not change."""
+    """The model cannot be loaded, and another attempt would fail in the same way."""
 
     message: str
 

@@ -67,7 +67,7 @@ class WorkerPool(Supervisor):
                 assert isinstance(event, Sample)  # no row is watched
                 owed -= 1
                 yield event
-        finally:  # left early, or by an error: the rest is of no use to the caller
+        finally:  # the caller stopped early, or an error ended the loop: cancel the rest
             if owed:
                 self.cancel_all()
 

@@ -23,7 +23,9 @@ from twotemp.backends.worker import MakeService, Worker
 from twotemp.processes import minimal_environment, python_command, start
 
 HOLD_SECONDS = 0.2  # see `Worker`
-EXIT_SECONDS = 5  # for a worker that has closed its end to exit by itself, with its status and last line
+EXIT_SECONDS = (
+    5  # how long a worker that has closed its end may take to exit; its status and last line say why
+)
 _CODE = "from twotemp.backends.process import main; main({})"
 
 

@@ -1,7 +1,7 @@
 """Workers as actors of a Ray cluster.
 
 Messages travel by Ray's pickles, between our own processes: a program that may connect to a Ray cluster may run code
-on it anyway. So a cluster must not be reachable by others, or must require a token (docs/scale.md).
+on it anyway. So a cluster must be unreachable for others, or require a token (docs/scale.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A service with workers: tracks which worker owes which requests, and sends them again after a loss."""
+"""A service with workers: tracks which worker owes which requests, and resends them if the worker is lost."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ from twotemp.records import Request
 
 log = logging.getLogger("twotemp")
 
-ATTEMPTS = 3  # workers that may be lost with one request, or one after another while they load the model
-HANG_SECONDS = 600.0  # without a step, after which a worker with work is considered hung
-LOAD_SECONDS = 3600.0  # to load the model, after which a worker is considered hung
+ATTEMPTS = 3  # losses after which a request fails, or a slot whose workers are lost while loading is given up
+HANG_SECONDS = 600.0  # a worker that has work and takes no step for this long is considered hung
+LOAD_SECONDS = 3600.0  # a worker that takes longer to load the model is considered hung
 TICK_SECONDS = 0.2  # between two checks for timeouts
 
 
 @dataclass(eq=False)
-class _Task(Handle):
+class _Job(Handle):
     """A request that is owed to a caller."""
 
     number: int = field(default=0, kw_only=True)
     worker: _WorkerSlot | None = field(default=None, init=False)
-    steps: int = field(default=0, init=False)  # of a watched row that were delivered
+    steps: int = field(default=0, init=False)  # steps of a watched row that were delivered
     losses: int = field(default=0, init=False)  # workers that were lost with it
     done: bool = field(default=False, init=False)  # finished or canceled: nothing more is delivered
 
 
 @dataclass(eq=False)
 class _WorkerSlot:
-    """A slot of the pool: a worker, replaced when it is lost, and the tasks it was sent.
+    """A slot of the pool: a worker, replaced when it is lost, and the jobs it was sent.
 
-    A task leaves `tasks` when the worker reports its end, or acknowledges that it was canceled. So a worker that
+    A job leaves `jobs` when the worker reports its end, or acknowledges that it was canceled. So a worker that
     hangs keeps its load, and its clock runs, even if all callers have canceled what it owed.
     """
 
@@ -63,18 +63,18 @@ class _WorkerSlot:
     heard: float = field(default_factory=monotonic)
     ready: bool = False
     failures: int = 0  # workers lost here in turn while they loaded the model
-    tasks: dict[int, _Task] = field(default_factory=dict)
+    jobs: dict[int, _Job] = field(default_factory=dict)
 
-    def send(self, tasks: Sequence[_Task]) -> None:
-        if not self.tasks:
+    def send(self, jobs: Sequence[_Job]) -> None:
+        if not self.jobs:
             self.heard = monotonic()
-        for task in tasks:
-            task.worker = self
-            self.tasks[task.number] = task
-        self.link.send(Submit(tuple((task.number, task.request, task.watch) for task in tasks)))
+        for job in jobs:
+            job.worker = self
+            self.jobs[job.number] = job
+        self.link.send(Submit(tuple((job.number, job.request, job.watch) for job in jobs)))
 
 
-Delivery = tuple[_Task, Event]
+Delivery = tuple[_Job, Event]
 
 
 class Supervisor:
@@ -101,15 +101,15 @@ class Supervisor:
         Args:
             transport: Starts them and carries messages.
             workers: How many.
-            depth: A worker is sent more while it owes at most this many requests; the rest waits in the driver.
+            depth: Send a worker more only while it owes at most this many requests; the rest waits in the driver.
             hang_seconds: Replace a worker that has work and has not taken a step for this long.
         """
         self.workers = workers
         self.resent = 0  # requests that were owed by workers that were lost
         self._transport, self._depth, self._hang_seconds = transport, depth, hang_seconds
         self._numbers = count()
-        self._waiting: deque[Sequence[_Task]] = deque()
-        self._changed = Condition()  # guards all of this; notified when `_card` or `_error` is set
+        self._waiting: deque[Sequence[_Job]] = deque()
+        self._changed = Condition()  # guards all attributes below; notified when the state changes
         self._card: Ready | None = None
         self._assigned: Assign | None = None  # the weights of all workers
         self._error: UserError | None = None
@@ -174,8 +174,8 @@ class Supervisor:
             return self._load()
 
     def _load(self) -> int:
-        running = sum(not task.done for slot in self._slots for task in slot.tasks.values())
-        return running + sum(not task.done for tasks in self._waiting for task in tasks)
+        running = sum(not job.done for slot in self._slots for job in slot.jobs.values())
+        return running + sum(not job.done for jobs in self._waiting for job in jobs)
 
     def submit(self, request: Request, on_event: OnEvent, *, watch: bool = False) -> Handle:
         """See `Service.submit`."""
@@ -186,20 +186,20 @@ class Supervisor:
         self, requests: Iterable[Request], on_event: OnEvent, *, watch: bool = False
     ) -> Sequence[Handle]:
         """Accept requests that one worker draws together; `on_event` gets the events of all of them."""
-        tasks = [_Task(request, on_event, watch, number=next(self._numbers)) for request in requests]
+        jobs = [_Job(request, on_event, watch, number=next(self._numbers)) for request in requests]
         with self._changed:
             if self._error is not None:
                 raise self._error
             if self._closing:
                 raise UserError("the service is closing and accepts no new requests")
-            self._waiting.append(tasks)
+            self._waiting.append(jobs)
             self._hand_out()
-        return tasks
+        return jobs
 
     def cancel(self, handle: Handle) -> None:
         """See `Service.cancel`."""
         with self._changed:
-            if isinstance(handle, _Task) and not handle.done:
+            if isinstance(handle, _Job) and not handle.done:
                 handle.done = True
                 if handle.worker is not None:
                     handle.worker.link.send(Cancel((handle.number,)))
@@ -210,8 +210,8 @@ class Supervisor:
         with self._changed:
             self._abandon()
             for slot in self._slots:
-                if slot.tasks:
-                    slot.link.send(Cancel(tuple(slot.tasks)))
+                if slot.jobs:
+                    slot.link.send(Cancel(tuple(slot.jobs)))
             self._changed.notify_all()
 
     def assign(self, weights: Mapping[str, Tensor]) -> None:
@@ -232,19 +232,19 @@ class Supervisor:
                     slot.link.send(order)
 
     def _hand_out(self) -> None:
-        """Send waiting tasks to the workers with the fewest unfinished ones.
+        """Send waiting jobs to the workers with the fewest unfinished ones.
 
         A worker gets more shortly before it runs out, so that it never waits for the driver. Sending earlier would
         leave one worker with too much at the end and another with nothing.
         """
         while self._waiting:
-            free = [slot for slot in self._slots if slot.ready and len(slot.tasks) <= self._depth]
+            free = [slot for slot in self._slots if slot.ready and len(slot.jobs) <= self._depth]
             if not free:
                 return
-            if tasks := [task for task in self._waiting.popleft() if not task.done]:
-                min(free, key=lambda slot: len(slot.tasks)).send(tasks)
+            if jobs := [job for job in self._waiting.popleft() if not job.done]:
+                min(free, key=lambda slot: len(slot.jobs)).send(jobs)
 
-    # In the thread.
+    # The following methods run in the supervisor's thread.
 
     def _run(self) -> None:
         while not self._closing and self._error is None:
@@ -259,9 +259,9 @@ class Supervisor:
                 self._hand_out()
                 self._changed.notify_all()
             # Without the lock: a listener may wait for a thread that submits or cancels.
-            for task, event in deliveries:
-                if not task.deliver(event):
-                    self.cancel(task)
+            for job, event in deliveries:
+                if not job.deliver(event):
+                    self.cancel(job)
 
     def _update(self, links: Sequence[Any], reports: Sequence[tuple[int, Report]]) -> list[Delivery]:
         """Process reports and check for timeouts; return the events to deliver.
@@ -284,7 +284,7 @@ class Supervisor:
             self._error = (
                 error if isinstance(error, UserError) else UserError(f"no worker can be started: {error!r}")
             )
-            deliveries += [(task, self._error) for task in self._abandon()]
+            deliveries += [(job, self._error) for job in self._abandon()]
         return deliveries
 
     def _take(self, slot: _WorkerSlot, report: Report) -> list[Delivery]:
@@ -292,9 +292,9 @@ class Supervisor:
         match report:
             case Events(events):
                 return [
-                    (task, event)
+                    (job, event)
                     for number, event in events
-                    if (task := self._settle(slot, number, event)) is not None and event is not None
+                    if (job := self._settle(slot, number, event)) is not None and event is not None
                 ]
             case Ready():
                 slot.ready, slot.failures = True, 0
@@ -312,46 +312,46 @@ class Supervisor:
             case Lost(reason):
                 return self._replace(slot, reason)
 
-    def _settle(self, slot: _WorkerSlot, number: int, event: Event | None) -> _Task | None:
-        """Return the task that an event is for; None if the event is not to be delivered."""
-        task = slot.tasks.get(number)
-        if task is None:
+    def _settle(self, slot: _WorkerSlot, number: int, event: Event | None) -> _Job | None:
+        """Return the job that an event is for; None if the event is not to be delivered."""
+        job = slot.jobs.get(number)
+        if job is None:
             return None
         if isinstance(event, Written):
-            # A row that was begun again takes the same steps; those that were delivered are not delivered again.
-            fresh = event.step >= task.steps and not task.done
-            task.steps = max(task.steps, event.step + 1)
-            return task if fresh else None
-        del slot.tasks[number]
-        canceled, task.done = task.done, True
-        return None if canceled else task
+            # A row that is drawn again repeats its steps; steps already delivered are not delivered again.
+            fresh = event.step >= job.steps and not job.done
+            job.steps = max(job.steps, event.step + 1)
+            return job if fresh else None
+        del slot.jobs[number]
+        canceled, job.done = job.done, True
+        return None if canceled else job
 
     def _check_clock(self, slot: _WorkerSlot, now: float) -> list[Delivery]:
         limit = self._hang_seconds if slot.ready else LOAD_SECONDS
-        if slot not in self._slots or now - slot.heard <= limit or (slot.ready and not slot.tasks):
+        if slot not in self._slots or now - slot.heard <= limit or (slot.ready and not slot.jobs):
             return []
         return self._replace(slot, f"{'no step' if slot.ready else 'no model loaded'} in {limit:g} s")
 
     def _replace(self, slot: _WorkerSlot, reason: str) -> list[Delivery]:
         """Replace a lost worker; the requests it owed are handed out next."""
         slot.link.kill()
-        owed = [task for task in slot.tasks.values() if not task.done]
+        owed = [job for job in slot.jobs.values() if not job.done]
         log.warning("a worker was lost (%s); %d samples are drawn again", reason, len(owed))
         self.resent += len(owed)
-        slot.tasks.clear()
-        for task in owed:
-            task.losses, task.worker = task.losses + 1, None
-        lost = [task for task in owed if task.losses >= ATTEMPTS]
-        for task in lost:
-            task.done = True
-        self._waiting.appendleft([task for task in owed if not task.done])
+        slot.jobs.clear()
+        for job in owed:
+            job.losses, job.worker = job.losses + 1, None
+        lost = [job for job in owed if job.losses >= ATTEMPTS]
+        for job in lost:
+            job.done = True
+        self._waiting.appendleft([job for job in owed if not job.done])
         slot.failures += not slot.ready
         slot.ready = False
         if slot.failures < ATTEMPTS:
             slot.link, slot.heard = self._transport.start(slot.index), monotonic()
         else:
             self._leave_out(slot, reason)
-        return [(task, _too_many_losses(lost, reason)) for task in lost]
+        return [(job, _too_many_losses(lost, reason)) for job in lost]
 
     def _leave_out(self, slot: _WorkerSlot, reason: str) -> None:
         self._slots.remove(slot)
@@ -363,18 +363,18 @@ class Supervisor:
             raise UserError(message)
         log.warning("%s; continuing with %d", message, len(self._slots))
 
-    def _abandon(self) -> list[_Task]:
-        """Mark all unfinished tasks as done and return them."""
-        running = [task for slot in self._slots for task in slot.tasks.values()]
-        owed = [task for tasks in (running, *self._waiting) for task in tasks if not task.done]
+    def _abandon(self) -> list[_Job]:
+        """Mark all unfinished jobs as done and return them."""
+        running = [job for slot in self._slots for job in slot.jobs.values()]
+        owed = [job for jobs in (running, *self._waiting) for job in jobs if not job.done]
         self._waiting.clear()
-        for task in owed:
-            task.done = True
+        for job in owed:
+            job.done = True
         return owed
 
 
-def _too_many_losses(tasks: Sequence[_Task], reason: str) -> UserError:
-    first, others = tasks[0].request, f" and {len(tasks) - 1} others" if len(tasks) > 1 else ""
+def _too_many_losses(jobs: Sequence[_Job], reason: str) -> UserError:
+    first, others = jobs[0].request, f" and {len(jobs) - 1} others" if len(jobs) > 1 else ""
     return UserError(
         f"{ATTEMPTS} workers in turn were lost while they drew sample {first.index} of {first.name} with "
         f"{first.policy.name}{others} (the last: {reason}); try a smaller --batch-size, or fewer --workers"

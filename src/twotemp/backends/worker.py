@@ -35,7 +35,7 @@ class ModelLoader:
     slots: int | None = None  # None: what fits
     cache: str | None = None
     plugins: tuple[str, ...] = ()
-    live: bool = False  # `slots` for requests of any length, which may arrive at any time
+    live: bool = False  # estimate `slots` for requests of any length, which may arrive at any time
 
     def load(self, index: int) -> LanguageModel:
         """Return the model of worker number `index`."""
@@ -113,10 +113,10 @@ class Worker:
 
         try:
             self._service.assign(load(order.weights))
-        except UserError as error:  # another worker would meet it again
+        except UserError as error:  # another worker would raise it as well
             self._send(Failed(str(error)))
 
-    # In the service's thread.
+    # The following methods run in the service's thread.
 
     def _on_event(self, number: int, event: Event) -> None:
         if isinstance(event, StepFailed):

@@ -59,7 +59,7 @@ class Samples(list[Sample]):
         return Samples(items, self._tokenizer) if isinstance(index, slice) else items
 
     def answers(self) -> dict[str, Counter[str]]:
-        """Return by prompt (request id) how often each answer came."""
+        """Return how often each answer was drawn, by prompt (request id)."""
         counts: dict[str, Counter[str]] = {}
         for sample in self:
             counts.setdefault(sample.request, Counter())[sample.text] += 1
@@ -121,9 +121,9 @@ class StreamOptions(InfillOptions, total=False):
 
 
 def explain_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Return the function with errors that say what to write instead of keywords that it does not have.
+    """Return the function, wrapped so that an unknown keyword raises an error that says what to write instead.
 
-    A UserError where another library or the policy has the keyword; a TypeError, as Python's, for a misspelled one.
+    It is a UserError if another library or the policy has the keyword, and otherwise a TypeError, as in Python.
     """
     accepted = {*signature(function).parameters} - {"options"}
     if unpacked := get_type_hints(function).get("options"):
@@ -171,8 +171,8 @@ def sample(
 ) -> Samples:
     """Draw n samples per prompt.
 
-    A sample's noise is addressed by (seed, id, index), so a sample is the same whatever n, batch_size and the other
-    prompts are. A prompt that is given twice gets other samples the second time.
+    A sample's noise is addressed by (seed, id, index), so a sample does not depend on n, batch_size or the other
+    prompts. A prompt that is given twice gets different samples the second time.
 
     Args:
         model: What `twotemp.load` or `twotemp.wrap` returns, or a name that `load` takes; the model that was named
@@ -181,24 +181,24 @@ def sample(
             (a list, a NumPy array, a tensor).
         policy: A `Policy` or `Portfolio`, or its spelling such as "tct:t_pos=0.2" or "lc + tlc:t_pos=0.5".
         n: Samples per prompt.
-        length: Tokens to generate; None for a quarter of the model's context, at least 32 and at most 256; "auto" for
-            as many as it takes to end the text, with `extend`.
+        length: Tokens to generate; None for a quarter of the model's context, at least 32 and at most 256; "auto" to
+            add blocks until the text ends (see `extend`).
         block: Width of the semi-autoregressive blocks (32; a block-causal model has its own).
         seed: Addresses the noise, together with ids.
         ids: One per prompt; by default a hash of the prompt's tokens.
         chat: None puts text into the model's chat format where it has one, False never.
-        stop: Strings before which the text ends.
+        stop: The text ends before the first of these strings.
         eos_stop: End a row once everything up to its first EOS is written.
         extend: Let rows end with the block being written, and add blocks until one has an EOS or `length` is reached.
-            Block-causal models and iLLaDA were trained so; of others it is an approximation.
-        trace: Record when and how surely each token was written.
+            Block-causal models and iLLaDA were trained this way; for other models it is an approximation.
+        trace: Record the step and the confidence at which each token was written.
         batch_size: Rows decoded together; None for what should fit into memory.
         cache: None is exact, "prefix" and "dual" are Fast-dLLM's approximations.
         columns: With batch_size, gives every forward pass one shape, so that a sample does not depend on its batch
-            in bfloat16 either; it costs the padding.
+            even in bfloat16. The price is computing the padding.
         on_sample: Called with each sample when its row finishes.
-        on_step: Called after every step with a `StepView`: the canvas, what was committed, how surely.
-        observer: Sees the steps as well, and may keep time.
+        on_step: Called after every step with a `StepView`: the canvas, the committed tokens and their confidence.
+        observer: Called around every turn and after every step; takes the place of `on_step`.
 
     Returns:
         The samples; sample i of prompt j is at index j * n + i.
@@ -231,7 +231,7 @@ def stream(
     """Yield the text of n samples per prompt while it is written.
 
     Text is yielded once nothing can change it: up to the first position that is still masked. Arguments are those of
-    `sample`; n may be as large as you like.
+    `sample`.
 
     Yields:
         The events of all samples, as they happen. The last event of a sample has the sample itself.
@@ -259,7 +259,7 @@ def infill(
     """Fill the mask tokens inside texts, n times each.
 
     Args:
-        texts: As the prompts of `sample`, with the model's mask token (or its id) where it shall write.
+        texts: Like the prompts of `sample`, with the model's mask token (or its id) wherever it should write.
         model, policy, n, block, seed, on_sample: See `sample`; so are the other keywords.
 
     Returns:
@@ -281,7 +281,7 @@ def _prepare(
     on_step: Callable[[StepView], None] | None = None,
     **options: Any,
 ) -> tuple[LocalBackend, Iterator[Request]]:
-    """Return the backend and the requests of a call; what is not the engine's goes to `prompt_requests`."""
+    """Return the backend and the requests of a call. Options that are not the engine's go to `prompt_requests`."""
     decoding: Any = {name: options.pop(name) for name in EngineOptions.__annotations__ if name in options}
     if on_step is not None:
         if decoding.get("observer") is not None:
@@ -311,7 +311,7 @@ def _stream(backend: LocalBackend, requests: Iterable[Request]) -> Iterator[Stre
         key = request.key
         if isinstance(event, Sample):
             prefix = prefixes.pop(key)
-            # What is certain of an infilled row is what stands in its masks; its text is the whole row.
+            # The prefix of an infilled row covers only its masks, but its text is the whole row: send it at once.
             piece = prefix.rest(event.text) if request.length else event.text
             yield StreamEvent(request.id, request.index, piece, event.text, event)
             continue

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # text, chat messages, or token ids
 Length = int | Literal["auto"]
 # Requests that a backend draws at a time: enough for freed slots to be refilled, few enough that a run that is
-# stopped early has nearly as many samples of every policy and task. The samples of one prompt are cut at the second.
+# stopped early has nearly as many samples of every policy and task. Only a prompt with more samples than
+# `LARGEST_CHUNK` is divided.
 CHUNK, LARGEST_CHUNK = 1024, 8192
 # Tokens of an answer where no length is given: a quarter of the context, within these bounds.
 LONGEST_ANSWER, SHORTEST_ANSWER = 256, 32
@@ -34,7 +35,7 @@ LABEL_CHARACTERS = 60  # of a prompt in error messages
 
 
 def chunks(requests: Iterable[Request]) -> Iterator[list[Request]]:
-    """Yield requests in lists of at least `CHUNK` of one tag, with whole questions.
+    """Yield requests in lists of about `CHUNK` with one tag; the requests of a question stay together.
 
     Samples that repel each other belong to one question, and are never separated.
     """
@@ -94,10 +95,10 @@ def problem_requests(
         length: Tokens of an answer.
         block: Width of the decoding blocks; None for the model's default.
         seed: Addresses the noise, together with each request's id and index.
-        trace: Record when and how surely each token was written.
+        trace: Record the step and the confidence at which each token was written.
         chat: Use the chat format; None where the model has one.
         tag: The tag of all requests.
-        eos_stop: End rows that are written from left to right at their EOS: text and NFE are those of the whole row.
+        eos_stop: End rows that are written from left to right at their EOS, which changes neither text nor NFE.
     """
     from twotemp.engine.scheduler import check  # torch, which the grading of stored samples does not need
 
@@ -127,8 +128,10 @@ def problem_requests(
 
 
 def answer(problem: Problem, text: str) -> str:
-    """Return the assistant's whole turn, which graders and reward models read: a prefill may open the code block that
-    the text closes."""
+    """Return the assistant's whole turn, with its prefill, for graders and reward models.
+
+    A prefill may open the code block that the text closes.
+    """
     return problem.prefill + text
 
 
@@ -207,7 +210,7 @@ def prompt_ids(model: LanguageModel, prompt: Any, chat: bool | None) -> tuple[in
     items = _list(prompt)
     if items and all(isinstance(item, Mapping) for item in items):
         return tuple(model.encode(items, chat=chat))
-    # A model without a mask marks what is to be written by an id that no token has.
+    # For a model without a mask, an id that no token has marks the positions to fill.
     return tuple(integer("a token id", item, least=min(0, model.mask_id)) for item in items)
 
 
@@ -223,7 +226,7 @@ def prompt_names(rows: Iterable[Sequence[int]]) -> list[str]:
 
 
 def _label(prompt: Any, number: int, count: int) -> str:
-    """Return what error messages call a prompt."""
+    """Return a name for a prompt in error messages."""
     last = prompt[-1] if len(prompt) else ""
     text = last.get("content", "") if isinstance(last, Mapping) else prompt
     excerpt = repr(text) if isinstance(text, str) else f"token ids {list(text)}"
@@ -323,11 +326,12 @@ def finish(model: LanguageModel, request: Request, sample: Sample) -> Sample:
 
 
 class Prefix:
-    """The answer of a row that is being written, from the tokens of its steps in whatever order they come.
+    """The part of a row's answer that nothing can change any more, while its steps arrive.
 
-    Text is certain from the left: up to the first mask or end of text, but without an ending that may yet become a
-    stop string. In an infilled row the answer is what stands in the masks. Where the policy edits, nothing is certain
-    before the end; a canvas without masks is certain once it has ended.
+    - It ends before the first mask or end of text, and before an ending that may yet become a stop string.
+    - In an infilled row, the answer is what was written in place of the masks.
+    - If the policy edits, nothing is certain before the row ends.
+    - Without a mask, a canvas is certain once it has ended.
     """
 
     def __init__(self, model: LanguageModel, request: Request) -> None:
@@ -345,7 +349,7 @@ class Prefix:
         self.steps = 0
         self.length = 0  # tokens of the prefix, without the end of text
         self.text = ""
-        self.stopped = False  # before a stop string; the text is final
+        self.stopped = False  # a stop string has ended the text, which is final
         self._taken = 0  # characters that `take` has returned
 
     def write(self, written: Written) -> list[tuple[int, int, float]]:
@@ -375,7 +379,7 @@ class Prefix:
         return piece
 
     def rest(self, text: str) -> str:
-        """Return what of the final text `take` has not returned."""
+        """Return the part of the final text that `take` has not returned."""
         return text[self._taken :]
 
     @property
@@ -396,7 +400,7 @@ class Prefix:
 
 
 def settle(text: str, stop: Sequence[str]) -> tuple[str, bool]:
-    """Return the part of a text that nothing that follows can change, and whether a stop string ends it.
+    """Return the part of a text that later tokens cannot change, and whether a stop string ends it.
 
     >>> settle("one. tw", ["two"])
     ('one. ', False)
@@ -409,7 +413,7 @@ def settle(text: str, stop: Sequence[str]) -> tuple[str, bool]:
 
 
 def _begun(text: str, string: str) -> int:
-    """Return where the end of the text may be the beginning of the string, or its length if nowhere."""
+    """Return the index from which the text may be the beginning of the string; its length if there is none."""
     index = max(0, len(text) - len(string) + 1)
     while (index := text.find(string[0], index)) >= 0:
         if string.startswith(text[index:]):
