@@ -24,7 +24,7 @@ IMPOSSIBLE = -100.0  # stands for log 0, whose gradient would not be finite
 
 
 def deferral(batch: CompletionBatch, draws: range) -> MaskedQueries:
-    """Ask as `trajectory`, for CT and TCT, with what it leaves out: 1 pass per step, nothing random.
+    """Query as `trajectory` does, and score deferred positions as well (CT, TCT): 1 pass per step, nothing random.
 
     Every masked position of the block draws v ~ q_T = softmax(z / T_token) and is committed if c(v) + T L > lambda,
     where c = softmax(z), T = T_pos and L is Logistic. So a step has the probability, as a product over positions,
@@ -65,7 +65,7 @@ class CommitQueries(MaskedQueries):
     """Queries about the decisions of a threshold rule: to commit the drawn token at a position, or to defer it."""
 
     committed: Tensor  # [Q, C] bool
-    cut: Tensor  # [Q] float32: what a perturbed confidence had to exceed to be committed
+    cut: Tensor  # [Q] float32: the bound that a perturbed confidence had to exceed
     forced: Tensor  # [Q] bool: nothing exceeded lambda; the cut is the highest perturbed confidence itself
     t_token: Tensor  # [Q] float32
     t_pos: Tensor  # [Q] float32
@@ -104,7 +104,7 @@ def masked_at(batch: CompletionBatch, row: Tensor, step: Tensor) -> Tensor:
 
 
 def decisions(batch: CompletionBatch) -> tuple[MaskedQueries, Tensor, Tensor]:
-    """Return a query for every step, about all masked positions of its block; what it committed; its number."""
+    """Return a query per step about all masked positions of its block, what the step committed, and its number."""
     row, step = steps_of(batch, batch.generated)
     masked = masked_at(batch, row, step)
     committed = batch.steps[row] == step[:, None]
@@ -121,8 +121,8 @@ def of_policies(batch: CompletionBatch, row: Tensor, number: Callable[[Policy], 
 def refuse_edits(policy: Policy) -> None:
     if policy.edit != "never":
         raise UserError(
-            f"policy {policy.name!r} rewrites tokens, so that a sample's last writes are not the way it came "
-            "about; use a likelihood that asks about the finished text: --likelihood d1, ar, elbo or stratified"
+            f"policy {policy.name!r} rewrites tokens, so a sample does not show all the steps that produced it; "
+            "use a likelihood that looks only at the finished text: --likelihood d1, ar, elbo or stratified"
         )
 
 

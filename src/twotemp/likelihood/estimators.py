@@ -44,7 +44,7 @@ def d1(batch: CompletionBatch, draws: range) -> MaskedQueries:
 
 
 def trajectory(batch: CompletionBatch, draws: range) -> MaskedQueries:
-    """Ask again about the states the sampler went through: 1 pass per step, nothing random.
+    """Query the states that the sampler went through: 1 pass per step, nothing random.
 
     log p = sum_s sum_{k in U_s} log q(x^k | x_s). This is the likelihood of the tokens *given the order*, and of the
     whole trajectory only where the order does not depend on the tokens drawn (AR, random). LC, CT and TCT commit a
@@ -56,7 +56,7 @@ def trajectory(batch: CompletionBatch, draws: range) -> MaskedQueries:
 
 
 def fork(batch: CompletionBatch, draws: range) -> MaskedQueries:
-    """Ask as `trajectory`, but only about steps that committed one position (ForkGRPO, Frković et al. 2026).
+    """Query as `trajectory` does, but only steps that committed one position (ForkGRPO, Frković et al. 2026).
 
     For policies whose fallback does not look at tokens (the leftmost mask) these are the forks.
     """
@@ -173,14 +173,14 @@ def _random_masks(batch: CompletionBatch, draws: range, strata: int) -> MaskedQu
 def _level(batch: CompletionBatch, draw: int) -> Tensor:
     """Return a uniform for the mask ratio of each row, [B].
 
-    It has column -1, which no position has in any batch: the uniforms of positions decide what is masked.
+    It has column -1, which no position has: the uniforms of the other columns decide what is masked.
     """
     outside = torch.full_like(batch.keys[:, None], -1)
     return rng.uniform(batch.keys, torch.full_like(batch.keys, draw), outside, rng.Stream.TRAIN)[:, 0]
 
 
 def _paired_strata(draws: int) -> int:
-    """Return the number of strata: each gets two draws, whose difference gives the error; one if `draws` is odd."""
+    """Return the number of strata. Each has two draws, whose difference gives the error; with an odd number, one."""
     return draws // 2 if draws % 2 == 0 else draws
 
 
@@ -189,13 +189,13 @@ class Estimator:
     """An entry of `ESTIMATORS`."""
 
     build: BuildQueries
-    random: bool = False  # other draws ask other queries
+    random: bool = False  # each draw asks different queries
     strata: Callable[[int], int] = lambda draws: (
         1
     )  # number of strata for this many draws; draw i is in i mod strata
     check: Callable[[Policy], None] = lambda policy: None  # refuses policies whose samples it cannot score
     by_block: bool = False  # needs to know the blocks that a sample was decoded in
-    merges: bool = False  # may take several steps of a rollout for one (`CompletionBatch.merged`)
+    merges: bool = False  # may treat several steps of a rollout as one (`CompletionBatch.merged`)
 
     def __call__(self, batch: CompletionBatch, draws: range = range(1)) -> MaskedQueries:
         """Return the queries of a batch for these draws; the weights include the mean over draws."""

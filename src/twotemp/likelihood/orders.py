@@ -20,7 +20,7 @@ from twotemp.records import Policy, Score
 
 
 def order(batch: CompletionBatch, draws: range) -> MaskedQueries:
-    """Ask as `trajectory`, with the probability of the order: 1 pass per step, nothing random.
+    """Query as `trajectory` does, and score the order as well: 1 pass per step, nothing random.
 
     For budgets (TLC, LC, alg-temp, margin, entropy, TPP, random, AR; any K) and thresholds (CT, TCT). A step that
     commits the tokens x at the positions U has the probability
@@ -40,7 +40,7 @@ def order(batch: CompletionBatch, draws: range) -> MaskedQueries:
     float64 reach 1e-10 (tests compare with enumeration). The sum over all trajectories is 1, and nothing needs to
     be replayed. At T_pos = 0 there is no noise, and F_j is the chance to draw a lower score.
 
-    Terms: log q_T(x) at a committed position, the order's log-probability at the first other one of the step.
+    Terms: log q_T(x) at each committed position; at the step's first deferred one, the order's log-probability.
     Scores that do not look at the draw (TPP, margin, entropy) leave nothing to integrate out but the noise.
     """
     queries, committed, _ = decisions(batch)
@@ -65,7 +65,7 @@ class ScoreLaw(NamedTuple):
     """A score as a function of log q [N, V] and the column [N]: values by token [N, V], or by position [N, 1]."""
 
     of: Callable[[Tensor, Tensor], Tensor]
-    of_draw: bool = False  # another draw has another score
+    of_draw: bool = False  # the score depends on the drawn token
 
 
 def _log_margin(log_q: Tensor, column: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class OrderQueries(MaskedQueries):
     t_pos: Tensor  # [Q]
 
     def read(self, logits: Tensor) -> Tensor:
-        """Return log q_T of each committed token, and the log-probability of each step's order in one other term."""
+        """Return log q_T of each committed token and, in a further term per step, the log-probability of its order."""
         z = logits.double().clamp_min(-1e4)  # finite: gradients of what cannot be drawn are 0, not NaN
         query, column = self.queried.nonzero(as_tuple=True)
         committed, target = self.committed[self.queried], self.target[self.queried][:, None]
@@ -260,7 +260,7 @@ def _nodes(length: Tensor, start: Tensor, *, tail_above: bool) -> tuple[Tensor, 
     Args:
         length: [S], of the part that panels of width 2 or less divide.
         start: [S], its upper end; the levels are differentiable in it.
-        tail_above: integrate above the start, too; else below the other end. Tails fall exponentially.
+        tail_above: whether the infinite tail is above `start` or below the other end. Tails fall exponentially.
     """
     panels = max(1, int(torch.ceil(length.max() / 2)))
     x, w = (torch.as_tensor(a, dtype=length.dtype, device=length.device) for a in _PANEL)

@@ -56,7 +56,7 @@ class Completion:
         return max(len(self.prompt), self.positions[-1] + 1)
 
     def scored(self, eos_ids: Sequence[int]) -> int:
-        """Return the number of tokens up to and including the first EOS; what follows it is no answer."""
+        """Return the number of tokens up to and including the first EOS; later ones are not part of the answer."""
         ends = (number + 1 for number, token in enumerate(self.tokens) if token in eos_ids)
         return next(ends, len(self.tokens))
 
@@ -122,10 +122,10 @@ class CompletionBatch:
         return cls(mask_id, policies, *(tensor.to(device) for tensor in tensors))
 
     def merged(self, size: int) -> CompletionBatch:
-        """Return the batch with every `size` steps of a row taken for one: `trajectory` in fewer passes, with a bias.
+        """Return the batch with every `size` steps of a row treated as one: fewer passes for `trajectory`, with a bias.
 
-        The tokens of the merged steps are then asked for given what was written before the first of them (TraceRL's
-        shrinkage, Wang et al. 2025; StepMerge in MAP). With all steps merged only the prompt is given.
+        All tokens of the merged steps are then conditioned on what was written before the first of them (TraceRL's
+        shrinkage, Wang et al. 2025; StepMerge in MAP); if all steps are merged, on the prompt alone.
         """
         written = self.steps >= 0
         present = torch.zeros(

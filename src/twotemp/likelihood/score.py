@@ -40,16 +40,16 @@ def score(
 ) -> list[Likelihood]:
     """Estimate the log-likelihood of each completion given its prompt.
 
-    A text is scored as it stands: to score its end as well, append the end-of-text id to its token ids.
+    Only the given tokens are scored. To score the end of a text as well, append the end-of-text id to its tokens.
 
     Args:
         model: the denoiser, or a name that `load` takes.
         prompts: one or several prompts, as in `sample`; or samples, as `sample` returns them, without completions.
-        completions: one text or list of token ids per prompt.
+        completions: one per prompt, each a text or a list of token ids.
         estimator: "stratified" and "elbo" (a lower bound, the mean over all orders; `draws` passes each), "ar" (left
             to right, one pass per token), "d1" (all at once; biased), "pll" (each token given all others) or, for
             samples with a trace, "trajectory" (given the order they were decoded in), "order" (with the probability
-            of that order) or, of ct and tct, "deferral" (the same, given the scores that were forced).
+            of that order) or, for ct and tct, "deferral" (the same, conditioned on the scores of forced commits).
         draws: random masks per completion, for "stratified" (an even number), "elbo" and "d1"; at least 2.
         seed: of the random masks.
         chat: None puts text prompts into the model's chat format where it has one, False never.
@@ -126,7 +126,7 @@ def _from_texts(
         if bad := [t for t in (*row, *tokens) if not 0 <= t < model.vocab_size]:
             raise UserError(f"token id {bad[0]} is outside the vocabulary of {model.vocab_size}")
         if model.mask_id in tokens:
-            raise UserError("a completion contains the mask token, which is no text; leave it out")
+            raise UserError("a completion contains the mask token, which cannot be scored; leave it out")
         if model.max_length is not None and len(row) + len(tokens) > model.max_length:
             raise UserError(
                 f"a prompt of {len(row)} tokens with {len(tokens)} to score does not fit into {model.name!r}'s "

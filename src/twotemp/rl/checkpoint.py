@@ -29,7 +29,7 @@ from twotemp.rl.settings import GrpoSettings
 
 FOLDER = "checkpoints"
 ADAPTER = "adapter"
-ADAPTER_NAME = "default"  # PEFT's, part of its parameters' names but not of those on disk
+ADAPTER_NAME = "default"  # PEFT's; it occurs in the names of parameters, but not in those on disk
 ADAPTER_WEIGHTS = "adapter_model.safetensors"  # PEFT's name
 WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -73,7 +73,7 @@ def published_adapter(
 ) -> tuple[Any, dict[str, Tensor]] | None:
     """Return an adapter's config and weights under the module names of the checkpoint's own code.
 
-    That code, to which others attach the adapter, may have other names than the native class (LLaDA).
+    Other programs attach the adapter to that code, whose module names may differ from the native class's (LLaDA).
 
     Args:
         model: The model.
@@ -81,7 +81,7 @@ def published_adapter(
         weights: The adapter's parameters by name.
 
     Returns:
-        The config and the weights; None for a mixture of experts, whose own code has no modules like the native ones.
+        The config and the weights; None for a mixture of experts, whose code is structured differently.
     """
     modules = {native: own for own, native in model.published_modules().items()}
     targets, tensors = set(), {}
@@ -96,13 +96,13 @@ def published_adapter(
 
 @dataclass(frozen=True)
 class State:
-    """The counters of a run. Noise is addressed by step and problem, so there is no generator state beside them."""
+    """The counters of a run. Noise is addressed by step and problem, so there is no generator state to store."""
 
     step: int = 0
-    problems: int = 0  # taken from the stream of training problems
+    problems: int = 0  # number of training problems used so far
     nfe: int = 0
     seconds: float = 0.0
-    threshold: float | None = None  # lambda, where it is controlled
+    threshold: float | None = None  # lambda, if it is controlled
     knobs: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of the policy's learned parameters
 
 
@@ -176,7 +176,7 @@ def latest(run: Path) -> Path:
 def export(source: str | Path, run: Path, out: Path, **options: Any) -> Path:
     """Write the trained model in its family's own layout and the number format of the untrained one.
 
-    The host holds one file of it at a time, and the adapters.
+    The host holds one file of the model at a time, and the adapters.
 
     Args:
         source: the untrained model, as `load` names it.
@@ -213,7 +213,7 @@ def export(source: str | Path, run: Path, out: Path, **options: Any) -> Path:
         )
 
 
-# From a view of a native tensor, and its values before training, to those after.
+# Maps a view of a native tensor and its values before training to its values after training.
 _Change = Callable[[Tensor, Tensor], Tensor]
 
 

@@ -1,7 +1,7 @@
-"""Numbers of the rollouts' policy that are learned beside the weights: T_pos, lambda and T_token.
+"""Parameters of the rollouts' policy that are learned together with the weights: T_pos, lambda and T_token.
 
-The likelihood `order` is differentiable in them, so the loss that trains the weights trains them, too. Each is moved
-on a scale without bounds (log, or logit) by Adam, whose state is a few numbers of the run's counters.
+The likelihood `order` is differentiable in them, so the loss that trains the weights also trains them. Adam moves
+each on an unbounded scale (log or logit); its state is part of the run's counters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MEAN, SQUARE, TINY = 0.9, 0.99, 1e-12  # of Adam
 
 
 class Scale(NamedTuple):
-    """How a parameter is written without bounds, and the range in which it has an effect."""
+    """The unbounded scale on which a parameter is learned, and the range in which it has an effect."""
 
     free: Callable[[float], float]
     value: Callable[[Tensor], Tensor]
@@ -38,7 +38,7 @@ SCALES: dict[str, Scale] = {
 
 
 def learnable(policy: Policy) -> list[str]:
-    """Return the parameters of a policy that its likelihood is differentiable in, where they are now."""
+    """Return the parameters that the likelihood of a policy is differentiable in at their current values."""
     names = ["t_token", "t_pos"]
     if policy.rule == "threshold" and policy.t_pos > 0:  # without noise the threshold is a step
         names.append("threshold")
@@ -56,7 +56,7 @@ def with_learned(policy: Policy, state: Mapping[str, Sequence[float]]) -> Policy
 
 @dataclass
 class Knob:
-    """A parameter on its free scale, and Adam's state."""
+    """A parameter on its unbounded scale, and Adam's state."""
 
     free: Tensor  # float64, a leaf
     mean: float = 0.0
@@ -65,7 +65,7 @@ class Knob:
 
 
 class Knobs:
-    """The learned parameters of a policy; none is a valid number of them."""
+    """The learned parameters of a policy; there may be none."""
 
     def __init__(
         self, policy: Policy, names: Sequence[str], rate: float, device: torch.device | str = "cpu"
@@ -87,7 +87,7 @@ class Knobs:
         return {name: float(SCALES[name].value(knob.free.detach())) for name, knob in self._knobs.items()}
 
     def on(self, queries: MaskedQueries) -> MaskedQueries:
-        """Return the queries with the parameters as they are now, differentiable."""
+        """Return the queries with the current parameters, in which they are differentiable."""
         if not isinstance(queries, OrderQueries):
             return queries
         now: dict[str, Any] = {
@@ -96,7 +96,7 @@ class Knobs:
         return replace(queries, **now)
 
     def step(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Take a step of Adam down the gradient that the passes left; `total` sums it over the workers."""
+        """Take a step of Adam down the gradient accumulated by the backward passes; `total` sums over the workers."""
         for name, knob in self._knobs.items():
             gradient = knob.free.grad
             slope = float(total(torch.zeros_like(knob.free) if gradient is None else gradient))

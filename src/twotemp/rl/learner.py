@@ -45,7 +45,7 @@ class Update:
 
 @dataclass(frozen=True)
 class RowNumbers:
-    """What an objective knows of this worker's rows, [R] each, and what its sum is divided by."""
+    """What an objective needs to know about this worker's rows, [R] each, and the divisor of its sum."""
 
     advantage: Tensor
     tokens: Tensor
@@ -61,7 +61,7 @@ class Iteration:
     rows: RowNumbers
     old: (
         list[Tensor] | None
-    )  # log q of every query before the first iteration; None: this is it, or not needed
+    )  # log q of every query before the first iteration; None: it is the current one, or not needed
     reference: list[Tensor] | None  # log q of every query under the untrained model; None: no KL
 
     def terms(self, new: Tensor, part: slice) -> Terms:
@@ -89,8 +89,8 @@ class Learner(TrainedWeights):
     """Trains a model in place, on one worker or several.
 
     Attributes:
-        changes: how many optimizer steps the weights went through, less those that were undone. The trainer compares
-            it to tell whether its counters describe the weights as they are now.
+        changes: how many optimizer steps the weights went through, less those that were undone. The trainer uses it
+            to tell whether its counters describe the current weights.
     """
 
     def __init__(self, model: Transformer, settings: GrpoSettings, accelerator: Accelerator) -> None:
@@ -102,8 +102,9 @@ class Learner(TrainedWeights):
     def update(self, rollouts: Rollouts) -> Update:
         """Take mu optimizer steps of GRPO on the rollouts; none where no worker has anything to learn from.
 
-        Where a later one fails, the earlier ones are undone. One worker that runs out of memory halves its
-        micro-batches and starts again, which changes the sums by rounding only; several would wait for each other.
+        If a later step fails, the earlier ones are undone. If a single worker runs out of memory, it halves its
+        micro-batches and starts again, which changes sums by rounding only. Several workers stop instead, because the
+        others would wait forever.
         """
         changes = self.changes
         while True:
@@ -127,8 +128,8 @@ class Learner(TrainedWeights):
         if not self._sum(float(signal.sum())):
             return Update()
         graded = ~rollouts.rewards.flatten().isnan()
-        # A row without advantage still has a KL, or a share of its group's weights; otherwise it adds nothing, and
-        # leaving it out saves its time.
+        # A row without advantage matters only for the KL, or for the weights of its group. Otherwise it adds nothing,
+        # so leave it out to save time.
         used = graded if settings.beta else advantage != 0
         if goal.normalises:
             used = graded & signal.repeat_interleave(rollouts.size)
@@ -151,7 +152,7 @@ class Learner(TrainedWeights):
         old = [self._without_gradient(batch) if n and goal.ratio else None for n, batch in enumerate(batches)]
         reference = [self._reference(batch) if settings.beta else None for batch in batches]
         self.network.train()
-        # An update of one iteration moves the weights at its very end; of several, a later one may fail after that.
+        # With one iteration, weights change at the very end. With several, a later one may fail after they changed.
         snapshot = self._snapshot() if settings.iterations > 1 else None
         changes, knobs = self.changes, self.knobs.state()
         try:

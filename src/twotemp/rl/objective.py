@@ -27,7 +27,7 @@ class Loss:
 
     total: Tensor  # with gradient
     kl: Tensor
-    clipped: Tensor  # weight of the terms, or number of the rows, whose gradient the clip removed
+    clipped: Tensor  # weight of the terms, or number of rows, whose gradient the clip removed
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def signed_softmax(rewards: Tensor) -> Tensor:
 
 
 def _clipped(ratio: Tensor, advantage: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
-    """Return -min(rho A, clip(rho) A), and where the clip decides."""
+    """Return -min(rho A, clip(rho) A), and a mask of the terms where the clip is active."""
     free, bounded = ratio * advantage, ratio.clamp(1 - clip.low, 1 + clip.high) * advantage
     return -torch.minimum(free, bounded), bounded < free
 
@@ -118,7 +118,7 @@ def sequence(terms: Terms, clip: Clip) -> Loss:
     """Return the sum over rows of -min(rho A, clip(rho) A) + beta k2 / n, rho = exp((new - old) / n).
 
     new and old are log-likelihoods of the whole row, by whatever estimator, and n its scored tokens: ESPO (Ou et al.
-    2025, espo_trainer.py; there n counts padding, too), GSPO for diffusion models. k2 = (new - ref)^2 / 2.
+    2025, espo_trainer.py; there n also counts padding), GSPO for diffusion models. k2 = (new - ref)^2 / 2.
     """
     losses, clipped = _clipped(_row_ratio(terms), terms.advantage, clip)
     kl = torch.zeros_like(losses)
@@ -197,8 +197,8 @@ class Objective:
     needs: Literal["terms", "differences", "values"] = "terms"
     advantages: Callable[[Tensor], Tensor] | None = None  # of the rewards, in place of `advantages`
     normalises: bool = False  # each group's weights add up to 1
-    ratio: bool = True  # compares with the weights that drew the samples
-    kl: bool = False  # has a KL to the untrained model
+    ratio: bool = True  # uses the ratio to the weights that drew the samples
+    kl: bool = False  # supports a KL to the untrained model
 
 
 OBJECTIVES: dict[str, Objective] = {

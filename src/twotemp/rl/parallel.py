@@ -24,7 +24,7 @@ def accelerator(
 
     Args:
         bf16: training passes in bfloat16.
-        cpu: use no GPU.
+        cpu: do not use a GPU.
         trackers: names in `TRACKERS`, or trackers of accelerate, that are sent the numbers of every step.
         folder: for the files of trackers.
     """
@@ -32,7 +32,7 @@ def accelerator(
         if isinstance(name, str) and name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS)
         if isinstance(name, str) and name not in {str(found) for found in get_available_trackers()}:
-            raise UserError(f"--track {name}: it is not installed; pip install {name}")
+            raise UserError(f"--track {name}: {name} is not installed; pip install {name}")
     precision = "bf16" if bf16 else "no"
     return Accelerator(
         mixed_precision=precision, cpu=cpu, log_with=list(trackers) or None, project_dir=folder
@@ -54,7 +54,7 @@ def distribute(module: nn.Module, accelerator: Accelerator, *, fsdp: bool, layer
         return accelerator.prepare_model(module)
     if accelerator.num_processes < 2:
         raise UserError(
-            "FSDP2 shards the weights over workers and there is one; start with torchrun, or leave it off"
+            "--fsdp shards the weights over workers, and there is only one; start with torchrun, or leave --fsdp out"
         )
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -101,7 +101,7 @@ def gathered(module: Any) -> Iterator[None]:
 
 
 def reshard(module: Any) -> None:
-    """Shard the parameters again that FSDP2 leaves gathered after a forward pass without a backward pass."""
+    """Shard again the parameters that FSDP2 leaves gathered after a forward pass without a backward pass."""
     for part in module.modules():
         if _is_sharded(part):
             part.reshard()

@@ -1,9 +1,9 @@
-"""Learn the numbers of a policy with the weights fixed: stochastic gradient ascent on pass@k.
+"""Learn the parameters of a policy with the weights fixed: stochastic gradient ascent on pass@k.
 
-The likelihood `order` is differentiable in T_token, T_pos and lambda, so samples and their rewards give the
-gradient of a goal in them (REINFORCE). A step draws `size` samples of some questions, scores those that matter for
-pass@k, and moves the numbers by Adam on scales without bounds (`knobs`). Noise is addressed by (seed, question,
-index): a question that comes again is drawn with the same noise, whatever the numbers are by then.
+The likelihood `order` is differentiable in T_token, T_pos and lambda, so samples and their rewards give a
+gradient of the goal (REINFORCE). A step draws `size` samples of some questions, scores those that matter for
+pass@k, and moves the parameters with Adam on unbounded scales (`knobs`). Noise is addressed by (seed, question,
+index): a question that comes again is drawn with the same noise, even if the parameters have changed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROWS = 128  # partly masked rows in one pass of the scoring
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What a search does, and from where it starts."""
+    """What a search does, and where it starts."""
 
     policy: Policy
     k: int  # the goal is pass@k
@@ -62,7 +62,7 @@ class SearchSettings:
 
     @property
     def size(self) -> int:
-        """Samples per question: more than k, so that wrong ones tell something, too."""
+        """Samples per question: more than k, so that wrong samples carry information as well."""
         return 2 * self.k
 
 
@@ -72,9 +72,9 @@ class SearchStep:
 
     step: int  # from 1
     pass_at_k: float  # on the step's questions, with the numbers that it began with
-    signal: float  # share of the questions whose samples differ in what they are worth
+    signal: float  # share of the questions whose samples differ in `worth`
     numbers: dict[str, float]  # that it began with
-    spent: float  # NFE so far: of samples, and a pass for every scored row
+    spent: float  # NFE so far: those of the samples, and one for every scored row
     state: dict[str, list[float]]  # of the knobs after it
 
 
@@ -101,7 +101,7 @@ def worth(rewards: Tensor, k: int) -> Tensor:
 
     Args:
         rewards: [questions, samples]; NaN: ungraded, worth 0.
-        k: of pass@k; a question with fewer graded samples tells nothing.
+        k: of pass@k; a question with fewer graded samples gets 0.
     """
     graded = ~rewards.isnan()
     right = rewards.nan_to_num().double()
@@ -136,9 +136,9 @@ def search(
 
     Args:
         model: its weights stay as they are.
-        problems: to search on, in the order of the steps, again and again.
+        problems: to search on; the steps cycle through them in this order.
         grader: of their task.
-        settings: of the search.
+        settings: what to optimize, and how.
         out: its folder; receives run.json and steps.jsonl.
         budget: NFE, of samples and of scoring.
         batch_size: rows decoded together.
@@ -214,7 +214,7 @@ def _step(
 def _climb(
     model: LanguageModel, samples: Sequence[Sample], advantage: Tensor, settings: SearchSettings, knobs: Knobs
 ) -> int:
-    """Take a step of the knobs up sum A log p; return how many rows were scored."""
+    """Take an ascent step on sum A log p; return how many rows were scored."""
     grid = model.block_size
     batch = CompletionBatch.pad(
         [Completion.from_sample(sample) for sample in samples],

@@ -1,4 +1,4 @@
-"""What a run records: a line of JSON and the rollouts of every step, and the paper's evaluation before and after.
+"""What a run records: one line of JSON and the rollouts per step, and the paper's evaluation before and after.
 
 The evaluation is greedy CT on held-out problems, at three thresholds.
 """
@@ -49,7 +49,7 @@ class StepRecord:
     step: int  # from 1
     reward: float
     reward_std: float  # within a group, mean over groups
-    zero_std: float  # share of groups whose rewards are all equal: nothing to learn from them
+    zero_std: float  # share of groups whose rewards are all equal, from which nothing can be learned
     distinct: float  # different answers in a group (texts, where no answer was found)
     ungraded: int
     nfe: float  # of a sample
@@ -145,7 +145,7 @@ def read_steps(folder: Path) -> list[StepRecord]:
 
 @dataclass(frozen=True)
 class Group:
-    """The rollouts of one problem in one step, as they are kept for looking at them."""
+    """The rollouts of one problem in one step, as they are stored for inspection."""
 
     step: int
     problem: Problem

@@ -65,8 +65,8 @@ def training_problems(
 
     A generated task has no epochs: its problems are all different.
 
-    It is a function of the seed, so that a run is continued by skipping the problems it has used. A file is read, or
-    refused, before the first problem is asked for.
+    The stream is a function of the seed, so a run continues by skipping the problems it has used. A file is read and
+    checked at once, not when the first problem is needed.
 
     Args:
         task: whose problems.
@@ -156,7 +156,7 @@ def collect(
     """Draw a group of samples for each problem and compute their rewards.
 
     A sample's noise is addressed by (seed, number and id of the problem, index): the same on any number of workers,
-    and another where a problem comes again.
+    and different when a problem comes again.
 
     Args:
         backend: draws the samples.
@@ -168,7 +168,7 @@ def collect(
         seed: of the noise.
         length: tokens of a completion.
         block: width of a decoding block; None: the default.
-        prompt_tokens: keep only the last ones of a prompt; None: all.
+        prompt_tokens: keep only this many tokens at the end of a prompt; None: all.
         chat: use the chat format; None: if the model has one.
     """
     started = perf_counter()
@@ -211,7 +211,7 @@ def collect(
 def reward_columns(
     problems: Sequence[Problem], samples: Sequence[Sample], grades: Sequence[Grade]
 ) -> dict[str, list[Any]]:
-    """Return what reward functions see beside the texts, from one problem, sample and grade per completion."""
+    """Return what reward functions get in addition to the texts: columns with one entry per completion."""
     names = dict.fromkeys(name for problem in problems for name in problem.reference)
     references = {name: [problem.reference.get(name) for problem in problems] for name in names}
     return {

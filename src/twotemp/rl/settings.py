@@ -1,4 +1,4 @@
-"""The settings of a run, which with the model, the problems and the code decide every weight, and its budget."""
+"""The settings of a run (with the model, problems and code they determine every weight), and its budget."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ class RolloutSettings:
     prompt_tokens: Annotated[int | None, "Cut prompts to their last tokens (default: keep all)."] = None
     cache: Annotated[str | None, "prefix or dual: faster rollouts, approximate."] = None
     resample: Annotated[
-        int, "Draw other problems in place of groups without a signal, up to this many times a step (DAPO)."
+        int, "Replace groups without a signal by other problems, up to this many times per step (DAPO)."
     ] = 0
-    tokens_per_forward: Annotated[float | None, "Hold this speed by moving lambda (ct, tct)."] = None
+    tokens_per_forward: Annotated[
+        float | None, "Keep this many tokens per forward pass by adjusting lambda (ct, tct)."
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearningSettings:
-    """Learning from them.
+    """Learning from the rollouts.
 
-    Options of `twotemp grpo`, too: likelihood, objective, optimizer and adapters.
+    Options of `twotemp grpo` as well: likelihood, objective, optimizer and adapters.
     """
 
     likelihood: Annotated[
@@ -46,25 +48,27 @@ class LearningSettings:
         "d1, trajectory, deferral, order, fork, ar, elbo, stratified, coupled, quadrature, pll or thirds.",
     ] = "trajectory"
     merge_steps: Annotated[
-        int, "Steps of a rollout that trajectory takes for one: fewer passes, with a bias."
+        int, "Steps of a rollout that `trajectory` treats as one: fewer passes, with a bias."
     ] = 1
     draws: Annotated[int, "Masks per row and update, for d1, elbo, stratified, coupled and quadrature."] = 1
     iterations: Annotated[int, "Updates on the same rollouts (mu), each with new masks."] = 1
     micro_batch: Annotated[int, "Partly masked rows in one training pass; gradients are summed."] = 1024
     objective: Annotated[str, "grpo, sequence, stable, wd1 or spg."] = "grpo"
     epsilon: Annotated[float, "Clip of the probability ratio."] = 0.5
-    epsilon_high: Annotated[float | None, "Its clip above 1, where that differs (DAPO)."] = None
+    epsilon_high: Annotated[float | None, "Clip of ratios above 1 (default: as --epsilon; DAPO)."] = None
     beta: Annotated[float, "Weight of the KL to the untrained model."] = 0.0
-    scale_advantage: Annotated[bool, "Divide advantages by the group's std."] = False
+    scale_advantage: Annotated[bool, "Divide advantages by the group's standard deviation."] = False
     learn: Annotated[
-        str, "Parameters of the policy to learn as well, with --likelihood order: t_pos,threshold,t_token."
+        str, "Also learn these parameters of the policy (needs --likelihood order): t_pos,threshold,t_token."
     ] = ""
-    learn_rate: Annotated[float, "Step of Adam for these, on a log or logit scale."] = 0.02
-    learning_rate: Annotated[float, "Of AdamW; constant after the warm-up."] = 5e-4
-    warmup: Annotated[int, "Updates over which the learning rate rises to it."] = 0
+    learn_rate: Annotated[
+        float, "Adam's learning rate for the parameters of --learn, on a log or logit scale."
+    ] = 0.02
+    learning_rate: Annotated[float, "AdamW's learning rate; constant after the warm-up."] = 5e-4
+    warmup: Annotated[int, "Updates over which the learning rate rises to its value."] = 0
     weight_decay: Annotated[float, "Of AdamW."] = 0.0
-    max_grad_norm: Annotated[float, "Clip of the gradient's norm."] = 1.0
-    lora_rank: Annotated[int, "0 trains all weights."] = 32
+    max_grad_norm: Annotated[float, "Clip the gradient to this norm."] = 1.0
+    lora_rank: Annotated[int, "Rank of the LoRA adapters; 0 trains all weights."] = 32
     lora_alpha: Annotated[int, "Scale of the adapters times their rank."] = 64
     lora_dropout: Annotated[float, "Dropout before the adapters, in updates only."] = 0.0
     lora_targets: Annotated[
@@ -97,7 +101,7 @@ class GrpoSettings(RolloutSettings, LearningSettings):
             if policy.repel:
                 raise UserError(
                     f"policy {policy.name} has repel={policy.repel:g}: its samples are not drawn from the "
-                    "model's own predictions, and GRPO's likelihoods are of these; set repel=0"
+                    "model's own predictions, which GRPO's likelihoods assume; set repel=0"
                 )
         least = {"size": 2, "lora_rank": 0, "warmup": 0, "resample": 0}
         whole = "length groups size batch_size draws iterations merge_steps micro_batch save_every lora_rank".split()
@@ -106,7 +110,7 @@ class GrpoSettings(RolloutSettings, LearningSettings):
             integer(name, getattr(self, name), least.get(name, 1))
         if self.merge_steps > 1 and not estimator.merges:
             raise UserError(
-                f"merge_steps is for --likelihood trajectory; {self.likelihood} asks about every step, or about none"
+                f"merge_steps works with --likelihood trajectory only, not with {self.likelihood}; set it to 1"
             )
         for name in ("epsilon", "learn_rate", "learning_rate", "max_grad_norm"):
             number(name, getattr(self, name), "(0, inf)")
@@ -123,7 +127,7 @@ class GrpoSettings(RolloutSettings, LearningSettings):
             number("tokens_per_forward", self.tokens_per_forward, "[1, inf)")
             if not isinstance(self.policy, Policy) or self.policy.rule != "threshold":
                 raise UserError(
-                    f"tokens_per_forward is held by moving lambda, which policy {self.policy.name!r} does not "
+                    f"tokens_per_forward adjusts lambda, which policy {self.policy.name!r} does not "
                     "have; use ct or tct, or leave it out"
                 )
         if all(policy.t_token == 0 and policy.t_pos == 0 for policy in self.policy.components):
@@ -151,11 +155,13 @@ class GrpoSettings(RolloutSettings, LearningSettings):
                     f"{' and t_pos above 0' if name == 'threshold' else ''}"
                 )
         if self.likelihood != "order":
-            raise UserError("learn needs --likelihood order, the only one that is differentiable in them")
+            raise UserError(
+                "learn needs --likelihood order, the only one that is differentiable in these parameters"
+            )
         if not isinstance(self.policy, Policy):
-            raise UserError("learn moves the parameters of one policy, not of a portfolio; give one policy")
+            raise UserError("learn works with a single policy, not with a portfolio; give one policy")
         if "threshold" in self.learned and self.tokens_per_forward is not None:
-            raise UserError("learn moves threshold, and so does tokens_per_forward; leave one of them out")
+            raise UserError("learn and tokens_per_forward both change threshold; leave one of them out")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON data."""
@@ -193,7 +199,7 @@ LARGE = 1_000_000_000  # parameters; from here on the default recipe is d1
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    """Return the options of a recipe by their names in Python: an entry of `RECIPES`, or those of a YAML file.
+    """Return the options of a recipe, by their names in Python, from `RECIPES` or from a YAML file.
 
     A file may have a `title`, and a `base`: another recipe, by name or by its path from the file, whose options it
     changes.
@@ -224,7 +230,7 @@ _EXAMPLES = "write for example 10m, 1h30m, 200steps, 1000000nfe, or several with
 
 @dataclass(frozen=True)
 class Budget:
-    """No step starts once one of the limits is reached; None is no limit."""
+    """Limits of a run: no step starts once one of them is reached. None means no limit."""
 
     seconds: float | None = None  # of training; evaluations do not count
     nfe: int | None = None  # of rollouts, in the paper's accounting, summed over rows
@@ -262,7 +268,7 @@ class Budget:
         )
 
     def check(self, rows_per_step: int) -> None:
-        """Raise an error if the first step must exceed the budget."""
+        """Raise an error if even the first step would exceed the budget."""
         if self.nfe is not None and self.nfe < rows_per_step:
             raise UserError(
                 f"a budget of {self.nfe} NFE is impossible: a step draws {rows_per_step} samples, each of at "

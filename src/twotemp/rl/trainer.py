@@ -32,7 +32,7 @@ from twotemp.rl.rollout_workers import RolloutBackend
 from twotemp.rl.rollouts import Dataset, Rollouts, collect, joined
 from twotemp.rl.settings import Budget, GrpoSettings
 
-# Settings that change time and memory, not what is computed (beyond the rounding of floats).
+# Settings that change time and memory; results change only by rounding.
 FREE = ("settings.batch_size", "settings.micro_batch", "settings.save_every")
 # Settings that may change so that a run that diverged can continue; the change is recorded.
 ADJUSTABLE = (
@@ -45,7 +45,7 @@ ADJUSTABLE = (
 GAIN = 0.2  # logits of lambda for each e-fold of tokens per forward above the target
 LEAST, MOST = 0.05, 0.999  # bounds of lambda: beyond them it has no effect
 
-# Is called after every step with its record and the share of the budget that is used up.
+# Called after every step with its record and the share of the budget that is used up.
 OnStep = Callable[[StepRecord, float], None]
 # Opens another backend for the evaluations, with the weights of the last checkpoint.
 EvaluationBackend = Callable[[], AbstractContextManager[Backend]]
@@ -73,16 +73,16 @@ def train(
     The held-out problems are evaluated before the first step and after the last.
 
     Args:
-        model: is trained in place.
+        model: trained in place.
         dataset: problems to learn from, held-out problems and their grader.
-        settings: of the run; a run is continued with the same ones.
+        settings: of the run; a run continues with the same ones.
         budget: when to stop.
         out: the run's folder; receives run.json, steps.jsonl, rollouts/, evaluation.json and checkpoints/.
         accelerator: the device and the other workers.
         rewards: reward functions with their weights; None: correctness.
-        loading: how the model was loaded, as far as it changes results; a run is continued with the same.
-        on_step: is called after every step.
-        stop: is asked before every step; True ends the run.
+        loading: the options of loading the model that change results; a run continues with the same ones.
+        on_step: called after every step.
+        stop: called before every step; True ends the run.
         evaluating: opens another backend for the evaluations; None: the model itself, on this device.
         drawing: opens the backend that draws the rollouts, with copies of the model; None: the model itself.
 
@@ -92,7 +92,7 @@ def train(
     budget.check(settings.groups * settings.size)
     if drawing is not None and accelerator.num_processes > 1:
         raise UserError(
-            "rollouts of several training processes are drawn by these: leave --rollout-workers out"
+            "with several training processes, these draw the rollouts themselves: leave --rollout-workers out"
         )
     with ExitStack() as held:
         trainer = Trainer(
@@ -103,10 +103,10 @@ def train(
 
 
 def next_threshold(threshold: float, tokens_per_forward: float, target: float) -> float:
-    """Return the lambda of the next step, which holds tokens per forward constant.
+    """Return the lambda of the next step, chosen to keep tokens per forward constant.
 
-    Otherwise a model that grows confident commits more and more tokens at once. Integral control in the logit of
-    lambda: logit(lambda') = logit(lambda) + gain * log(speed / target).
+    With a fixed lambda, a model that grows more confident commits more tokens at once. Integral control in the
+    logit of lambda: logit(lambda') = logit(lambda) + gain * log(speed / target).
     """
     inside = min(max(threshold, LEAST), MOST)
     moved = math.log(inside / (1 - inside)) + GAIN * math.log(tokens_per_forward / target)
@@ -144,7 +144,7 @@ class Trainer:
         if settings.format_weight:
             self.rewards[answered] = settings.format_weight
         self.state = State(threshold=settings.policy.at(0).threshold if settings.tokens_per_forward else None)
-        stream = dataset.training(settings.seed)  # before there is a folder: it may be refused
+        stream = dataset.training(settings.seed)  # before a folder is made: the data may be refused
         if accelerator.is_main_process:
             held.enter_context(only_writer(out))
         # A run that was killed before its first checkpoint starts again.
@@ -219,7 +219,7 @@ class Trainer:
         return joined(rounds), numbers
 
     def _draw_groups(self, groups: int, first: int) -> Rollouts:
-        """Draw this worker's share of the next problems, of which `first` is the number of the first one."""
+        """Draw this worker's share of the next problems, which start at number `first` of the stream."""
         settings, accelerator = self.settings, self.accelerator
         problems = list(enumerate(islice(self.problems, groups), start=first))
         mine = dict(problems[accelerator.process_index :: accelerator.num_processes])
@@ -245,7 +245,7 @@ class Trainer:
 
     @contextmanager
     def _drawing(self) -> Iterator[Backend]:
-        """Yield a backend with the weights as they are now."""
+        """Yield a backend with the current weights."""
         if self.rollouts is None:
             with self.learner.sampling() as model:
                 yield self._backend(model, self.settings.cache)
@@ -323,7 +323,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _evaluate(self, only_if_new: bool = False) -> None:
-        """Evaluate the held-out problems, unless this step has been. Collective."""
+        """Evaluate the held-out problems, unless that was done for this step. Collective."""
         known = {checkup.step for checkup in results.read_checkups(self.out)}
         held_out = self.dataset.held_out
         if not held_out or self.state.step in known or (only_if_new and self.state.step):

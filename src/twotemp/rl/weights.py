@@ -27,7 +27,7 @@ ADAM_BETAS = (0.9, 0.99)  # d1's
 
 
 class Scorer(nn.Module):
-    """The network as a module from queries to log q, so that DDP and FSDP2 see every forward pass."""
+    """A module that maps queries to log q, so that DDP and FSDP2 see every forward pass of the network."""
 
     def __init__(self, model: Transformer, network: nn.Module) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Scorer(nn.Module):
 
 
 class TrainedWeights:
-    """The trained weights of a model, in place, on one worker or several."""
+    """The weights being trained, inside the model, on one worker or several."""
 
     def __init__(self, model: Transformer, settings: GrpoSettings, accelerator: Accelerator) -> None:
         if model.module is None:
@@ -56,9 +56,7 @@ class TrainedWeights:
                 "adapters (--lora-rank 128), or a checkpoint that is stored in float32"
             )
         if not settings.lora_rank and is_quantized(model.module):
-            raise UserError(
-                "quantized weights cannot be trained; train adapters (--lora-rank 128) beside them"
-            )
+            raise UserError("quantized weights cannot be trained; train adapters instead (--lora-rank 128)")
         if settings.fsdp and is_quantized(model.module):
             raise UserError("FSDP2 does not shard quantized weights; leave --fsdp or --quantize out")
         self.network = trainable(model, settings)
@@ -78,14 +76,14 @@ class TrainedWeights:
         if settings.fsdp:  # FSDP2 takes the first module that runs for the root; sampling runs only parts
             self._without_gradient([empty_query(model.mask_id, accelerator.device)])
 
-    # Sampling from the weights as they are now.
+    # Sampling from the current weights.
 
     @contextmanager
     def sampling(self) -> Iterator[Transformer]:
-        """Yield the model for the engine; FSDP2's shards are gathered meanwhile, as workers take unequal steps.
+        """Yield the model for the engine. Meanwhile FSDP2's shards are gathered, because workers take unequal steps.
 
-        Adapters are in the base's dtype meanwhile: matrix products in float32 take most of the time on a GPU. FSDP2
-        owns the storage of its parameters, so there they stay in float32.
+        Adapters are cast to the base's dtype, because float32 matrix products would take most of the time on a GPU.
+        FSDP2 owns the storage of its parameters, so there they stay in float32.
         """
         self.network.eval()
         with gathered(self.scorer), nullcontext() if self.settings.fsdp else self._adapters_in_base_dtype():
@@ -108,7 +106,7 @@ class TrainedWeights:
             for parameter, value in zip(trained, values):
                 parameter.data = value
 
-    # Log q of the weights as they are now.
+    # Log q under the current weights.
 
     def _log_q(self, scorer: nn.Module, queries: MaskedQueries) -> Tensor:
         with self.accelerator.autocast():
@@ -117,12 +115,12 @@ class TrainedWeights:
 
     @torch.no_grad()
     def _without_gradient(self, batch: list[MaskedQueries]) -> list[Tensor]:
-        """Return log q of the model as it is now."""
+        """Return log q under the current weights."""
         return [self._log_q(self.scorer, queries) for queries in batch]
 
     @torch.no_grad()
     def _reference(self, batch: list[MaskedQueries]) -> list[Tensor]:
-        """Return log q of the model as it was before training: the adapters off, or the frozen copy."""
+        """Return log q under the weights before training: adapters off, or the frozen copy."""
         if self.reference is not None:
             return [self._log_q(self.reference, queries) for queries in batch]
         assert self.peft is not None
@@ -130,7 +128,7 @@ class TrainedWeights:
             return self._without_gradient(batch)
 
     def _updates(self) -> int:
-        """Return how many updates the weights went through, also before a restart."""
+        """Return how many updates the weights went through, including those before a restart."""
         return max(
             (int(state["step"]) for state in self.optimizer.state.values() if "step" in state), default=0
         )
