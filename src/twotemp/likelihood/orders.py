@@ -129,7 +129,7 @@ class OrderQueries(MaskedQueries):
     t_pos: Tensor  # [Q]
 
     def read(self, logits: Tensor) -> Tensor:
-        """Return log q_T of each committed token and, in a further term per step, the log-probability of its order."""
+        """Return log q_T of each committed token and, as a further term per step, its order's log-probability."""
         z = logits.double().clamp_min(-1e4)  # finite: gradients of what cannot be drawn are 0, not NaN
         query, column = self.queried.nonzero(as_tuple=True)
         committed, target = self.committed[self.queried], self.target[self.queried][:, None]

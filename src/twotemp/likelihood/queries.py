@@ -122,7 +122,7 @@ class CompletionBatch:
         return cls(mask_id, policies, *(tensor.to(device) for tensor in tensors))
 
     def merged(self, size: int) -> CompletionBatch:
-        """Return the batch with every `size` steps of a row treated as one: fewer passes for `trajectory`, with a bias.
+        """Return the batch with every `size` steps of a row treated as one: fewer passes of `trajectory`, but biased.
 
         All tokens of the merged steps are then conditioned on what was written before the first of them (TraceRL's
         shrinkage, Wang et al. 2025; StepMerge in MAP); if all steps are merged, on the prompt alone.
