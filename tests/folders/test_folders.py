@@ -288,7 +288,7 @@ def test_the_kind_of_a_folder(tmp_path: Path):
     assert kind_of(tmp_path) is None
     (tmp_path / "settings.json").write_text("null")  # written by another program
     assert kind_of(tmp_path) is None
-    with pytest.raises(UserError, match=r"no run\.json; it holds evaluation, forks, grpo, training"):
+    with pytest.raises(UserError, match=r"no run\.json; it holds evaluation, forks, grpo, search, training"):
         expect(tmp_path, "evaluation")
     (tmp_path / "evaluation" / "a@b").mkdir()
     (tmp_path / "evaluation" / "a@b" / "cell.json").write_text("{}")

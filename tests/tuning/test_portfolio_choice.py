@@ -8,10 +8,10 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
-from twotemp.policies.portfolio import from_order
 
 from twotemp.evaluation import TaskChoice
 from twotemp.policies import policy, spell
+from twotemp.policies.spelling import from_order
 from twotemp.report.tuning import portfolio_recommendation
 from twotemp.tuning.goal import Goal, Tally
 from twotemp.tuning.portfolio import choose, greedy_choice, rates

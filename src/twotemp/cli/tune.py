@@ -163,11 +163,8 @@ def _search(
     as_json: bool,
 ) -> None:
     """Follow the gradient from the plan's one policy; write tuned.yaml and say what was found."""
-    from twotemp.rl.policy_search import (
-        SearchSettings,
-        SearchStep,
-        search,
-    )  # torch, after mistakes are reported
+    # Needs torch: mistakes in the options should be reported before it is imported.
+    from twotemp.rl.policy_search import SearchSettings, SearchStep, search
 
     goal, plan = Goal.parse(at), validation(plan)
     (choice,) = plan.tasks
