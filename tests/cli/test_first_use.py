@@ -289,7 +289,7 @@ def test_what_to_do_next_is_the_last_line(micro_folder, tmp_path, toy_tasks, mon
     rows = [{"id": "toy/0", "generation": "1"}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for command, last in [
-        ([*eval_, "--out", run], "choose one answer of many: twotemp select"),
+        ([*eval_, "--out", run], "choose one answer from many: twotemp select"),
         (["report", run], "next: open"),
         (["regrade", run], f"next: twotemp report {run}"),
         (["export", run, tmp_path / "x.parquet"], "pandas.read_parquet"),

@@ -33,7 +33,7 @@ QUIET_SECONDS = 30.0  # between two lines of progress where stderr is not a term
 
 
 class Unrepeated(logging.Filter):
-    """Passes each message once: every chunk of a run would repeat its batch size."""
+    """Passes each message once. Otherwise every chunk of a run would repeat its batch size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,8 +85,8 @@ class ProgressBar:
         self._progress, self._title = progress, title
         self._task = progress.add_task(title, total=None, note="")
         self._done: int | None = None
-        # Time and count when the first new item was done. What came before (items of an earlier run, loading the
-        # model, the wait for the first batch) says nothing about the rate.
+        # Time and count when the first new item was done. Earlier time (items of an earlier run, loading the model,
+        # the first batch) says nothing about the rate.
         self._start: tuple[float, int] | None = None
         self._printed = monotonic()
 

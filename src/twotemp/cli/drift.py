@@ -74,4 +74,6 @@ def drift(
         f"--cache {cache}" if cache else "",
         f"--quantize {loading.quantize}" if loading.quantize else "",
     ]
-    say(f"next: the accuracy with it: twotemp eval --task {task} {' '.join(filter(None, options))} --out RUN")
+    say(
+        f"next: measure the accuracy with it: twotemp eval --task {task} {' '.join(filter(None, options))} --out RUN"
+    )

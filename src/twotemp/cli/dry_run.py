@@ -19,7 +19,7 @@ from twotemp.sampling.text import encode_problem
 
 
 def estimates(plan: Plan, name: str, loading: LoadingOptions) -> Iterator[dict[str, Any]]:
-    """Yield what each task and policy of a plan costs; nothing that a run has already is subtracted.
+    """Yield what each task and policy of a plan costs. Samples that a run already has are not subtracted.
 
     Args:
         plan: what to draw.

@@ -85,20 +85,22 @@ def evaluate(
     choose = select_command(out, {choice.name for choice in plan.tasks})
     say(
         f"samples and grades: {out}; tables and figures: {next_command('report', out)}; "
-        f"choose one answer of many: {choose}"
+        f"choose one answer from many: {choose}"
     )
 
 
 def run(
-    experiment: Annotated[Path, typer.Argument(help="A file such as experiments/tlc.yaml.")],
+    experiment: Annotated[Path, typer.Argument(help="The experiment file, such as experiments/tlc.yaml.")],
     task: options.TaskOptions,
     loading: options.LoadingOptions,
     working: DrawingOptions,
     out: Annotated[Path | None, "The folder to write (default: runs/NAME)."] = None,
-    model: Annotated[list[str] | None, "Used instead of the file's models; may be repeated."] = None,
-    n: Annotated[int | None, typer.Option("-n", min=1, help="Used instead of the file's n.")] = None,
+    model: Annotated[list[str] | None, "Use this model instead of the file's; may be repeated."] = None,
+    n: Annotated[
+        int | None, typer.Option("-n", min=1, help="Samples per question, instead of the file's n.")
+    ] = None,
     questions: Annotated[
-        int | None, typer.Option(min=1, help="Used instead of the file's number of questions.")
+        int | None, typer.Option(min=1, help="Questions per task, instead of the file's number.")
     ] = None,
     batch_size: options.BatchSize = None,
     profile: options.Profile = False,
@@ -172,7 +174,7 @@ def run_plan(
     batch_size: int | None = None,
     profile: bool = False,
 ) -> dict[str, str]:
-    """Draw and grade what a plan asks for and its run folder lacks, showing progress.
+    """Draw and grade the samples of a plan that its run folder does not have yet, showing progress.
 
     Args:
         plan: tasks, policies and counts.

@@ -57,7 +57,7 @@ UNIT = 64  # samples of an evaluation that a worker draws together; an evaluatio
 
 @dataclass(frozen=True)
 class CheckingOptions(WorkerOptions):
-    """Choosing the workers of the evaluations and of the rollouts."""
+    """Choosing the workers for evaluations and rollouts."""
 
     workers: Annotated[
         int | None,
@@ -78,12 +78,12 @@ class RolloutJob(Workload):
     settings: GrpoSettings = field(kw_only=True)
 
     def loader(self, gpus: int = 0) -> RolloutLoader:
-        """Return the instructions by which a worker makes its copy of the trained model."""
+        """Return the loader with which a worker makes its copy of the trained model."""
         return RolloutLoader(**vars(super().loader(gpus)), settings=self.settings)
 
 
 def _set_defaults(context: typer.Context, recipe: str | None) -> str | None:
-    """Let the options of a recipe take the place of the defaults; called before other options are read."""
+    """Replace the defaults by the options of a recipe. Called before other options are read."""
     if recipe is not None:
         options = read_recipe(recipe)
         known = {parameter.name: parameter for parameter in context.command.params}
@@ -112,19 +112,20 @@ def grpo(
     ] = None,
     prompt: Annotated[str | None, "The prompt template of the training problems (`twotemp tasks`)."] = None,
     subset: Annotated[str | None, "The training problems of a task that has several sets."] = None,
-    grader: Annotated[str | None, "Another grader (`twotemp graders`)."] = None,
+    grader: Annotated[str | None, "A grader other than the task's (`twotemp graders`)."] = None,
     chat: Chat = None,
     reward: Annotated[
         list[str] | None,
         "NAME=WEIGHT of a reward (default: correct=1); may be repeated. Others: answered, d1-answer, d1-integer, "
         "d1-strict-format, d1-soft-format, d1-xml-count, d1-tags.",
     ] = None,
-    eval_data: Annotated[Path | None, "Held-out problems, if the task has none itself."] = None,
+    eval_data: Annotated[Path | None, "A file of held-out problems, if the task has none."] = None,
     eval_prompt: Annotated[
         str | None, "The prompt template of the held-out problems (default: that of --prompt)."
     ] = None,
     held_out: Annotated[
-        int, typer.Option(min=0, help="The most problems of the greedy evaluation; 0 for none.")
+        int,
+        typer.Option(min=0, help="Largest number of problems in the greedy evaluation; 0 for no evaluation."),
     ] = 200,
     length: Annotated[int | None, "Tokens of an answer (default: the task's length)."] = None,
     recipe: Annotated[
@@ -132,8 +133,8 @@ def grpo(
         typer.Option(
             is_eager=True,
             callback=_set_defaults,
-            help="tiny, d1 or a file such as recipes/grpo/tiny.yaml: options that are not given (default: d1 for "
-            "models of 1 billion parameters or more).",
+            help="Values for options that are not given: tiny, d1 or a file such as recipes/grpo/tiny.yaml (default: "
+            "d1 for models of 1 billion parameters or more).",
         ),
     ] = None,
     track: Annotated[
@@ -157,10 +158,12 @@ def grpo(
     limit = Budget.parse(budget)
     if loading.device not in (None, "cpu"):
         raise UserError(
-            f"--device {loading.device}: give cpu, or leave it out and accelerate takes a GPU where there is one"
+            f"--device {loading.device}: give cpu, or leave it out to let accelerate take a GPU if there is one"
         )
     if loading.device_map:
-        raise UserError("--device-map is for sampling: start with torchrun and --fsdp to shard the weights")
+        raise UserError(
+            "--device-map is for sampling only: to shard the weights, start with torchrun and --fsdp"
+        )
     rewards = parse_rewards(reward) if reward else None
     chosen = tasks.get(task)
     options = {**vars(rollouts), **vars(learning)}
@@ -226,7 +229,7 @@ class TrainingRun:
         return twotemp.load(self.model, **{**self.loading.options(), "device": device})
 
     def identity(self) -> dict[str, Any]:
-        """Return those of the loading options that change results and were given."""
+        """Return the given loading options that change results."""
         options = self.loading.options()
         return {name: value for name, value in options.items() if value and name != "device"}
 
@@ -281,7 +284,7 @@ def _given(options: Mapping[str, Any], context: typer.Context) -> dict[str, Any]
 
 
 def _by_size(recipe: str | None, model: str, revision: str | None) -> Mapping[str, Any]:
-    """Return the settings for a model of its size where no recipe was chosen, and say which they are."""
+    """Return the settings for a model of this size if no recipe was chosen, and print which they are."""
     count = stored_parameters(model, revision)
     if count < LARGE:
         return {}
@@ -306,7 +309,7 @@ def _show_step(bar: ProgressBar, record: StepRecord, used: float) -> None:
 
 
 def _on_step(bar: ProgressBar, processes: Any, settings: GrpoSettings, name: str) -> OnStep:
-    """Return what is called after every step: shows it, and sends its numbers to the trackers, if there are any."""
+    """Return the callback for every step: it shows the step and sends its numbers to the trackers, if any."""
     started = False
 
     def on_step(record: StepRecord, used: float) -> None:
@@ -326,7 +329,7 @@ def _on_step(bar: ProgressBar, processes: Any, settings: GrpoSettings, name: str
 
 
 def _ignore_step(record: StepRecord, used: float) -> None:
-    """Show nothing: the main process does."""
+    """Show nothing, because the main process shows the steps."""
 
 
 @contextmanager

@@ -42,11 +42,13 @@ def import_results(
     results: Annotated[
         list[Path], typer.Argument(help="lm-eval's output folders or results_*.json; inspect's logs.")
     ],
-    out: Annotated[Path, "The run's folder; an existing run gets more cells."],
+    out: Annotated[Path, "The run's folder; cells are added to an existing run."],
     grader: Annotated[
         str | None, "The grader of the samples (`twotemp graders`; default: the harness's own verdicts)."
     ] = None,
-    metric: Annotated[str | None, "One of the harness's metrics or scorers, if there are several."] = None,
+    metric: Annotated[
+        str | None, "Which of the harness's metrics or scorers to use, if there are several."
+    ] = None,
 ) -> None:
     """Import samples drawn inside another harness into a run.
 

@@ -39,7 +39,8 @@ Graders = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="For programs: JSON on stdout, one object per line.")]
 Chat = Annotated[
-    bool | None, typer.Option("--chat/--no-chat", help="The chat format (default: if the model has one).")
+    bool | None,
+    typer.Option("--chat/--no-chat", help="Use the model's chat format (default: if it has one)."),
 ]
 Block = Annotated[int | None, typer.Option(min=1, help="Block width (default: 32, or the model's).")]
 Seed = Annotated[int, "The seed of all randomness."]
@@ -114,7 +115,7 @@ class TaskOptions:
 
 
 def split_policies(text: str) -> tuple[AnyPolicy, ...]:
-    """Parse a list such as `ar,lc + tlc:t_pos=0.5,@tuned.yaml`: a policy, a portfolio and those of a file."""
+    """Parse a list of policies, portfolios and files of them, such as `ar,lc + tlc:t_pos=0.5,@tuned.yaml`."""
     specs: list[str] = []
     for spec in split_specs(text):
         specs += policies_in(spec[1:]) if spec.startswith("@") else [spec]
@@ -198,12 +199,12 @@ class LoadingOptions:
     compile: Annotated[bool, "torch.compile the network: slow to start, faster for long runs."] = False
 
     def load(self, model: str) -> LanguageModel:
-        """Load the model; call it after everything that is quick to check was checked."""
+        """Load the model. Call this last, after everything that is quick to check."""
         return twotemp.load(model, **self.options())
 
     def load_with(self, model: str, cache: str | None) -> LanguageModel:
         """Load the model, check that it can use this cache, and say whether that changes results."""
-        # The engine needs torch: `--help` and mistakes in options should not wait for it.
+        # The engine needs torch; `--help` and errors in options should not wait for its import.
         from twotemp.engine.runner import check_cache
 
         loaded = self.load(model)

@@ -61,17 +61,17 @@ def report(
     k: Annotated[str | None, typer.Option("-k", help="Columns, e.g. 1,8,64 (default: 1, 2, 4, …).")] = None,
     grader: Graders = None,
     updates: Annotated[
-        bool, "Of GRPO runs: count updates instead of steps on the x-axis, as the paper does."
+        bool, "For GRPO runs: count updates instead of steps on the x-axis, as the paper does."
     ] = False,
     diversity: Annotated[
-        bool, "How different the samples are, beside their cost and length; needs no grades."
+        bool, "Report how different the samples are, with their cost and length; needs no grades."
     ] = False,
 ) -> None:
     """Write tables (Markdown, CSV, LaTeX) and the paper's figures.
 
-    Figures are drawn as far as the runs have data for them. With several samples per question the report also says
-    what choosing one answer gives: see `twotemp select`. Runs of `twotemp grpo` get the paper's three panels and a
-    table of what each run did with its budget. report.html is the page of `twotemp view`, in one file.
+    Figures for which the runs have no data are left out. If there are several samples per question, the report also
+    has the results of choosing one answer (see `twotemp select`). For runs of `twotemp grpo` it has the paper's three
+    panels and a table of what each run did with its budget. report.html is the page of `twotemp view`, in one file.
 
     Missing or damaged parts of a run are listed first, and the exit code is then 3.
 
@@ -88,7 +88,7 @@ def report(
     kinds = {expect(run, "evaluation", "grpo") for run in runs}
     if diversity:
         if "grpo" in kinds:
-            raise UserError("--diversity is about runs of `twotemp eval`; leave the others out")
+            raise UserError("--diversity reads runs of `twotemp eval` only; leave the others out")
         _diversity_report(runs, folder)
     elif kinds == {"grpo"}:
         _training_report(runs, folder, updates)
@@ -248,7 +248,7 @@ def write_report(
             show_page(answers)
     html = viewer.write(folder / "report.html", _view(runs, grader, choices=choices, surveyed=surveyed))
     choose = select_command(runs[0], {cell.task for cell in several})
-    say(f"next: open {html} in a browser{f'; choose one answer of many: {choose}' if several else ''}")
+    say(f"next: open {html} in a browser{f'; choose one answer from many: {choose}' if several else ''}")
     return not surveyed.gaps
 
 
@@ -286,11 +286,11 @@ def view(
         return
     for run in runs:
         expect(run, "evaluation", "grpo")
-    # Here it can show all traces: a chunk is sent when it is looked at.
+    # A served page can show all traces, because each chunk is sent only when it is looked at.
     running = live.LiveRun(runs, lambda: _view(runs, by_task, largest=sys.maxsize))
     server = live.server(running, port)
     address = f"http://{live.HOST}:{server.server_port}/"
-    say(f"{', '.join(map(str, runs))}: {address}   Ctrl-C ends it")
+    say(f"{', '.join(map(str, runs))}: {address}   Ctrl-C stops it")
     if browser:
         webbrowser.open(address)
     with server:

@@ -43,11 +43,12 @@ def sample(
     block: options.Block = None,
     seed: options.Seed = 0,
     chat: options.Chat = None,
-    stop: Annotated[list[str] | None, "A string before which the text ends; may be repeated."] = None,
+    stop: Annotated[list[str] | None, "End the text before this string; may be repeated."] = None,
     infill: Annotated[bool, "Fill the mask tokens inside the prompt instead of continuing it."] = False,
     eos_stop: Annotated[bool, "Stop a row at its first finished EOS."] = False,
     extend: Annotated[
-        bool, "Add block after block until the text ends; an approximation unless the model was trained so."
+        bool,
+        "Add block after block until the text ends; an approximation unless the model was trained this way.",
     ] = False,
     trace: options.Traced = False,
     batch_size: options.BatchSize = None,
@@ -77,7 +78,7 @@ def sample(
         raise UserError("--cuda-graphs replays passes of one shape: give --batch-size, and leave --cache out")
     shortcuts = {"t_token": t_token, "t_pos": t_pos, "threshold": threshold, "k": k}
     chosen = _policy(policy, {name: value for name, value in shortcuts.items() if value is not None})
-    # These need torch: `--help` and the mistakes above should not wait for it.
+    # These need torch; `--help` and the errors above should not wait for its import.
     from twotemp.backends.local import LocalBackend
     from twotemp.engine import EngineOptions, Ledger
     from twotemp.engine.graphs import CudaGraphs
@@ -141,7 +142,7 @@ def _prompts(arguments: list[str]) -> list[str]:
 
 
 def _length(text: str | None) -> int | Literal["auto"] | None:
-    """Return --length as a number, or as it is for the library to read."""
+    """Return --length as a number, or unchanged if it is `auto` or None."""
     if text is None:
         return None
     if text == "auto":
@@ -157,7 +158,7 @@ def _policy(spec: str, shortcuts: dict[str, Any]) -> AnyPolicy:
         return parse_portfolio(spec)
     if isinstance(parse_portfolio(spec), Portfolio):
         raise UserError(
-            f"--policy {spec!r} has several policies: write the parameters of each after its name"
+            f"--policy {spec!r} has several policies: write each policy's parameters after its name"
         )
     name, _, parameters = spec.partition(":")
     spelled = {part.partition("=")[0].strip() for part in parameters.split(",")}
@@ -170,7 +171,7 @@ def _policy(spec: str, shortcuts: dict[str, Any]) -> AnyPolicy:
 
 
 class AnswerTable:
-    """The distinct answers to one prompt, how often each came, and how spread out they are."""
+    """The distinct answers to one prompt, their counts and their entropy."""
 
     def __init__(self) -> None:
         self.texts: Counter[str] = Counter()

@@ -42,10 +42,13 @@ def serve(
     host: Annotated[str, "The address; one other than loopback needs --api-key."] = LOCAL[0],
     api_key: Annotated[
         str | None,
-        typer.Option(envvar="TWOTEMP_API_KEY", help="Clients must send it (better: in the environment)."),
+        typer.Option(
+            envvar="TWOTEMP_API_KEY", help="The key that clients must send (better set in the environment)."
+        ),
     ] = None,
     waiting: Annotated[
-        int, typer.Option(min=1, help="The most samples accepted at once; more are answered with 429.")
+        int,
+        typer.Option(min=1, help="Largest number of samples in progress; further requests get status 429."),
     ] = 1024,
     seconds: Annotated[float, typer.Option(min=1, help="The time limit of a request, in seconds.")] = 600.0,
     workers: Annotated[int, typer.Option(min=1, help="Processes that decode, e.g. one for each GPU.")] = 1,
@@ -159,7 +162,7 @@ def _serve(
     for package in ("starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"serving needs {package}; install it with: pip install 'twotemp[serve]'")
-    # Optional packages, or torch: what is checked above should not wait for them, nor fail without them.
+    # Optional packages and torch: the checks above should neither wait for them nor fail without them.
     from twotemp.backends.local import fit_longest_rows
     from twotemp.engine.runner import check_cache
     from twotemp.serving.app import Server
@@ -193,13 +196,13 @@ def _serve(
     address = f"http://{f'[{host}]' if ':' in host else host}:{options.port}"
 
     def ready() -> None:
-        say(f"{server.name}: {rows}. API: {address}/v1   playground: {address}/   Ctrl-C ends it")
+        say(f"{server.name}: {rows}. API: {address}/v1   playground: {address}/   Ctrl-C stops it")
 
     run(server, host, options.port, [ready, *on_start])
 
 
 def _workers(job: Workload, count: int, seconds: float) -> Supervisor:
-    """Return worker processes for live requests, of which the first has loaded the model.
+    """Return worker processes for live requests, once the first of them has loaded the model.
 
     A worker that hangs is replaced after a quarter of the time that a request may take, so that another one can still
     draw what it owed.
@@ -212,7 +215,7 @@ def _workers(job: Workload, count: int, seconds: float) -> Supervisor:
     locate(job.model)  # fetched once, not by every worker
     loader = replace(job.loader(devices(job.loading.device)[1]), live=True)
     transport = ProcessTransport(loader, threads=threads_per_worker(job.model, count), hold_seconds=0.0)
-    # A worker's own queue holds what its batch takes next; the rest waits for whichever worker is free first.
+    # A worker's queue holds only what its batch takes next; the rest waits for the worker that is free first.
     depth = 2 * (job.batch_size or MOST_ROWS)
     service = Supervisor(transport, count, depth=depth, hang_seconds=seconds / 4)
     try:

@@ -16,7 +16,7 @@ from twotemp.report.trace_page import FORK_ENTROPY, page
 from twotemp.store import Cell, Store
 
 GradedSample = tuple[Sample, Grade | None]
-MOST = 64  # the most samples of a source on one page
+MOST = 64  # samples of a source on one page, at most
 
 
 def trace(
@@ -26,16 +26,14 @@ def trace(
     ],
     out: Annotated[Path, "The HTML page to write."] = Path("trace.html"),
     request: Annotated[str | None, "The id of the question (default: the first)."] = None,
-    each: Annotated[
-        int, typer.Option(min=1, help="The number of samples of each policy that are open at first.")
-    ] = 2,
+    each: Annotated[int, typer.Option(min=1, help="How many samples of each policy are open at first.")] = 2,
     model: Annotated[
         str | None,
-        "The model whose tokenizer writes the tokens; may be a hub id (default: the run's, from local files "
-        "only; without one, token ids).",
+        "The model whose tokenizer decodes the tokens; may be a hub id (default: the run's model, if it is on "
+        "this machine; otherwise token ids are shown).",
     ] = None,
     fork_entropy: Annotated[
-        float | None, "Tokens of at least this entropy at commit, in nats, are marked (default: log 2)."
+        float | None, "Mark tokens with at least this entropy, in nats, when committed (default: log 2)."
     ] = None,
 ) -> None:
     """Write an HTML page that replays samples step by step.
