@@ -160,5 +160,5 @@ def test_settings_that_cannot_work_are_refused(tmp_path):
         trainer_of(model, tmp_path, beta=0.1)
     with pytest.raises(UserError, match="that twotemp"):
         trainer_of(model.module, tmp_path)
-    with pytest.raises(UserError, match="deferral is about whole steps"):
+    with pytest.raises(UserError, match="likelihood 'deferral' scores whole steps"):
         trainer_of(model, tmp_path, likelihood="deferral")

@@ -33,7 +33,7 @@ class Ballot:
     question: str
     index: NDArray[np.int64]
     passed: NDArray[np.bool_]
-    answers: NDArray[np.int64]  # equal answers share a number; NO_ANSWER where none could be extracted
+    answers: NDArray[np.int64]  # equal answers share a number; NO_ANSWER if none could be extracted
     spelled: tuple[str, ...]  # the text behind each number, as it first appeared
     reward: Floats  # empty without a reward model
     confidence: Floats  # mean over the generated tokens; empty unless requested
@@ -68,7 +68,7 @@ class GradedCell:
 
     @property
     def ordered(self) -> bool:
-        """Whether k samples are the first k, as those of a portfolio, instead of any k."""
+        """Whether pass@k uses the first k samples (as for a portfolio) instead of any k."""
         return False
 
     @property
@@ -126,7 +126,7 @@ class GradedCell:
 
     @property
     def without_answer(self) -> int:
-        """The number of samples without an answer: they count among the k and have no vote."""
+        """The number of samples without an answer. They count among the k samples but have no vote."""
         return sum(int((ballot.answers == NO_ANSWER).sum()) for ballot in self.ballots)
 
     def entropy(self, ks: Sequence[int]) -> Floats:
@@ -182,7 +182,7 @@ PAPER_POLICIES = ("ar", "lc", "random", "tlc", "ct", "tct")  # listed first, in 
 
 @dataclass(frozen=True, eq=False)
 class RunSurvey:
-    """The graded cells of some runs, and a sentence for everything that is missing or damaged."""
+    """The graded cells of some runs, and one sentence for each missing or damaged part."""
 
     cells: list[GradedCell]
     gaps: list[str]

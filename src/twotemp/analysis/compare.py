@@ -19,8 +19,8 @@ from twotemp.metrics.estimates import Floats
 from twotemp.policies import PRESETS, spell
 from twotemp.records import Policy
 
-# The paper's questions, as pairs of policies and a number of samples per question (None: all that both have). What is
-# confidence good for, and does tempering the position bring back the diversity that confidence takes away?
+# The paper's comparisons: pairs of policies and a number of samples per question (None: all that both have). When
+# does confidence help, and does tempering the position bring back the diversity that confidence takes away?
 AT_EQUAL_SAMPLES = (("lc", "tlc", 1), ("tlc", "lc", None), ("tlc", "ar", None), ("tct", "ct", None))
 AT_EQUAL_COST = (("tct", "ar"),)
 
@@ -82,9 +82,9 @@ def by_model(cells: Sequence[GradedCell]) -> Iterator[tuple[str | None, list[Gra
 
 
 def representatives(cells: Sequence[GradedCell]) -> list[GradedCell]:
-    """Return the cells of one policy per policy name and model: in a sweep, those nearest the preset on all tasks.
+    """Return the cells of one policy per policy name and model. In a sweep, that is the policy nearest the preset.
 
-    If no task has two policies of a name there is no sweep: each task may have its own parameters.
+    If no task has two policies of a name, there is no sweep, and each task may have its own parameters.
     """
     count = Counter((cell.model, cell.policy.name, cell.task) for cell in cells)
     swept = {(model, name) for (model, name, _), times in count.items() if times > 1}
@@ -168,7 +168,7 @@ def conclude(
 def _equal_samples(pairs: Sequence[Pair], samples: int | None) -> tuple[PairValues, ComparisonBudget]:
     most = min((cell.samples for pair in pairs for cell in pair), default=1)
     k = samples or most
-    # A comparison at a fixed k is left out if k is all there is: the comparison at the largest k has it.
+    # If there are only k samples, leave this out: the comparison at the largest k is the same.
     compared = pairs if samples is None or samples < most else ()
     values = [((a, b), (a.passes[:, k - 1], b.passes[:, k - 1])) for a, b in compared]
     return values, ComparisonBudget("samples", k)
@@ -182,7 +182,7 @@ def largest_budgets(pairs: Sequence[Pair]) -> PairBudgets:
 def _affordable(budgets: Iterable[tuple[Pair, float]]) -> PairBudgets:
     """Keep the tasks on which both sides can spend exactly the budget.
 
-    An empty answer of AR costs nothing, so that no budget would ever be spent.
+    An empty AR answer has cost 0, so no number of them spends a budget.
     """
     return [
         (pair, nfe)

@@ -24,8 +24,8 @@ from twotemp.store import Table
 class PortfolioCell(GradedCell):
     """The samples of a portfolio on one task, in its order; `parts` has the cells of its policies.
 
-    `table` has the samples that the portfolio draws. The pass rates use all samples of the parts: for every k, sets
-    with as many random samples of each policy as it has among the first k.
+    `table` has the samples that the portfolio draws. The pass rates use all samples of the parts: for every k, they
+    average over sets with as many samples of each policy as the portfolio has among its first k.
     """
 
     portfolio: Portfolio | None = None

@@ -1,7 +1,7 @@
-"""Choose one answer from many: ballots, which hold what a selector looks at, and the selectors as data.
+"""Choose one answer from many: the selectors as data, and the ballots that they read.
 
-A selector is an election in which answers, or single samples, collect weights. Which answers are equal is decided by
-the grader (1/2 and 0.5 are one answer).
+A selector is an election in which answers, or single samples, collect weights. The grader decides which answers are
+equal (1/2 and 0.5 are one answer).
 """
 
 from __future__ import annotations
@@ -72,8 +72,11 @@ def weighted(title: str, needs: Literal["rewards", "traces"], weight: Callable[[
 
 
 def probability(reward: Floats) -> Floats:
-    """Return sigma(reward). A reward is a log-odds (of being right, or in Bradley-Terry of being preferred) and often
-    negative: summed as it is, a bad answer would lose by being given twice."""
+    """Return sigma(reward), the weight of a vote.
+
+    A reward is a log-odds (of being right, or in Bradley-Terry of being preferred) and often negative. If rewards
+    were summed directly, a bad answer would get an even lower total by being given twice.
+    """
     return 0.5 * (1 + np.tanh(reward / 2))
 
 
@@ -153,7 +156,7 @@ def best_for(cell: GradedCell, selector: str, nfe: float) -> Floats:
 
 
 def choices(cell: GradedCell, selector: str) -> Iterator[int | None]:
-    """Yield for every question the position of the sample chosen from all; None if no sample has an answer."""
+    """Yield, per question, the position of the sample chosen from all; None if no sample has an answer."""
     election = _usable(cell, selector).election
     return (elect(*election(ballot)) for ballot in cell.ballots)
 
@@ -205,7 +208,7 @@ def add_ballots(
         reward_model: A model that scores the samples without a stored score, or the name of one whose scores the
             store has for all samples (`common_reward_model`).
         confidence: Whether to read the confidences from the traces.
-        itself: Returns the model that drew a cell, for pseudo-log-likelihoods (`rewards.sampling_model`).
+        itself: Function from a cell to the model that drew it, for pseudo-log-likelihoods (`rewards.sampling_model`).
         watch: Called with (cell, samples scored, all samples).
     """
     stored = {cell: _stored(cell) for cell in cells}

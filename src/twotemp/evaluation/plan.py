@@ -1,4 +1,4 @@
-"""What to draw, as data that is validated when it is created: plans, and experiment files that describe them."""
+"""What to draw, as validated data: plans, and experiment files that describe them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Plan(DrawSettings):
 
 @dataclass(frozen=True)
 class Experiment(DrawSettings):
-    """An experiment file: its models, and the names from which `plan` makes the plan of each of them."""
+    """An experiment file: its models, and the names from which `plan` makes a plan for each model."""
 
     title: str
     shows: str  # the figure or table of the paper that it reproduces

@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from twotemp.backends import Backend
     from twotemp.models.base import Denoiser
 
-# When drawn samples are written: see `Evaluation._draw`.
+# When drawn samples are written; `Evaluation._draw` explains why.
 WRITE_SAMPLES = 64  # samples that are written together
 WRITE_SECONDS = 2.0  # that a sample waits, at most, while the grader is busy
 IDLE_GRADER_SECONDS = 0.2  # the same while the grader has nothing to do
 WRITING_SHARE = 0.05  # the largest share of the time that is spent on writing for an idle grader
-LARGEST_WRITING_SHARE = 0.2  # the largest share of all; beyond it, more samples are written together
+LARGEST_WRITING_SHARE = 0.2  # the largest share of the time for all writing; beyond it, batches grow
 
 
 class Evaluation(AbstractContextManager["Evaluation"]):
-    """A plan with its data loaded, its graders ready and its run directory open: everything but the model.
+    """A plan with its data loaded, its graders ready and its run directory open: all that is needed except the model.
 
     Errors in the plan are raised here, before a large model is loaded. Use it as a context manager.
     """
@@ -120,7 +120,7 @@ class Evaluation(AbstractContextManager["Evaluation"]):
         return self.run_with(LocalBackend(model, batch_size=batch_size, cache=self.plan.cache), watch=watch)
 
     def run_with(self, backend: Backend, *, watch: ProgressCallback | None = None) -> Store:
-        """Do what `run` does with any backend, which must use the plan's cache."""
+        """Do the same as `run` with any backend. The backend must use the plan's cache; return the store."""
         model, fingerprint = backend.name, backend.fingerprint
         # A portfolio has no cell: its samples are those of its components.
         cells = [
@@ -156,7 +156,7 @@ class Evaluation(AbstractContextManager["Evaluation"]):
             length=plan.length or task.length,
             block=plan.block,
             seed=plan.seed,
-            # An option that is off counts as left out, so that runs begun before it existed can be continued.
+            # An option that is off counts as unset, so that runs from before it existed can be continued.
             options={
                 "cache": plan.cache,
                 "trace": plan.trace,
@@ -169,13 +169,15 @@ class Evaluation(AbstractContextManager["Evaluation"]):
     def _draw(
         self, backend: Backend, works: Sequence[CellWork], counter: ProgressCounter, grading: Grading
     ) -> None:
-        """Draw what is missing; every sample is in the store when this returns, or as soon as something stops it.
+        """Draw the missing samples. All drawn samples are in the store when this returns, also after an interruption.
 
-        Samples arrive one by one and are written in batches, as each write costs a file operation and a fsync. How
-        long they may wait is a compromise between four wishes: a kill must not cost much (`WRITE_SAMPLES`,
-        `WRITE_SECONDS`), graders must not wait for work (`IDLE_GRADER_SECONDS`), writing must not take much of the
-        time where the disk is slow (`WRITING_SHARE`), and samples must not arrive faster than they are written
-        (`LARGEST_WRITING_SHARE`, up to a chunk). `_Unwritten` holds the samples and decides.
+        Samples arrive one by one and are written in batches, because each write costs a file operation and an fsync.
+        `_Unwritten` holds the samples and decides when to write. It balances four goals:
+
+        - a kill must not cost much (`WRITE_SAMPLES`, `WRITE_SECONDS`);
+        - graders must not wait for work (`IDLE_GRADER_SECONDS`);
+        - writing must not take much of the time on a slow disk (`WRITING_SHARE`);
+        - samples must not arrive faster than they are written (`LARGEST_WRITING_SHARE`, up to a chunk).
         """
         work_of = {(work.loaded.task.name, work.policy): work for work in works}
         stored = {work: {*work.wanted} - {*work.missing} for work in works if work.policy.repel}
@@ -192,7 +194,7 @@ class Evaluation(AbstractContextManager["Evaluation"]):
                     continue  # stored by an earlier run: drawn for the others of its group
                 unwritten.add(work, sample)
             unwritten.write()
-        except BaseException:  # Ctrl-C and errors leave what is finished in the store as well
+        except BaseException:  # after Ctrl-C or an error, finished samples are stored as well
             unwritten.rescue()
             raise
 
@@ -253,12 +255,14 @@ class _Unwritten:
     def _write_cell(self, work: CellWork) -> list[Sample]:
         with unbroken():
             work.writer.samples(self._samples[work])
-            samples = self._samples.pop(work)  # written: not again, should the next cell fail
+            samples = self._samples.pop(
+                work
+            )  # popped first, so that it is not written again if the next cell fails
         self._counter.drawn((work.loaded.task.name, sample.request) for sample in samples)
         return samples
 
     def rescue(self) -> None:
-        """Store what is left after an interruption, which may have come just after some were written."""
+        """Store the remaining samples after an interruption, which may have come just after some were written."""
         for work, samples in self._samples.items():
             work.writer.samples(sample for sample in samples if sample.key not in work.writer)
 

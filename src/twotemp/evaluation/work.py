@@ -1,4 +1,4 @@
-"""The (task, policy) cells of a run: what they were drawn from, what is missing, and the grading of their samples."""
+"""The (task, policy) cells of a run: their problems, their missing samples, and the grading of their samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def task_of(cell: Cell) -> Task:
-    """Return the task of a cell: the one imported with its samples, else the registered one."""
+    """Return the task of a cell: the one imported with its samples, or else the registered task."""
     return imported(cell.config.task, cell.path) or tasks.get(cell.config.task)
 
 
@@ -102,7 +102,7 @@ def problems_of(
 
 
 def record_portfolios(run: Path, portfolios: Iterable[Portfolio]) -> None:
-    """Record which portfolios a run holds the samples of: they have no cells, and a report should show them."""
+    """Record the portfolios of a run, so that reports show them: portfolios have no cells."""
     recorded = portfolios_of(run)
     if new := [portfolio for portfolio in portfolios if portfolio not in recorded]:
         write_json(run / PORTFOLIOS, [portfolio.to_dict() for portfolio in [*recorded, *new]])
@@ -158,7 +158,7 @@ class CellWork:
 
     @property
     def wanted(self) -> Sequence[tuple[str, int]]:
-        """The samples to request. Samples that repel each other depend on all before them, which are drawn again."""
+        """The samples to request. A sample that is repelled by earlier ones needs these to be drawn again."""
         if not self.policy.repel:
             return self.missing
         last_index = dict(self.missing)

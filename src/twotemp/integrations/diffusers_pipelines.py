@@ -1,4 +1,4 @@
-"""The pipelines of diffusers: what they ask of schedulers, where the rows of a call stand, and models for them."""
+"""diffusers' pipelines: the interface of their schedulers, the state of a call's rows, and models for them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def log(probabilities: Tensor) -> Tensor:
 def write_canvas(rows: PipelineCall, decision: Decision, vocab_size: int) -> tuple[Tensor, Tensor]:
     """Return the canvases after a step, [B, W], and what their next step is conditioned on, [B, W, V].
 
-    The pipeline ends a canvas whose predictions are certain and unchanged, so those of canvases that have ended are.
+    The pipeline ends a canvas once its predictions are certain and unchanged, so ended canvases get such predictions.
     """
     assert decision.canvas is not None
     assert decision.soft is not None

@@ -98,7 +98,9 @@ def lm_eval(paths: Sequence[Path], metric: str | None, verdicts: bool) -> Iterat
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise UserError(f"{path} is not a results file of lm-eval ({error!r})") from error
         if origin is None:
-            raise UserError(f"{path} was not made with --model twotemp; only our own samples can be imported")
+            raise UserError(
+                f"{path} was not made with --model twotemp; only samples drawn by twotemp can be imported"
+            )
         date = path.stem.rpartition("_")[2]
         logs = sorted(path.parent.glob(f"samples_*_{date}.jsonl"))
         if not logs:
@@ -207,8 +209,8 @@ def inspect_ai(paths: Sequence[Path], metric: str | None, verdicts: bool) -> Ite
                 origin = ((entry.output.metadata if entry.output else None) or {}).get("twotemp")
                 if origin is None:
                     raise UserError(
-                        f"{path}: sample {entry.id} was not made with a model twotemp/…; only our own samples can be "
-                        "imported"
+                        f"{path}: sample {entry.id} was not made with a model twotemp/…; only samples drawn by "
+                        "twotemp can be imported"
                     )
                 task = log.eval.task
                 policy = spell(Policy.from_dict(origin["policy"]))
@@ -247,7 +249,7 @@ def _files(paths: Sequence[Path], pattern: str) -> list[Path]:
 
 
 def _choose(kind: str, name: str | None, known: Sequence[str]) -> str:
-    """Return the known name that equals `name`, up to a comma if need be; without `name`, the only known one."""
+    """Return the known name that is `name`, with or without the part after a comma; without `name`, the only one."""
     matches = known if name is None else [n for n in known if name in (n, n.partition(",")[0])]
     if name is not None and not matches:
         raise unknown(kind, name, known)

@@ -47,8 +47,8 @@ Prompts = Sequence[Any]  # texts, or lists of chat messages
 class DiffusionGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """TRL's `GRPOTrainer` for a model that `twotemp.load` returned. It trains the model in place.
 
-    A rollout is the sample of `twotemp.sample` with the id `<hash of the prompt>@<generation>`. They are kept until
-    the next generation, since the likelihood of a text depends on their other tokens and their traces.
+    A rollout is the sample of `twotemp.sample` with the id `<hash of the prompt>@<generation>`. Rollouts are kept
+    until the next generation, because likelihoods need their traces and the tokens that TRL does not keep.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class DiffusionGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
         Args:
             model: From `twotemp.load`.
-            *args: As of `GRPOTrainer`, after the model.
+            *args: The arguments of `GRPOTrainer` after the model.
             policy: Draws the rollouts; as in `twotemp.sample`.
             likelihood: An estimator whose terms are about tokens: d1, ar, trajectory, coupled, elbo, ...
             draws: Random masks per completion.
             block: Width of the decoding blocks; None for the model's default.
             micro_batch: Rows of a forward pass of the likelihood.
-            **keywords: As of `GRPOTrainer`. The answer's length is `GRPOConfig.max_completion_length`.
+            **keywords: Those of `GRPOTrainer`. The answer's length is `GRPOConfig.max_completion_length`.
         """
         if getattr(model, "module", None) is None:
             raise UserError(f"give a model that twotemp.load returned and that has weights, not {model!r}")
@@ -84,7 +84,7 @@ class DiffusionGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             raise UserError("beta > 0 needs an untrained reference; give a peft_config, or set beta=0")
         if estimators.get(likelihood).by_block:
             raise UserError(
-                f"{likelihood} is about whole steps, not tokens; use d1, ar, trajectory or coupled"
+                f"likelihood {likelihood!r} scores whole steps, not tokens; use d1, ar, trajectory or coupled"
             )
         self._twotemp, self._policy, self._block = model, policy, block
         self._estimator, self._draws = estimators.get(likelihood), draws

@@ -1,4 +1,4 @@
-"""Report how different the samples of a prompt are, beside their cost and length, without a verdict on them.
+"""Report how different the samples of a prompt are, with their cost and length, without grading them.
 
 The columns follow CaRE's three rules for comparing decoders: the forward passes that were really made, several
 metrics, and the temperatures and the seed that the randomness comes from.

@@ -115,7 +115,7 @@ class Guard:
             metrics: Counts the requests.
             api_key: Clients must send it; None for no key.
             hosts: The host names that the server answers to; None for any.
-            patience: Seconds for a request and its answer, which a client may never read.
+            patience: Seconds for a request and its answer; after that the connection is closed.
         """
         self._inner, self._metrics, self._key, self._hosts = inner, metrics, api_key, hosts
         self._patience = patience
@@ -243,7 +243,7 @@ class Server:
         try:
             yield
         finally:
-            # The ASGI server has given up the requests that are still open.
+            # The ASGI server has already given up on the requests that are still open.
             await asyncio.to_thread(service.close, drop=True)
             self._page.close()
 

@@ -21,7 +21,7 @@ from twotemp.sampling.text import prompt_requests
 D = TypeVar("D", int, None)
 DEFAULT_POLICY = "tct"
 _INTEGERS = range(-(2**63), 2**63)
-# Fields of OpenAI's API that are not supported: only values that ask for nothing are accepted.
+# Unsupported fields of OpenAI's API, with the neutral values that are accepted.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
@@ -74,11 +74,11 @@ class Limits:
     """Limits for each request, and for all clients together."""
 
     body_bytes: int = 1 << 20
-    samples: int = 256  # n times the prompts of a request
+    samples: int = 256  # of a request: n times its prompts
     length: int = 4096  # tokens to generate
     stops: int = 16
     edits: int = 64  # rewrites of a position: each may cost a step of the whole row
-    text: int = 1000  # characters of a stop string, and of a policy's spelling
+    text: int = 1000  # characters of a stop string or of a policy's spelling
     waiting: int = 1024  # unfinished rows of all clients; beyond that the answer is 429
     seconds: float = 600.0  # to draw the samples of a request
     headers_seconds: float = 10.0  # for a request's headers to arrive

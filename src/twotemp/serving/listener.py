@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from twotemp.serving.app import Server
 
 MOST_CONNECTIONS = 1024
-QUIET_SECONDS = 10.0  # in which a message is logged once
+QUIET_SECONDS = 10.0  # a message is logged at most once in this time
 PROBE_SECONDS = 0.5  # between the two probes that tell a half-closed connection from a lost one
 
 
@@ -57,7 +57,7 @@ class ClientConnection(H11Protocol):
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request's headers have arrived and its answer is not complete."""
+        """Whether a request's headers have arrived and its answer is still incomplete."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

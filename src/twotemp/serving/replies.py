@@ -130,9 +130,9 @@ class Answer:
     """A sample as a client sees it."""
 
     text: str
-    reason: str  # OpenAI's: stop (end of text, or a stop string) or length
+    reason: str  # OpenAI's finish_reason: "stop" (end of text, or a stop string) or "length"
     tokens: int
-    facts: dict[str, Any]  # the choice's `twotemp`
+    facts: dict[str, Any]  # the field `twotemp` of the choice
     logprobs: list[tuple[str, float]]
 
 
@@ -234,7 +234,7 @@ class Replies:
         }
 
     def _logprobs(self, sample: Answer) -> dict[str, Any]:
-        """Return logprobs of tokens when they were committed: given that canvas, not the tokens to their left."""
+        """Return the logprobs of tokens when they were committed, given the canvas, not the tokens to their left."""
         if self._chat:
             entries = [(t, p, list(t.encode(errors="replace"))) for t, p in sample.logprobs]
             return {

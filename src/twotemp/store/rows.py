@@ -1,4 +1,4 @@
-"""What a cell holds: its configuration, its rows as they are on disk, and its graded samples as arrays.
+"""What a cell holds: its configuration, its rows on disk, and its graded samples as arrays.
 
 A run directory may come from other people, so the parsers check what they read.
 """
@@ -67,7 +67,7 @@ class Config:
 
 
 def identity(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what two configurations must share for their samples to be mixed: all but version and unset options."""
+    """Return the part of a configuration that must be equal to mix samples: all but the version and unset options."""
     options = {
         key: value for key, value in data["options"].items() if value is not None and value is not False
     }
@@ -93,12 +93,12 @@ _LARGEST = 2**63  # tables are int64
 
 
 def row_key(row: Mapping[str, Any]) -> Key:
-    """Return the key of the sample that a row is or is about."""
+    """Return the key of the sample that a row stores, grades or scores."""
     return Key(row["request"], row["index"], row["seed"])
 
 
 def sample_row(sample: Sample) -> dict[str, Any]:
-    """Return a sample as it is stored: without its policy, which is the cell's, and with the long fields last."""
+    """Return a sample as it is stored: without its policy (the cell has it), and with the long fields last."""
     # Not `Sample.to_dict`, which would spend half of the time on the policy.
     row = {**vars(sample), "trace": None if sample.trace is None else sample.trace.to_dict()}
     for name in ("policy", *NOT_STORED):
@@ -108,7 +108,7 @@ def sample_row(sample: Sample) -> dict[str, Any]:
 
 
 def parse_light(line: bytes) -> dict[str, Any]:
-    """Parse a sample's row up to its long fields. What they are cut at cannot occur in a string."""
+    """Parse a sample's row without its long fields. The text where it is cut cannot occur inside a JSON string."""
     return _parse_sample(line.partition(b',"prompt":')[0] + b"}")
 
 
@@ -176,7 +176,7 @@ def _require(condition: bool, name: str) -> None:
 class Table:
     """One array per question (questions sorted by id, samples by index); questions may differ in n.
 
-    Samples on which a grader itself failed are left out and counted in `ungraded`; those not graded yet in `pending`.
+    Samples on which the grader failed are left out and counted in `ungraded`; those not graded yet, in `pending`.
     """
 
     questions: tuple[str, ...]

@@ -6,10 +6,9 @@
     RUN/<cell>/grades-<grader>-<writer>.jsonl.zst  grades, by grader (name with version)
     RUN/<cell>/scores-<model>-<writer>.jsonl.zst   rewards, by reward model
 
-A row's key is (request, index, seed) within its cell. If a key occurs twice, the row of the later writer counts:
-writers are numbered, each higher than all that it found in the cell, so that no clock decides. A file is only ever
-appended to, by the process that created it, so any number of processes may write a run, also on several machines,
-while others read it.
+A row's key is (request, index, seed) within its cell. If a key occurs twice, the row of the later writer counts.
+Writers are numbered, not dated: each takes a higher number than all that it finds in the cell. Only the process that
+created a file appends to it, so any number of processes, on several machines, may write a run while others read it.
 """
 
 from __future__ import annotations
@@ -241,7 +240,7 @@ class Cell:
 
 
 class Writer(AbstractContextManager["Writer"]):
-    """Adds rows to a cell. Every call is one batch, which is on disk, whole, when the call returns."""
+    """Adds rows to a cell. Every call writes one batch, which is completely on disk when the call returns."""
 
     def __init__(self, cell: Cell, number: int) -> None:
         self._cell = cell

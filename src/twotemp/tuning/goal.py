@@ -23,7 +23,7 @@ _MOST = 4096  # samples per question
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """The samples of one policy: how many each question has, how many are right, and the mean cost of one."""
+    """The samples of one policy: per question their number and how many are right, and the mean cost of a sample."""
 
     n: NDArray[np.int64]
     correct: NDArray[np.int64]
@@ -31,7 +31,7 @@ class Tally:
     spent: float = 0.0  # NFE of all of them
 
     def only(self, rows: NDArray[np.int64]) -> Tally:
-        """Return it with these questions only."""
+        """Return the tally restricted to these questions."""
         return Tally(self.n[rows], self.correct[rows], self.cost)
 
 
@@ -99,7 +99,7 @@ class Goal:
         return rates
 
 
-# Plain and tempered, by the scale of each rule's noise: Gumbel on logarithms, Logistic on probabilities.
+# T_pos: plain (0) and tempered, on the scale of the noise: Gumbel on logarithms, Logistic on probabilities.
 _T_POS: dict[Rule, tuple[float, ...]] = {
     "budget": (0.0, 0.5, 1.0),
     "entropy_bound": (0.0, 0.5, 1.0),
@@ -112,7 +112,7 @@ _K = (1, 2)
 
 
 def expand(specs: Sequence[str]) -> tuple[Policy, ...]:
-    """Return all candidates of some specs, without two that decode alike.
+    """Return all candidates of some specs, leaving out those that decode like an earlier one.
 
     A parameter that a spec names takes the values given (`tct:t_pos=0.1,threshold=0.6|0.8`), the others take the
     default values of this module: `tct` varies T_token, T_pos and lambda.

@@ -1,7 +1,7 @@
 """Choose a portfolio: how many samples each policy draws, from the counts of right samples on validation problems.
 
-The pass rate of a set of samples grows with every sample and by less the more there are (it is monotone and
-submodular), so the greedy order, which adds the most useful sample next, is close to the best set of every size.
+The pass rate of a set grows with every sample, and each further sample adds less (it is monotone and submodular). So
+the greedy order, which always adds the most useful sample next, is close to the best set of every size.
 
 Sets are judged by the share of all sets of stored samples with their composition that have a right one: an unbiased
 estimate, for one policy as for a mixture. Shrunken rates would be biased: with a prior for each policy alone, what

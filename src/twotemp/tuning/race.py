@@ -1,11 +1,12 @@
 """Successive halving with paired intervals: many candidates on few questions, then few on many. Plain arrays only.
 
-A round measures all remaining candidates on the same questions, more of them each time. A candidate that is
-significantly worse than one that costs no more is eliminated in any round; of the others half stay: those with the
-highest expected scores, and the frontier. So one race finds the best candidate and the best for less.
+A round measures all remaining candidates on the same questions, more of them each time. In any
+round, a candidate that is significantly worse than one that costs no more is eliminated. Half of the others stay:
+those with the highest expected scores, and the frontier. So one race finds the best candidate and the best cheaper
+ones.
 
 The expected score of a candidate is estimated from its own questions and, while these are few, from those of similar
-candidates (`smoothed_means`): on a handful of questions many tie, and chance would choose.
+candidates (`smoothed_means`). Otherwise chance would choose, because on a handful of questions many tie.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from twotemp.metrics.estimates import Floats
 from twotemp.records import Policy
 
 FINALISTS = 4  # candidates that the last round should have
-PROBE = 2  # questions from which the first costs are known
+PROBE = 2  # questions drawn first, to learn the costs
 LEAST = 4  # questions of the first round
 LEVEL = 0.99  # of the paired intervals that eliminate
 _RESAMPLES = 4000
@@ -120,7 +121,7 @@ def survivors(measurements: dict[T, Measurement], distances: Distances[T]) -> tu
 
 
 def expected_scores(measurements: dict[T, Measurement], distances: Distances[T]) -> dict[T, float]:
-    """Return the smoothed mean of each measured candidate: of the goal, averaged with the goal at half the budget."""
+    """Return the smoothed mean of each measured candidate, averaged over the goal and the goal at half the budget."""
     candidates = [c for c, measurement in measurements.items() if not math.isnan(measurement.mean)]
     if not candidates:
         return {}
@@ -136,7 +137,7 @@ def _merit(measurement: Measurement) -> tuple[float, float]:
 
 
 def frontier(measurements: dict[T, Measurement]) -> list[T]:
-    """Return the candidates that no other equals for less, from the cheapest to the best."""
+    """Return the candidates that no cheaper one equals, from the cheapest to the best."""
     best, ends = -math.inf, []
     for candidate in sorted(measurements, key=lambda c: (measurements[c].cost, _merit(measurements[c]))):
         if measurements[candidate].mean > best + 1e-9:
@@ -154,7 +155,7 @@ def beaten_by(measurements: dict[T, Measurement]) -> dict[T, T]:
     if not pairs:  # no candidate could be measured
         return {}
     first, second = (np.stack([measurements[c].values for c in side], axis=1) for side in zip(*pairs))
-    # Percentiles: a candidate that ties on all questions must stay, and a prior would keep others as well.
+    # Plain percentiles: a candidate that ties on all questions stays, whereas a prior would keep others as well.
     high = metrics.paired_bootstrap(
         first, second, method="percentile", resamples=_RESAMPLES, level=LEVEL
     ).high

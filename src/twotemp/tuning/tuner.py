@@ -71,7 +71,7 @@ def tune(
 
     Args:
         plan: Policies, the task (see `validation`) and at most how many questions to use; `n` follows from the goal.
-        goal: What to be best at.
+        goal: What to optimize.
         backend: Draws the samples.
         out: The run directory.
         budget: NFE of all samples.
@@ -129,8 +129,9 @@ def tune_portfolio(
 ) -> TunedPortfolio:
     """Choose the policies that draw a set of samples, from those of a plan.
 
-    All candidates start on a few questions. Those that no portfolio of these questions, or of resamples of them, uses
-    drop out, and the others go on to twice as many, until the questions or the budget are used up. The arguments are
+    All candidates start on a few questions. Portfolios are chosen on these questions and on resamples of them;
+    candidates that none of them uses drop out. The others go on to twice as many questions, until the questions or
+    the budget are used up. The arguments are
     those of `tune`.
     """
     plan = validation(plan)
@@ -173,7 +174,7 @@ def _draw(
     ids: Sequence[str],
     watch: Callable[[Progress], None] | None,
 ) -> list[Tally]:
-    """Draw until each policy has the samples that the goal needs at the policy's cost, which its samples tell."""
+    """Draw until each policy has as many samples as the goal needs at the cost of the policy's samples."""
     samples = dict.fromkeys(policies, goal.k or 1)
     result: dict[Policy, Tally] = {}
     while samples:
@@ -195,7 +196,7 @@ def _draw(
 
 
 def _read(cell: Cell, grader: str, ids: Sequence[str], n: int) -> Tally:
-    """Count the right ones among the first n samples of these questions."""
+    """Return the tally of the first n samples of these questions."""
     if grader not in cell.graders():
         run = cell.path.parent
         raise UserError(
