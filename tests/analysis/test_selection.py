@@ -393,7 +393,7 @@ def test_likelihoods_need_the_weights_that_drew_the_samples(tmp_path):
 
     run = a_run(tmp_path / "run", specs=("ct",))
     done = CliRunner().invoke(app, ["select", str(run), "--by", "pll"])
-    assert "tiny is no longer what drew these samples" in str(done.exception)
+    assert "tiny has changed since it drew these samples" in str(done.exception)
     assert Store.open(run)["countdown-3@ct"].scorers() == []
 
 

@@ -202,7 +202,7 @@ def add_ballots(
 
     Args:
         cells: Graded cells, whose stores are read again.
-        data: Local data files by task, as for `evaluation.data.problems_of`.
+        data: Local data files by task, as for `evaluation.work.problems_of`.
         allow_altered: See `problems_of`.
         hub: See `problems_of`.
         reward_model: A model that scores the samples without a stored score, or the name of one whose scores the

@@ -1,8 +1,8 @@
 """Editing: a token that was written may be rewritten while its block is active (LLaDA-2.1, T2M).
 
-An edit rule says which written tokens are in doubt, and how much (`EDITS`). Per step and block at most the share
-`edit_share` of them, the most doubtful, is rewritten, and each position at most `edits` times, so that rows end. A
-block is final after a step that rewrites nothing.
+An edit rule says which written tokens are in doubt, and how much (`EDITS`). A step rewrites at most the share
+`edit_share` of a block's written tokens (or one), the most doubtful first, and each position at most `edits` times,
+so that rows end. A block is final after a step that rewrites nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BlockText:
-    """What is written in the active block of each row, [B, W]."""
+    """The tokens of the active block of each row, [B, W], for policies that edit."""
 
     tokens: Tensor  # int64; the mask where nothing is written
     predicted: Tensor  # bool: masks, and tokens that may be edited
@@ -33,7 +33,7 @@ class EditRule(NamedTuple):
     """Which tokens are in doubt at the threshold tau [B], and how much: [B, W] bool and float64."""
 
     doubt: Callable[[DrawnTokens, BlockText, Tensor], tuple[Tensor, Tensor]]
-    remasks: bool  # a token in doubt becomes a mask again; else it becomes the token just drawn
+    remasks: bool  # whether a token in doubt becomes a mask again, instead of the token just drawn
     needs_own: bool = False  # reads `DrawnTokens.log_own`
 
 

@@ -322,7 +322,7 @@ class Journal:
         return _rows(self.folder)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append rows as one batch, which is on disk, whole, when this returns."""
+        """Append rows as one batch, which is completely on disk when this returns."""
         if self._file is None:
             self._file = FrameFile(self.folder / f"forks-{writer_name(next_number(self.folder))}")
         self._file.append(rows)
@@ -355,7 +355,7 @@ class Study:
 
 
 def stored(folder: Path) -> Study:
-    """Return the study of one task as far as its folder holds it; its threshold is the least entropy of its forks."""
+    """Return the stored part of the study of a task; its threshold is the least entropy of its forks."""
     expect(folder, "forks")
     forks = tuple(map(Fork.from_dict, _rows(folder)))
     task = (read_run(folder) or {})["task"]

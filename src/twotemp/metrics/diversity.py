@@ -57,7 +57,7 @@ def self_bleu(texts: Sequence[str]) -> float:
 def overlap_distance(texts: Sequence[str]) -> float:
     """Return the mean over pairs of 1 - |A and B| / |A or B|, A and B the bigrams of two texts; NaN without a pair.
 
-    A text counts with its end, so that a single word has a bigram, too.
+    The end of a text counts as a word, so that even a single word has a bigram.
 
     >>> overlap_distance(["a b", "a b"]), overlap_distance(["a b", "c d"])
     (0.0, 1.0)

@@ -48,7 +48,7 @@ def _refused(preset: Preset, key: str, value: Any) -> UserError:
                 f"unknown parameter of policy {name!r}: t_pos; {name} is {family} at T_pos = {_text(fixed)}, so "
                 f"use {family}:t_pos={value}"
             )
-    return unknown(f"parameter of policy {name!r}", key, preset.settable)
+    return unknown(f"parameter of policy {name!r}:", key, preset.settable)
 
 
 def parse(spec: str) -> Policy:

@@ -36,7 +36,7 @@ BAND = 0.13  # opacity
 
 @dataclass(frozen=True)
 class SavedFigure:
-    """A figure on disk: `path` is the PNG, the PDF lies beside it."""
+    """A figure on disk: `path` is the PNG; the PDF is next to it."""
 
     name: str
     path: Path

@@ -16,7 +16,7 @@ from twotemp.report.viewer import View
 from twotemp.serialization import json_text
 
 HOST = "127.0.0.1"
-_REST = 3  # times as long as reading took, a run is not read again
+_REST = 3  # after reading a run, wait this many times as long as that took
 
 
 class LiveRun:
@@ -61,7 +61,7 @@ class LiveRun:
         return json_text(self.view.overview(version=self.version, status=status), compact=True).encode()
 
     def question(self, version: str, number: str) -> bytes | None:
-        """Return a question's samples, compressed; None if the run was read again meanwhile."""
+        """Return a question's samples, compressed; None if the run has been read again since."""
         chunks = self.view.run.chunks if self.view.run else []
         if version != str(self.version) or not number.isdecimal() or int(number) >= len(chunks):
             return None

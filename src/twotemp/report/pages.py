@@ -1,4 +1,4 @@
-"""Compose HTML pages of the files in `pages/`: each page is one file that loads nothing from elsewhere.
+"""Compose HTML pages from the files in `pages/`. Each page is one file that loads nothing from elsewhere.
 
 Data enter a page as JSON or as compressed JSON (`chunk`) in script elements that are never executed. The content
 security policy allows exactly the page's own style and script, by their hashes.
@@ -17,7 +17,7 @@ from typing import Any
 from twotemp.serialization import json_text
 
 _INCLUDE = re.compile(r"/\*include (\S+)\*/\n?")
-_POLICY = "<!--policy-->"  # where a page that is opened as a file has its policy
+_POLICY = "<!--policy-->"  # the place of the policy in a page that is opened as a file
 
 
 def read(name: str) -> str:
@@ -42,7 +42,7 @@ def compose(
         data: What the template's JSON block holds.
         chunks: What `chunk` returned; the page's script finds them by number.
         rules: What the page's policy allows beyond its style and script.
-        script: What else may run, as a source of the policy.
+        script: A further source that the policy allows to run.
         **parts: Files that replace the template's placeholders `/*NAME*/`.
     """
     page = (files("twotemp.report") / "pages" / name).read_text("utf-8")
@@ -72,7 +72,7 @@ def inside_script(data: Any) -> str:
 
 
 def chunk(data: Any) -> str:
-    """Return JSON data compressed and in base64, as `chunks.js` reads it."""
+    """Return JSON data compressed and in base64, as `dom.js` reads it."""
     packed = gzip.compress(json_text(data, compact=True).encode(), compresslevel=6, mtime=0)
     return base64.b64encode(packed).decode()
 

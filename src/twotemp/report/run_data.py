@@ -1,7 +1,7 @@
 """The questions of a run and their samples as the viewer page reads them: an index, and a chunk for each question.
 
-The index is small and always there: verdicts of all samples, a character each. A chunk holds the texts, grades and
-traces of a question and is decompressed when it is looked at.
+The index is small and always loaded: it has the verdicts of all samples, one character each. A chunk holds the texts,
+grades and traces of a question and is decompressed when it is looked at.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def collect_rollouts(
     Args:
         runs: Their folders.
         policies: What the page says of each run.
-        largest: Bytes of all chunks, about; of a longer run evenly spaced steps are kept.
+        largest: Approximate bytes of all chunks; of a longer run, evenly spaced steps are kept.
 
     Returns:
         The rollouts; None if the runs kept none.
@@ -127,7 +127,7 @@ def _first_row(cell: Cell) -> list[dict[str, Any]]:
 
 
 def _problems(cell: Cell) -> Mapping[str, Problem]:
-    """Return the problems that a cell was drawn from, as far as they are known without a network."""
+    """Return the problems that a cell was drawn from, if they can be found without a network."""
     try:
         return {problem.id: problem for problem in problems_of(cell, hub=False).problems}
     except (UserError, OSError):

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 VERIFIER = "verifier"  # the embedded one: a denoiser that was trained to score; `verifier:FOLDER` is your own
 LIKELIHOOD, PLL = "likelihood:", "pll:"  # pll:tiny is the pseudo-log-likelihood of the denoiser `tiny`
-CHUNK = 1024  # samples between two writes: what a kill costs
-OnScores = Callable[[str, int, int], None]  # is called with the cell, samples scored, samples to score
+CHUNK = 1024  # samples between two writes; a kill loses at most these
+OnScores = Callable[[str, int, int], None]  # called with the cell, samples scored, samples to score
 T = TypeVar("T")
 
 
@@ -67,7 +67,7 @@ def load(
     from twotemp.rewards.denoiser import DenoiserReward, pseudo, scaled_thirds
 
     if system is not None:
-        raise UserError("a denoiser reads the problem as it was asked; leave the system text out")
+        raise UserError("a denoiser reads the problem without a system text; leave the system text out")
     folder = name if colon else locate(VERIFIER, embedded=(VERIFIER,))
     denoiser = load_denoiser(folder, device=device, dtype=dtype)
     build = pseudo if source.startswith(PLL) else scaled_thirds
@@ -85,9 +85,9 @@ def sampling_model(*, device: str | None = None, batch_size: int = 32) -> Callab
         model = load_once(config.model)
         if model.fingerprint != config.fingerprint:
             raise UserError(
-                f"{config.model} is no longer what drew these samples: its fingerprint is {model.fingerprint[:8]}, "
-                f"theirs {config.fingerprint[:8]}. Put the weights back, or score with another model: "
-                f"--by orm --rm {PLL}{config.model}"
+                f"{config.model} has changed since it drew these samples: its fingerprint is "
+                f"{model.fingerprint[:8]}, theirs {config.fingerprint[:8]}. Restore the weights, or use "
+                f"another model: --by orm --rm {PLL}{config.model}"
             )
         return DenoiserReward(model, pseudo, PLL + config.model, batch_size)
 
@@ -103,7 +103,7 @@ def scores(
         cell: whose samples to score, by their text.
         problems: by id.
         model: the reward model.
-        on_scores: is called after every chunk.
+        on_scores: called after every chunk.
     """
 
     def answers() -> Iterator[tuple[Key, tuple[Problem, str]]]:

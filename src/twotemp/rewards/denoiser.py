@@ -1,4 +1,4 @@
-"""Denoisers as reward models: an answer scores as high as the model finds it likely."""
+"""Denoisers as reward models: the likelier the model finds an answer, the higher its score."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from twotemp.models.base import LanguageModel
 from twotemp.records import Problem, Sample
 from twotemp.sampling.text import encode_problem
 
-VERSION = "1"  # raised whenever the same weights score an answer otherwise: scores are kept by name
+VERSION = "1"  # increase it whenever the same weights give other scores, because scores are stored by name
 
 # Log-odds for a nat of `thirds`. Tokens that are masked together and depend on each other are counted several times,
 # so that the likelihood as it stands is far too sure. The verifier was trained with it.
@@ -42,8 +42,8 @@ def scaled_thirds(batch: CompletionBatch, draws: range) -> MaskedQueries:
 def checks(model: LanguageModel, task: str) -> BuildQueries:
     """Return a function that builds the queries of an embedded task's checks; its words are tokens of the model.
 
-    A check hides what follows from the rest of problem and answer, and asks whether it comes out again. A denoiser
-    that cannot find a program can still tell what one returns.
+    A check masks what follows from the rest of problem and answer, and asks whether the model predicts it again. A
+    denoiser that cannot find a program can still tell what a program returns.
     """
 
     def build(batch: CompletionBatch, draws: range) -> MaskedQueries:
@@ -138,7 +138,7 @@ class DenoiserReward:
             if not math.isfinite(value):
                 text = self.model.decode(answer.tokens)
                 raise UserError(
-                    f"{self.name!r} gives {value} to {text[:60]!r}; is there a token in it that the model never "
+                    f"{self.name!r} gives {value} to {text[:60]!r}; does it contain a token that the model never "
                     "writes? If not, load the model with more precision (float32)"
                 )
         scores = dict(zip(distinct, values))
@@ -151,7 +151,7 @@ def answer_row(model: LanguageModel, problem: Problem, text: str) -> Completion:
     Args:
         model: the denoiser.
         problem: the question; its prefill, with which `text` begins, is part of the prompt.
-        text: the assistant's whole turn (`prompts.answer`).
+        text: the assistant's whole turn (`sampling.text.answer`).
     """
     start = len(encode_problem(model, problem))
     written = model.encode(problem.prompt, prefill=text)
