@@ -86,6 +86,7 @@ def test_one_answer_is_chosen_from_its_first_samples(run):
     assert oracle.tolist() == [float(passed[:3].any()) for passed in cell.table.passed]
 
 
+@pytest.mark.slow
 def test_reports_show_it(run, tmp_path):
     done = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "report")])
     assert done.exit_code == 0, done.output

@@ -145,6 +145,7 @@ def test_tune_recommends_the_settings_it_tuned_for(micro_folder, tmp_path, monke
     assert (cell.config.length, cell.config.block, cell.config.options["cache"]) == (8, 4, "dual")
 
 
+@pytest.mark.slow
 def test_the_tuning_file_is_not_recommended_for_the_test(micro_folder, tmp_path, monkeypatch):
     def load(data=None, prompt=None, subset=None) -> ProblemSet:
         return toy_task.load()

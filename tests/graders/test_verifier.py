@@ -74,6 +74,7 @@ def test_training_writes_a_reward_model(tmp_path):
             assert prompts == {problem.prompt for problem in problems}, "of the right split"
 
 
+@pytest.mark.slow
 def test_a_run_stopped_while_drawing_keeps_the_samples_of_finished_policies(tmp_path, monkeypatch):
     drawn, calls = verifier.drawn, []
 
@@ -92,6 +93,7 @@ def test_a_run_stopped_while_drawing_keeps_the_samples_of_finished_policies(tmp_
     assert calls[3:5] == asked[2:], "the two that were done are not drawn again"
 
 
+@pytest.mark.slow
 def test_training_again_uses_the_stored_samples_and_gives_the_same_weights(tmp_path, monkeypatch):
     first = (verifier.train(RECIPE, tmp_path / "out") / "model.safetensors").read_bytes()
 
@@ -107,6 +109,7 @@ def test_training_again_uses_the_stored_samples_and_gives_the_same_weights(tmp_p
     assert (verifier.train(RECIPE, tmp_path / "out") / "model.safetensors").read_bytes() == first
 
 
+@pytest.mark.slow
 def test_a_run_stopped_during_the_evaluation_is_not_trained_again(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(verifier, "measure", _interrupted)
@@ -153,6 +156,7 @@ def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch):
         verifier.fit(verifier.load("tiny"), rows, replace(recipe, learning_rate=0.1), tmp_path / "stopped")
 
 
+@pytest.mark.slow
 def test_training_reverses_a_wrong_ranking(tmp_path):
     """A pair that the denoiser ranks wrong is ranked right after twenty steps on it."""
     rows = [graded_answer("a", "4 + 9 = 13", True), graded_answer("a", "4 * 9 = 36 , 36 - 2 = 34", False)]

@@ -106,6 +106,7 @@ def test_diffusion_loss_never_masks_the_prompt_and_asks_only_for_masked_position
     assert want[:, 3:].any(0).all()
 
 
+@pytest.mark.slow
 def test_the_recipe_sets_the_number_of_threads(tmp_path, monkeypatch):
     """A different number changes the order of sums, and so the weights."""
     seen = []

@@ -33,6 +33,7 @@ def wanted(model):
     return requests(prompts(model, 2, 5), POLICIES["LC, K = 1"], 6, 3)
 
 
+@pytest.mark.slow
 def test_an_unknown_part_is_refused():
     """All modules of the parts are imported by then."""
     done = subprocess.run(

@@ -65,6 +65,7 @@ def test_ddp_equals_one_worker(tmp_path):
     compare(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_workers_with_different_clocks_stop_at_the_same_step(tmp_path):
     """One clock passes the budget in the first step, the other never; evaluating needs both workers."""
@@ -72,6 +73,7 @@ def test_workers_with_different_clocks_stop_at_the_same_step(tmp_path):
     assert [checkup.step for checkup in results.read_checkups(tmp_path)] == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_nan_loss_on_one_worker_keeps_the_finished_steps_of_both(tmp_path):
     """In the second inner iteration of the third step; the last checkpoint was that of the untrained model."""

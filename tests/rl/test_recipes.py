@@ -300,6 +300,7 @@ def test_a_tracker_that_is_not_there_is_refused(checkpoint, tmp_path, monkeypatc
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_x_axis_counts_updates_where_that_is_asked_for(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     go(tmp_path / "run", "2steps", iterations=3, questions=0)

@@ -37,6 +37,7 @@ def arguments(checkpoint: Path, out: Path, policy: str, budget: str = "3steps") 
     ).split()
 
 
+@pytest.mark.slow
 def test_train_twice_and_compare(checkpoint, tmp_path):
     for policy in ("ar", "tct:t_pos=0.1"):
         run = tmp_path / policy[:2]

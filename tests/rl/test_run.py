@@ -28,7 +28,13 @@ from twotemp.rl.parallel import accelerator
 from twotemp.rl.rollouts import joined, training_problems
 
 
-@pytest.mark.parametrize("likelihood", ESTIMATORS)
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        name if name in ("d1", "trajectory") else pytest.param(name, marks=pytest.mark.slow)
+        for name in ESTIMATORS
+    ],
+)
 def test_every_estimator_learns(tmp_path, likelihood):
     """The toy's reward rises well above where it began."""
     go(tmp_path, "14steps", likelihood=likelihood, groups=4, size=8, learning_rate=1e-2, save_every=100)

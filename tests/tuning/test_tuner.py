@@ -149,6 +149,7 @@ def test_the_frontier_is_drawn(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"frontier.png", "frontier.pdf"}
 
 
+@pytest.mark.slow
 def test_a_race_does_not_need_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setattr("twotemp.report.figures.available", lambda: False)
     options = [

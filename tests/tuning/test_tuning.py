@@ -45,6 +45,7 @@ def test_with_common_noise_the_best_always_wins(seed):
     assert spent(rounds, simulated.prices) <= 0.1 * simulated.full
 
 
+@pytest.mark.slow
 def test_with_independent_noise_little_is_lost_on_average_for_a_tenth_of_the_grid():
     """The exact regret of a race that chose at random would be 12.5 points here."""
     regret = []
