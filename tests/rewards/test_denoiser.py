@@ -107,7 +107,7 @@ def test_each_source_has_its_queries() -> None:
 
 
 def test_a_token_that_the_model_never_writes_is_an_error_not_minus_infinity() -> None:
-    with pytest.raises(UserError, match="a token in it that the model never writes"):
+    with pytest.raises(UserError, match="does it contain a token that the model never writes"):
         DenoiserReward(micro_model(), scaled_thirds, "x").score([(PROBLEM, "4 <|mdm_mask|> 9")])
 
 

@@ -84,7 +84,10 @@ def test_ctrl_c_ends_after_the_step_and_the_same_command_continues(checkpoint, t
         ("--held-out -395", "--held-out"),
         ("--task math500 --held-out 0", "give a file of them"),
         ("--policy tlc --likelihood deferral", "use --likelihood trajectory"),
-        ("--policy tct --likelihood d1 --merge-steps 4", "merge_steps is for --likelihood trajectory"),
+        (
+            "--policy tct --likelihood d1 --merge-steps 4",
+            "merge_steps works with --likelihood trajectory only",
+        ),
         ("--policy t2m --likelihood trajectory", "rewrites tokens"),
         ("--task gsm8k --held-out 0 --data nowhere.jsonl", "nowhere.jsonl"),
     ],
