@@ -47,7 +47,7 @@ function drawControls() {
   const policies = policiesOf(state.set), names = policies.map(({n, name}) => [n, name]), several = policies.length > 1;
   const compares = ([key]) => several || !["gained", "difference"].includes(key);  // not with itself
   const search = make("input", {id: "search", type: "search", placeholder: "words", value: state.search});
-  search.addEventListener("input", () => { matches = null; go({search: search.value}, false); });
+  search.addEventListener("input", () => { matches = null; $("#status").textContent = ""; go({search: search.value}, false); });
   const inside = make("button", {type: "button", id: "inside"}, "in samples too");
   inside.addEventListener("click", () => searchSamples(state.search));
   const form = make("form", {class: "card controls", role: "search"},
@@ -86,7 +86,8 @@ function drawRows() {
       return cell;
     })));
   const more = rows.length > MOST_ROWS ? ` The first ${MOST_ROWS} are shown: filter or search to see others.` : "";
-  $("#found").textContent = `${rows.length} of ${data.questions.length} questions: right samples / graded samples.${more}`;
+  const shown = rows.length ? "Cells: right samples / graded samples." : "None matches: choose another filter or search.";
+  $("#found").textContent = `${rows.length} of ${data.questions.length} questions. ${shown}${more}`;
   $("#rows").replaceChildren(make("table", {class: "heatmap"}, make("thead", {}, make("tr", {}, make("th", {scope: "col"}, "question"), ...heads)), make("tbody", {}, ...body)));
 }
 
