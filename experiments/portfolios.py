@@ -84,7 +84,7 @@ def run(
 
     Args:
         out: Where samples are kept while a task is being drawn.
-        questions: At most so many test problems per task.
+        questions: The largest number of test problems per task.
         earlier: Results for the same weights, whose counts are used instead of drawing.
         keep: Called with the result so far whenever a task is complete.
         draw: Draw what no earlier result has; otherwise leave it out.
@@ -121,7 +121,7 @@ def wanted(questions: int) -> Iterator[Wanted]:
     """Yield all samples in the order in which they are drawn: the tasks that decide, then the others.
 
     Args:
-        questions: At most so many test problems per task.
+        questions: The largest number of test problems per task.
     """
     for task in TASKS:
         yield Wanted("validation", task, TRIED, **VALIDATION)
