@@ -46,7 +46,7 @@ from twotemp.models.load import load
 from twotemp.policies import parse
 from twotemp.records import Problem
 from twotemp.rewards.denoiser import answer_row, checks, scaled_thirds, with_checks
-from twotemp.sampling.text import ProblemRequest, answer, problem_requests
+from twotemp.sampling.text import ProblemRequest, assistant_turn, problem_requests
 from twotemp.serialization import read_yaml, record
 from twotemp.tasks import SOURCES
 from twotemp.tasks.base import Split
@@ -205,7 +205,9 @@ def drawn(
     block = source.length // recipe.blocks
     wanted = list(problem_requests(model, asks, length=source.length, block=block, seed=recipe.seed))
     texts = {sample.key: sample.text for sample in LocalBackend(model).sample(wanted)}
-    items = [(problem, answer(problem, texts[request.key])) for (problem, _), request in zip(keys, wanted)]
+    items = [
+        (problem, assistant_turn(problem, texts[request.key])) for (problem, _), request in zip(keys, wanted)
+    ]
     with closing(graders.get(source.grader)) as grader:
         yield from graded(grader, items)
 

@@ -181,7 +181,7 @@ class Policy:
         """The policies that draw samples: this one."""
         return (self,)
 
-    def at(self, index: int) -> Policy:
+    def for_sample(self, index: int) -> Policy:
         """Return the policy of the sample with this index: itself."""
         return self
 

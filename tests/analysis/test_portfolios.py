@@ -49,7 +49,7 @@ def test_its_samples_are_those_of_its_places(cell):
     }
     for row in range(len(cell.questions)):
         for place, index in enumerate(cell.table.index[row]):
-            part = stored[PORTFOLIO.at(int(index)).name].table
+            part = stored[PORTFOLIO.for_sample(int(index)).name].table
             where = part.index[row].tolist().index(index)
             assert cell.table.passed[row][place] == part.passed[row][where]
             assert cell.table.nfe[row][place] == part.nfe[row][where]
@@ -59,7 +59,7 @@ def test_its_pass_rates_count_all_sets_of_its_composition(cell):
     for row in range(len(cell.questions)):
         by_part = [part.table.passed[row] for part in cell.parts]
         for k in range(1, 6):
-            names = [PORTFOLIO.at(index).name for index in range(k)]
+            names = [PORTFOLIO.for_sample(index).name for index in range(k)]
             counts = [names.count(part.policy.name) for part in cell.parts]
             sets = product(*(combinations(p, c) for p, c in zip(by_part, counts)))
             expected = np.mean([any(map(any, chosen)) for chosen in sets])
@@ -68,7 +68,7 @@ def test_its_pass_rates_count_all_sets_of_its_composition(cell):
 
 def test_its_cost_is_that_of_its_samples_in_order(cell):
     each = {part.policy: part.cost() for part in cell.parts}
-    expected = np.cumsum([each[PORTFOLIO.at(index)] for index in range(5)])
+    expected = np.cumsum([each[PORTFOLIO.for_sample(index)] for index in range(5)])
     assert cell.costs("nfe", [1, 2, 3, 4, 5]) == pytest.approx(expected)
     assert cell.cost() == pytest.approx(expected[-1] / 5)
 

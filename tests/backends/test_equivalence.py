@@ -71,7 +71,7 @@ def library(model, policy: str = POLICY, ids: list[str] | None = None) -> list[s
     options = {"n": N, "length": LENGTH, "seed": SEED, "chat": False, "ids": ids}
     parsed = parse_portfolio(policy)
     drawn = {c: twotemp.sample(model, prompt_of(model), c, **options) for c in parsed.components}
-    return [drawn[parsed.at(index)][index].text for index in range(N)]
+    return [drawn[parsed.for_sample(index)][index].text for index in range(N)]
 
 
 # --- every way to ask for samples -----------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def arranged(sizes: list[int], alpha: float = 16.0) -> SampleGroups:
     """Groups of these sizes, their rows shuffled among each other."""
     rows = [r for n, size in enumerate(sizes) for r in group(replace(ODD, repel=alpha), size, id=str(n))]
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(5)).tolist()
-    found = SampleGroups.of([rows[i] for i in order], "cpu")
+    found = SampleGroups.from_requests([rows[i] for i in order], "cpu")
     assert found is not None
     return found
 
@@ -120,7 +120,7 @@ def test_the_push_matches_the_authors_code(number):
     case = json.loads(FIXTURE.read_text())["cases"][number]
     z, ids, theirs = (torch.tensor(case[name]) for name in ("logits", "ids", "pushed"))
     masked, size = ids == 8, len(ids)
-    groups = SampleGroups.of(group(replace(ODD, repel=case["alpha"]), size), "cpu")
+    groups = SampleGroups.from_requests(group(replace(ODD, repel=case["alpha"]), size), "cpu")
     assert groups is not None
     index = masked.flatten().nonzero()[:, 0]
     repulsion = repulsion_of(groups, masked, ids.masked_fill(masked, -1), z.shape[-1])

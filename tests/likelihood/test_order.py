@@ -327,9 +327,9 @@ def test_scores_are_those_of_the_sampler(name):
         Noise(torch.zeros(1).long(), torch.zeros(1).long(), at), logits, masked, at[0]
     )
     law = orders.SCORES[name]
-    ours = law.of(logits.double().log_softmax(-1), at[0])
+    ours = law.compute(logits.double().log_softmax(-1), at[0])
     ours = ours.gather(1, drawn.tokens[0][:, None]) if law.of_draw else ours
-    torch.testing.assert_close(ours[:, 0], SCORES[name].of(drawn)[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours[:, 0], SCORES[name].compute(drawn)[0], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

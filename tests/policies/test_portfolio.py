@@ -15,7 +15,7 @@ from twotemp.records import Policy
 
 def names(spec: str, n: int) -> str:
     portfolio = parse_portfolio(spec)
-    return " ".join(portfolio.at(index).name for index in range(n))
+    return " ".join(portfolio.for_sample(index).name for index in range(n))
 
 
 def test_the_last_policy_goes_on_unless_it_has_a_count():
@@ -47,7 +47,7 @@ def test_every_spelling_has_one_canonical_form(spec, canonical):
 def test_a_single_policy_is_a_policy_with_the_same_interface():
     policy = parse_portfolio("tct:t_pos=0.2")
     assert isinstance(policy, Policy)
-    assert (policy.at(5), policy.components) == (policy, (policy,))
+    assert (policy.for_sample(5), policy.components) == (policy, (policy,))
 
 
 def test_spellings_of_random_portfolios_are_read_back():
@@ -60,7 +60,9 @@ def test_spellings_of_random_portfolios_are_read_back():
         portfolio = parse_portfolio(" + ".join(parts))
         again = parse_portfolio(spell(portfolio))
         assert again == portfolio
-        assert [again.at(index) for index in range(60)] == [portfolio.at(index) for index in range(60)]
+        assert [again.for_sample(index) for index in range(60)] == [
+            portfolio.for_sample(index) for index in range(60)
+        ]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_samples_are_the_components_token_for_token():
     n = 2 * len(policies) - 1
     options = {"n": n, "length": 8, "seed": 5, "ids": ["question"]}
     drawn = twotemp.sample(model, [3, 1, 4], portfolio, batch_size=7, **options)
-    assert [sample.policy for sample in drawn] == [portfolio.at(index) for index in range(n)]
+    assert [sample.policy for sample in drawn] == [portfolio.for_sample(index) for index in range(n)]
     own = {policy: twotemp.sample(model, [3, 1, 4], policy, **options) for policy in policies}
     for sample in drawn:
         alone = own[sample.policy][sample.index]

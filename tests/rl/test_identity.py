@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from twotemp.errors import UserError
 from twotemp.folders import read_run
 from twotemp.policies import policy
 from twotemp.rl import results
+from twotemp.rl.settings import GrpoSettings
 
 
 def test_other_settings_need_another_folder(tmp_path):
@@ -33,6 +35,15 @@ def test_settings_that_do_not_change_the_result_may_differ_and_adjustments_are_r
     assert read_run(tmp_path)["changes"] == [{"after step": 2, "settings.learning_rate": 1e-4}]
     assert go(tmp_path, "5steps").step == 5
     assert read_run(tmp_path)["changes"][1:] == [{"after step": 4, "settings.learning_rate": 2e-3}]
+
+
+def test_a_run_with_the_former_name_of_a_setting_is_read_and_continued(tmp_path):
+    go(tmp_path, "1step")
+    described = read_run(tmp_path)
+    described["settings"]["learn_rate"] = described["settings"].pop("policy_learning_rate")
+    (tmp_path / "run.json").write_text(json.dumps(described))
+    assert GrpoSettings.from_dict(described["settings"]).policy_learning_rate == 0.02
+    assert go(tmp_path, "2steps").step == 2
 
 
 def test_the_error_names_a_description_that_cannot_be_read(tmp_path):

@@ -82,7 +82,15 @@ def test_knobs_are_adam_on_their_scales_and_stay_in_range():
 
 
 def test_a_run_moves_what_it_learns_and_draws_with_it(tmp_path):
-    go(tmp_path, "4steps", likelihood="order", learn="t_pos,threshold", learn_rate=0.1, groups=4, size=8)
+    go(
+        tmp_path,
+        "4steps",
+        likelihood="order",
+        learn="t_pos,threshold",
+        policy_learning_rate=0.1,
+        groups=4,
+        size=8,
+    )
     records = results.read_steps(tmp_path)
     assert (records[0].t_pos, records[0].threshold) == pytest.approx((0.1, 0.3))
     for name in ("t_pos", "threshold"):

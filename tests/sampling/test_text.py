@@ -21,7 +21,7 @@ from twotemp.rl import rollouts
 from twotemp.rl.results import evaluate
 from twotemp.sampling import text as sampling_text
 from twotemp.sampling.api import infill
-from twotemp.sampling.text import ProblemRequest, answer, finish, problem_requests
+from twotemp.sampling.text import ProblemRequest, assistant_turn, finish, problem_requests
 
 AR = policy("ar")
 PROBLEM = Problem("p/1", "t", "1 + 2 =", prefill="3")
@@ -91,8 +91,8 @@ def test_a_request_is_checked_when_it_is_made():
 
 
 def test_the_answer_is_the_whole_turn():
-    assert answer(PROBLEM, " 4") == "3 4"
-    assert answer(PROBLEM, "") == "3"
+    assert assistant_turn(PROBLEM, " 4") == "3 4"
+    assert assistant_turn(PROBLEM, "") == "3"
 
 
 class Notes(toy_task.ToyGrader):

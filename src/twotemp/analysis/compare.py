@@ -199,10 +199,10 @@ def mean_budget(spent: PairBudgets, kind: Literal["nfe", "nfe of one sample"] = 
 def _bought(spent: PairBudgets) -> PairValues:
     """Return the pass rates of both sides with as many samples as the budget buys."""
 
-    def at(cell: GradedCell, nfe: float) -> Floats:
+    def pass_rates(cell: GradedCell, nfe: float) -> Floats:
         return metrics.at_budget(cell.passes, cell.cost(), [nfe])[:, 0]
 
-    return [((a, b), (at(a, nfe), at(b, nfe))) for (a, b), nfe in spent]
+    return [((a, b), (pass_rates(a, nfe), pass_rates(b, nfe))) for (a, b), nfe in spent]
 
 
 # The paper's question: does TCT's diversity pay off once one answer has to be chosen?

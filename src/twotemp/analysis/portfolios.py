@@ -44,7 +44,7 @@ class PortfolioCell(GradedCell):
     def _taken(self) -> NDArray[np.int64]:
         """How many of the first k samples are of each part, for k = 1, 2, ...: [samples, parts]."""
         numbers = {part.policy: number for number, part in enumerate(self.parts)}
-        order = [numbers[self.policy.at(index)] for index in range(self.samples)]
+        order = [numbers[self.policy.for_sample(index)] for index in range(self.samples)]
         return np.cumsum(np.eye(len(self.parts), dtype=np.int64)[order], axis=0)
 
     @cached_property
@@ -123,7 +123,7 @@ def _ballots(portfolio: Portfolio, parts: Sequence[GradedCell], table: Table) ->
     for row, indices in enumerate(table.index):
         own = [part.ballots[row] for part in parts]
         places = [
-            (ballot := own[number[portfolio.at(int(i))]], int(np.flatnonzero(ballot.index == i)[0]))
+            (ballot := own[number[portfolio.for_sample(int(i))]], int(np.flatnonzero(ballot.index == i)[0]))
             for i in indices
         ]
         columns: dict[str, Any] = {
@@ -144,7 +144,7 @@ def _ordered(portfolio: Portfolio, parts: Sequence[GradedCell]) -> Table:
             policy: {int(i): n for n, i in enumerate(table.index[row])} for policy, table in tables.items()
         }
         picked: list[tuple[Table, int]] = []
-        while (index := len(picked)) in places[policy := portfolio.at(index)]:
+        while (index := len(picked)) in places[policy := portfolio.for_sample(index)]:
             picked.append((tables[policy], places[policy][index]))
         for name in names:
             values = [getattr(table, name)[row][place] for table, place in picked]

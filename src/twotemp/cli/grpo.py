@@ -210,7 +210,7 @@ def grpo(
                 run.save_model()
                 _show_result(results.read_checkups(out), state.step, out)
             if state.knobs:
-                say(f"learned: {spell(with_learned(settings.policy.at(0), state.knobs))}")
+                say(f"learned: {spell(with_learned(settings.policy.for_sample(0), state.knobs))}")
         processes.end_training()
     if stop_requested():
         raise typer.Exit(STOPPED)

@@ -243,7 +243,7 @@ class Rows:
         # Rows can only ever be in the same state if they started from the same prompt.
         self.shared_prompts = len({r.prompt for r in requests}) < len(requests)
         repel = any(r.policy.repel for r in requests)
-        self.groups = SampleGroups.of(requests, self.model.device) if repel else None
+        self.groups = SampleGroups.from_requests(requests, self.model.device) if repel else None
 
     def _measure(self) -> None:
         lengths = self.state.host_length.tolist()
@@ -263,7 +263,7 @@ class Rows:
         if self.groups is None:
             return None
         state, masked = self.state, self.masked()
-        return Repulsion.of(self.groups, state.ids, state.generated, masked, self.model)
+        return Repulsion.from_rows(self.groups, state.ids, state.generated, masked, self.model)
 
     def window(self, candidates: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Window:
         """Return the active block of each row; `candidates` is `PolicyBatch.candidates`."""

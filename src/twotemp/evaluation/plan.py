@@ -92,7 +92,7 @@ class Plan(DrawSettings):
         needed: dict[Policy, dict[int, None]] = defaultdict(dict)
         for policy in self.policies:
             for index in range(self.n):
-                needed[policy.at(index)][index] = None
+                needed[policy.for_sample(index)][index] = None
         return {policy: sorted(indices) for policy, indices in needed.items()}
 
 

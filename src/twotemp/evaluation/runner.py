@@ -62,7 +62,7 @@ class Evaluation(AbstractContextManager["Evaluation"]):
         self._graders: dict[str, Grader] = {}
         try:
             self._tasks = [
-                LoadedTask.of(choice, self._grader(choice), plan.questions, shard) for choice in plan.tasks
+                LoadedTask.load(choice, self._grader(choice), plan.questions, shard) for choice in plan.tasks
             ]
             if not self.samples:
                 raise UserError(f"shard {number}/{count} of these tasks has no question; use fewer shards")

@@ -18,7 +18,7 @@ from twotemp.folders import read_json, write_json
 from twotemp.graders.base import Grader, grades
 from twotemp.policies import Portfolio, policy_from_dict, spell
 from twotemp.records import Grade, Problem, Sample
-from twotemp.sampling.text import CHUNK, ProblemRequest, answer
+from twotemp.sampling.text import CHUNK, ProblemRequest, assistant_turn
 from twotemp.store import Cell, Store, Writer
 from twotemp.tasks import ProblemSet, Task
 from twotemp.tasks.data import imported
@@ -129,7 +129,7 @@ class LoadedTask:
     grader: Grader
 
     @classmethod
-    def of(
+    def load(
         cls, choice: TaskChoice, grader: Grader, questions: int | None, shard: tuple[int, int]
     ) -> LoadedTask:
         """Load a task.
@@ -193,7 +193,7 @@ class CellWork:
                     f"{self.cell.path} has a sample of question {sample.request!r}, which {self.loaded.task.name} "
                     "does not have; the run is damaged: restore it from a copy"
                 )
-        items = [(problems[s.request], answer(problems[s.request], s.text)) for s in samples]
+        items = [(problems[s.request], assistant_turn(problems[s.request], s.text)) for s in samples]
         graded = takewhile(lambda _: not stopped(), zip(samples, grades(grader, items)))
         for batch in batched(graded, WRITE_GRADES):
             self.writer.grades(grader.name, [(sample.key, grade) for sample, grade in batch])

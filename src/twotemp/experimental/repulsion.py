@@ -47,7 +47,7 @@ class SampleGroups:
     alpha: Tensor  # [B] float32; 0 for the first of a group, which nothing pushes
 
     @classmethod
-    def of(cls, requests: Sequence[Request], device: torch.device | str) -> SampleGroups | None:
+    def from_requests(cls, requests: Sequence[Request], device: torch.device | str) -> SampleGroups | None:
         """Return the groups of these rows; None if every row is alone in its group, so that nothing is pushed."""
         members: dict[Hashable, list[int]] = {}
         for slot, request in enumerate(requests):
@@ -74,7 +74,7 @@ class Repulsion:
     masked_share: Tensor  # [B]: how much of the row is still masked
 
     @classmethod
-    def of(
+    def from_rows(
         cls, groups: SampleGroups, ids: Tensor, generated: Tensor, masked: Tensor, model: Denoiser
     ) -> Repulsion:
         """Read it off the rows: token ids, which of them were masked at the start and which still are, [B, C]."""

@@ -36,7 +36,7 @@ from twotemp.models.base import LanguageModel, refuse_without_mask
 from twotemp.models.checkpoint import fingerprint
 from twotemp.policies import policy
 from twotemp.records import Policy, Problem, Request, Sample
-from twotemp.sampling.text import answer
+from twotemp.sampling.text import assistant_turn
 from twotemp.serialization import record
 
 CHUNK = 32  # forks measured together, per worker; a kill loses at most these
@@ -180,7 +180,7 @@ def measure(
     alternatives = [(candidate, token) for candidate, likely in zip(candidates, tokens) for token in likely]
     texts = _completions(model, alternatives, settings, backend)
     asked = [problems[candidate.problem] for candidate, _ in alternatives]
-    items = [(problem, answer(problem, text)) for problem, text in zip(asked, texts)]
+    items = [(problem, assistant_turn(problem, text)) for problem, text in zip(asked, texts)]
     grades = iter(list(grader.grade(items)))
     forks = []
     for candidate, (revealed, logits), likely in zip(candidates, paths, tokens):

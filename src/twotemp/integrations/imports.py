@@ -170,7 +170,7 @@ def _lm_eval_task(
         problem = Problem(request, task, arguments["arg_0"], {**row["doc"], "answer": target})
         prompt = tuple(origin["prompts"][request]["tokens"])
         for text, record in zip(row["resps"][0], records[request], strict=True):
-            result = results[drawn_by.at(record["index"])]
+            result = results[drawn_by.for_sample(record["index"])]
             result.problems[request] = problem
             sample = _sample(result.origin, record, prompt, text)
             result.samples.append(sample)

@@ -91,7 +91,8 @@ class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be inst
             self.model, [row], policy, 1, length, self.block, seed, ids=[name], stop=stop
         )
         requests = [
-            replace(template, index=index, policy=policy.at(index)) for index in range(first, first + choices)
+            replace(template, index=index, policy=policy.for_sample(index))
+            for index in range(first, first + choices)
         ]
         samples = await asyncio.gather(*map(self._draw, requests))
         written = sum(len(sample.tokens) for sample in samples)

@@ -166,7 +166,7 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
                 templates[name] = self._template(name, context, options)
                 self._prompts[name] = {"hash": hash_string(context), "tokens": templates[name].prompt}
             index = repeats[name]
-            rows.append(replace(templates[name], index=index, policy=self.policy.at(index)))
+            rows.append(replace(templates[name], index=index, policy=self.policy.for_sample(index)))
             repeats[name] += 1
         samples = self._backend().sample(rows)
         bar = tqdm(samples, total=len(rows), disable=disable_tqdm, desc="twotemp samples")
@@ -268,7 +268,7 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
         """Return (context, length) -> the tokens that the (first) policy writes without noise."""
         if not self.greedy:
             return {}
-        first = self.policy.at(0)
+        first = self.policy.for_sample(0)
         contexts = list(dict.fromkeys((context, len(target)) for context, target in pairs))
         requests = [
             Request(

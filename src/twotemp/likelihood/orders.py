@@ -64,7 +64,7 @@ def order(batch: CompletionBatch, draws: range) -> MaskedQueries:
 class ScoreLaw(NamedTuple):
     """A score as a function of log q [N, V] and the column [N]: values by token [N, V], or by position [N, 1]."""
 
-    of: Callable[[Tensor, Tensor], Tensor]
+    compute: Callable[[Tensor, Tensor], Tensor]
     of_draw: bool = False  # the score depends on the drawn token
 
 
@@ -143,7 +143,7 @@ class OrderQueries(MaskedQueries):
                 chosen = (self.score == place) & ((self.threshold < inf) == (noise is LOGISTIC)) & open_steps
                 if not chosen.any():
                     continue
-                score = law.of(log_q, column)
+                score = law.compute(log_q, column)
                 if law.of_draw:
                     hard = (chosen & (self.t_pos == 0))[query] & ~committed
                     cut = torch.minimum(self.lowest, self.threshold)[query][hard, None]

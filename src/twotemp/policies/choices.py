@@ -286,9 +286,9 @@ class Ranked:
 
 
 class ScoreFunction(NamedTuple):
-    """What a plain rule ranks positions by: `of` returns [B, W] float64; higher is committed earlier."""
+    """What a plain rule ranks positions by: `compute` returns [B, W] float64; higher is committed earlier."""
 
-    of: Callable[[DrawnTokens], Tensor]
+    compute: Callable[[DrawnTokens], Tensor]
     needs: tuple[Need, ...] = ()
 
 

@@ -98,7 +98,7 @@ class Portfolio:
         """The policies that draw samples, in the order of their first one."""
         return tuple(dict.fromkeys(policy for _, policy in self.entries))
 
-    def at(self, index: int) -> Policy:
+    def for_sample(self, index: int) -> Policy:
         """Return the policy that draws the sample with this index."""
         left = index % sum(count for count, _ in self.entries) if self.cycle else index
         for count, policy in self.entries:
@@ -142,7 +142,7 @@ def parse_portfolio(spec: str) -> AnyPolicy:
     last entry all that follow. In `3*ct + 5*tct` the last entry has a count, so the pattern of eight samples repeats.
 
     >>> portfolio = parse_portfolio("lc + 2*tlc:t_pos=0.5 + ar")
-    >>> [portfolio.at(index).name for index in range(5)]
+    >>> [portfolio.for_sample(index).name for index in range(5)]
     ['lc', 'tlc', 'tlc', 'ar', 'ar']
     """
     parts = [_ENTRY.fullmatch(part) for part in _NEXT.split(spec)]

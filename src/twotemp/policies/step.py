@@ -218,9 +218,9 @@ class PolicyBatch:
         Returns:
             The decision, and what to carry into the next step.
         """
-        score = self.score.of(drawn)
+        score = self.score.compute(drawn)
         if self.first_score is not None:
-            score = torch.where((noise.step == 0)[:, None], self.first_score.of(drawn), score)
+            score = torch.where((noise.step == 0)[:, None], self.first_score.compute(drawn), score)
         if self.any_tempered:
             uniform = noise.uniform(rng.Stream.POSITION)
             score = choices.perturb(score, self.parameters.t_pos, self.rule.noise(uniform))

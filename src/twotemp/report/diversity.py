@@ -79,18 +79,19 @@ def measure(runs: Sequence[Path]) -> list[CellDiversity]:
     return measured
 
 
-def on_frontier(one: CellDiversity, measured: Sequence[CellDiversity]) -> bool:
+def on_frontier(candidate: CellDiversity, measured: Sequence[CellDiversity]) -> bool:
     """Return whether no other policy's samples of the task are both more diverse and likelier.
 
     Diversity is the mean overlap distance; both are compared as means, without their intervals.
     """
-    config, column = one.cell.config, list(MEASURES).index("overlap distance")
+    config, column = candidate.cell.config, list(MEASURES).index("overlap distance")
 
-    def at(cell: CellDiversity) -> tuple[float, float]:
+    def coordinates(cell: CellDiversity) -> tuple[float, float]:
         return float(cell.estimate.mean[column]), -cell.perplexity
 
     rivals = [r for r in measured if (r.cell.config.model, r.cell.config.task) == (config.model, config.task)]
-    return not any(at(r) != at(one) and all(x >= y for x, y in zip(at(r), at(one))) for r in rivals)
+    own, others = coordinates(candidate), [coordinates(rival) for rival in rivals]
+    return not any(other != own and all(x >= y for x, y in zip(other, own)) for other in others)
 
 
 def _by_prompt(cell: Cell) -> dict[str, list[Sample]]:
@@ -103,7 +104,7 @@ def _by_prompt(cell: Cell) -> dict[str, list[Sample]]:
 def _diversity(cell: Cell, prompts: list[list[Sample]], n: int) -> CellDiversity:
     firsts = [samples[:n] for samples in prompts]
     texts = [[sample.text for sample in samples] for samples in firsts]
-    table = np.array([[of(group) for of in MEASURES.values()] for group in texts])
+    table = np.array([[measure(group) for measure in MEASURES.values()] for group in texts])
     every = [sample for samples in firsts for sample in samples]
     return CellDiversity(
         cell=cell,

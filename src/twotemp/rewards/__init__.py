@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from twotemp.errors import UserError
 from twotemp.records import Problem
-from twotemp.sampling.text import answer
+from twotemp.sampling.text import assistant_turn
 from twotemp.store import Cell, Config, Key, row_key
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def scores(
             if row["text"] is None:
                 raise UserError(f"{cell.path} holds token ids without text, which a reward model cannot read")
             problem = problems[row["request"]]
-            yield row_key(row), (problem, answer(problem, row["text"]))
+            yield row_key(row), (problem, assistant_turn(problem, row["text"]))
 
     return _stored(cell, model.name, answers(), model.score, on_scores)
 

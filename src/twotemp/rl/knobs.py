@@ -86,7 +86,7 @@ class Knobs:
         """Return the parameters by name."""
         return {name: float(SCALES[name].value(knob.free.detach())) for name, knob in self._knobs.items()}
 
-    def on(self, queries: MaskedQueries) -> MaskedQueries:
+    def apply_to(self, queries: MaskedQueries) -> MaskedQueries:
         """Return the queries with the current parameters, in which they are differentiable."""
         if not isinstance(queries, OrderQueries):
             return queries

@@ -95,7 +95,9 @@ class Learner(TrainedWeights):
 
     def __init__(self, model: Transformer, settings: GrpoSettings, accelerator: Accelerator) -> None:
         super().__init__(model, settings, accelerator)
-        self.knobs = Knobs(settings.policy.at(0), settings.learned, settings.learn_rate, accelerator.device)
+        self.knobs = Knobs(
+            settings.policy.for_sample(0), settings.learned, settings.policy_learning_rate, accelerator.device
+        )
         self.changes = 0
         self.micro_batch = settings.micro_batch
 
@@ -182,7 +184,7 @@ class Learner(TrainedWeights):
         for number, queries in enumerate(given.batch):
             last = number == len(given.batch) - 1
             with nullcontext() if last else accumulating(self.scorer), self._dropout(number):
-                new = self._log_q(self.scorer, self.knobs.on(queries))
+                new = self._log_q(self.scorer, self.knobs.apply_to(queries))
                 if slopes is None:
                     loss = goal.loss(given.terms(new, slice(number, number + 1)), self._clip)
                     sums += torch.stack([loss.total.detach(), loss.kl, loss.clipped])
@@ -229,7 +231,7 @@ class Learner(TrainedWeights):
         if goal.needs != "differences" or given.old is not None or given.reference is not None:
             for number, queries in enumerate(given.batch):
                 with torch.no_grad(), self._dropout(number):
-                    values[number] = self._log_q(self.scorer, self.knobs.on(queries))
+                    values[number] = self._log_q(self.scorer, self.knobs.apply_to(queries))
         new = torch.cat(values).requires_grad_()
         loss = goal.loss(given.terms(new, slice(None)), self._clip)
         (slopes,) = torch.autograd.grad(loss.total, new)

@@ -228,7 +228,7 @@ def _climb(
     forbidden = torch.tensor(model.forbidden_ids, device=model.device)
     for part in queries.split(ROWS):
         # The weights are fixed: logits need no gradient, what is read from them does.
-        terms = log_q(torch.no_grad()(model.logits), knobs.on(part), forbidden)
+        terms = log_q(torch.no_grad()(model.logits), knobs.apply_to(part), forbidden)
         gain: Tensor = (advantage.to(model.device)[part.row] * part.totals(terms.double())).sum()
         torch.autograd.backward(-gain / settings.questions)
     knobs.step(lambda slope: slope)

@@ -26,7 +26,7 @@ from twotemp.policies import policy
 from twotemp.records import Grade, Problem
 from twotemp.rl.objective import group_std
 from twotemp.rl.rollouts import Rollouts
-from twotemp.sampling.text import ProblemRequest, answer, problem_requests
+from twotemp.sampling.text import ProblemRequest, assistant_turn, problem_requests
 from twotemp.serialization import from_json, json_text, record
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def evaluate(
         backend.sample(problem_requests(backend.text, asks, length=length, block=block, chat=chat))
     )
     asked = [problems[int(sample.request)] for sample in samples]
-    grades = grader.grade((problem, answer(problem, s.text)) for problem, s in zip(asked, samples))
+    grades = grader.grade((problem, assistant_turn(problem, s.text)) for problem, s in zip(asked, samples))
     table = torch.zeros(len(THRESHOLDS), len(problems), 3, dtype=torch.float64)  # passed, graded, NFE
     for sample, grade in zip(samples, grades):
         graded = grade.outcome != "ungraded"

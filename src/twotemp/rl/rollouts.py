@@ -21,7 +21,7 @@ from twotemp.graders.rewards import Reward, reward_name
 from twotemp.policies import AnyPolicy
 from twotemp.records import Grade, Problem, Sample
 from twotemp.rl.objective import group_std
-from twotemp.sampling.text import ProblemRequest, answer, problem_requests
+from twotemp.sampling.text import ProblemRequest, assistant_turn, problem_requests
 from twotemp.tasks import SOURCES, Task
 
 TRAIN = "train"  # the subset of a published task that is for training
@@ -195,7 +195,7 @@ def collect(
     drawn = perf_counter()
     samples = tuple(by_key[request.key] for request in wanted)
     asked = [ask.problem for ask in asks]
-    texts = [answer(problem, sample.text) for problem, sample in zip(asked, samples)]
+    texts = [assistant_turn(problem, sample.text) for problem, sample in zip(asked, samples)]
     grades = tuple(grader.grade(zip(asked, texts)))
     totals = total_rewards(rewards, texts, reward_columns(asked, samples, grades))
     return Rollouts(

@@ -61,7 +61,7 @@ class LearningSettings:
     learn: Annotated[
         str, "Also learn these parameters of the policy (needs --likelihood order): t_pos,threshold,t_token."
     ] = ""
-    learn_rate: Annotated[
+    policy_learning_rate: Annotated[
         float, "Adam's learning rate for the parameters of --learn, on a log or logit scale."
     ] = 0.02
     learning_rate: Annotated[float, "AdamW's learning rate; constant after the warm-up."] = 5e-4
@@ -112,7 +112,7 @@ class GrpoSettings(RolloutSettings, LearningSettings):
             raise UserError(
                 f"merge_steps works with --likelihood trajectory only, not with {self.likelihood}; set it to 1"
             )
-        for name in ("epsilon", "learn_rate", "learning_rate", "max_grad_norm"):
+        for name in ("epsilon", "policy_learning_rate", "learning_rate", "max_grad_norm"):
             number(name, getattr(self, name), "(0, inf)")
         if self.learn:
             self._check_learned()
@@ -147,8 +147,8 @@ class GrpoSettings(RolloutSettings, LearningSettings):
         for name in self.learned:
             if name not in SCALES:
                 raise unknown("parameter to learn", name, SCALES)
-            if name not in learnable(self.policy.at(0)):
-                value = getattr(self.policy.at(0), name)
+            if name not in learnable(self.policy.for_sample(0)):
+                value = getattr(self.policy.for_sample(0), name)
                 raise UserError(
                     f"{name} of policy {self.policy.name!r} cannot be learned from {value:g}; start between "
                     f"{SCALES[name].least:g} and {SCALES[name].most:g}, with a policy that has it"
@@ -170,7 +170,10 @@ class GrpoSettings(RolloutSettings, LearningSettings):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GrpoSettings:
         """Return the settings that `to_dict` wrote."""
-        return record(cls, {**data, "policy": policy_from_dict(data["policy"])}, "the settings")
+        values = {**data, "policy": policy_from_dict(data["policy"])}
+        if "learn_rate" in values:  # what `policy_learning_rate` was called
+            values["policy_learning_rate"] = values.pop("learn_rate")
+        return record(cls, values, "the settings")
 
 
 # Settings by name; what is not here is the default. d1's are those of its training script for LLaDA-8B; its warm-up

@@ -33,10 +33,16 @@ from twotemp.rl.rollouts import Dataset, Rollouts, collect, joined
 from twotemp.rl.settings import Budget, GrpoSettings
 
 # Settings that change time and memory; results change only by rounding.
-FREE = ("settings.batch_size", "settings.micro_batch", "settings.save_every")
+FREE = (
+    "settings.batch_size",
+    "settings.micro_batch",
+    "settings.save_every",
+    "settings.learn_rate",  # what `policy_learning_rate` was called
+)
 # Settings that may change so that a run that diverged can continue; the change is recorded.
 ADJUSTABLE = (
     "settings.learning_rate",
+    "settings.policy_learning_rate",
     "settings.weight_decay",
     "settings.max_grad_norm",
     "settings.bf16",
@@ -143,7 +149,9 @@ class Trainer:
         self.rewards: dict[Reward, float] = {correct: 1.0} if rewards is None else dict(rewards)
         if settings.format_weight:
             self.rewards[answered] = settings.format_weight
-        self.state = State(threshold=settings.policy.at(0).threshold if settings.tokens_per_forward else None)
+        self.state = State(
+            threshold=settings.policy.for_sample(0).threshold if settings.tokens_per_forward else None
+        )
         stream = dataset.training(settings.seed)  # before a folder is made: the data may be refused
         if accelerator.is_main_process:
             held.enter_context(only_writer(out))
@@ -225,9 +233,9 @@ class Trainer:
         mine = dict(problems[accelerator.process_index :: accelerator.num_processes])
         policy = settings.policy
         if self.state.threshold is not None:
-            policy = replace(policy.at(0), threshold=self.state.threshold)
+            policy = replace(policy.for_sample(0), threshold=self.state.threshold)
         if self.learner.knobs:
-            policy = replace(policy.at(0), **self.learner.knobs.numbers())
+            policy = replace(policy.for_sample(0), **self.learner.knobs.numbers())
         with self._drawing() as backend:
             return collect(
                 backend,
@@ -268,13 +276,13 @@ class Trainer:
     ) -> StepRecord:
         """Update the weights, then the counters, so that they describe a finished step; return its record."""
         settings, state, accelerator = self.settings, self.state, self.accelerator
-        drawn_with = rollouts.samples[0].policy if rollouts.samples else settings.policy.at(0)
+        drawn_with = rollouts.samples[0].policy if rollouts.samples else settings.policy.for_sample(0)
         begin = perf_counter()
         update = self.learner.update(rollouts.with_signal() if settings.resample else rollouts)
         seconds_updating = perf_counter() - begin
         means = results.summarise(numbers, settings.size, accelerator.num_processes)
         rows = len(numbers) * settings.size
-        threshold = settings.policy.at(0).threshold if state.threshold is None else state.threshold
+        threshold = settings.policy.for_sample(0).threshold if state.threshold is None else state.threshold
         controlled = state.threshold
         if controlled is not None and settings.tokens_per_forward is not None:
             controlled = next_threshold(controlled, means["tokens_per_forward"], settings.tokens_per_forward)

@@ -109,7 +109,7 @@ def problem_requests(
         if new:
             last = item.problem
             prompt = tuple(encode_problem(model, item.problem, chat))
-        policy = item.policy.at(item.index)
+        policy = item.policy.for_sample(item.index)
         request = Request(
             id=item.problem.id if item.id is None else item.id,
             prompt=prompt,
@@ -127,7 +127,7 @@ def problem_requests(
         yield request
 
 
-def answer(problem: Problem, text: str) -> str:
+def assistant_turn(problem: Problem, text: str) -> str:
     """Return the assistant's whole turn, with its prefill, for graders and reward models.
 
     A prefill may open the code block that the text closes.
@@ -173,7 +173,7 @@ def prompt_requests(
         Request(
             id=name,
             prompt=row,
-            policy=chosen.at(0),
+            policy=chosen.for_sample(0),
             length=_length(text, row, length, extend),
             block=None if block is None else integer("block", block, least=1),
             seed=integer("seed", seed, least=None, most=None),
@@ -189,7 +189,9 @@ def prompt_requests(
         for component in chosen.components:
             check(replace(first, policy=component), model)
     indices = range(integer("n", n, least=1, most=None))
-    return (replace(first, index=index, policy=chosen.at(index)) for first in firsts for index in indices)
+    return (
+        replace(first, index=index, policy=chosen.for_sample(index)) for first in firsts for index in indices
+    )
 
 
 def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -18,7 +18,7 @@ from twotemp.models.base import LanguageModel
 from twotemp.policies import PRESETS
 from twotemp.records import PARAMETERS, Problem
 from twotemp.report.pages import compose, content_security_policy
-from twotemp.sampling.text import answer
+from twotemp.sampling.text import assistant_turn
 from twotemp.serialization import json_text
 from twotemp.tasks import SOURCES
 
@@ -84,7 +84,7 @@ class Playground:
         kind = TASKS[task].grader
         if kind not in self._graders:
             self._graders[kind] = graders.get(kind, workers=1)
-        grades = self._graders[kind].grade([(problem, answer(problem, text)) for text in texts])
+        grades = self._graders[kind].grade([(problem, assistant_turn(problem, text)) for text in texts])
         return {"grades": [{"outcome": g.outcome, "answer": g.answer, "detail": g.detail} for g in grades]}
 
     def close(self) -> None:

@@ -82,9 +82,9 @@ class Goal:
         most = max(1, int(tally.n.max()))
         if self.k is not None:
             return metrics.pass_at_k(tally.n, tally.correct, [self.k])[:, 0]
-        return self.of(metrics.pass_at_k(tally.n, tally.correct, range(1, most + 1)), tally.cost)
+        return self.rates(metrics.pass_at_k(tally.n, tally.correct, range(1, most + 1)), tally.cost)
 
-    def of(self, curves: Floats, cost: float | Floats) -> Floats:
+    def rates(self, curves: Floats, cost: float | Floats) -> Floats:
         """Return each question's rate at the goal.
 
         Args:

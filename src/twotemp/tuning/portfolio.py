@@ -105,7 +105,7 @@ def rates(tallies: Sequence[Tally], order: Sequence[int], goal: Goal) -> Floats:
     taken = np.cumsum(np.eye(len(tallies), dtype=np.int64)[list(order)], axis=0)
     n, correct = (np.stack([getattr(t, name) for t in tallies], axis=1) for name in ("n", "correct"))
     curve = metrics.pass_of_allocations(n, correct, taken)
-    return goal.of(curve, np.array([tallies[policy].cost for policy in order]))
+    return goal.rates(curve, np.array([tallies[policy].cost for policy in order]))
 
 
 def choose(tallies: Sequence[Tally], goal: Goal) -> ChosenOrder:
