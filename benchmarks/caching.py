@@ -20,7 +20,7 @@ from twotemp.models.llada import LLaDA
 from twotemp.models.load import load
 from twotemp.policies import policy
 from twotemp.records import Policy
-from twotemp.sampling.text import ProblemRequest, problem_requests
+from twotemp.sampling.text import PlannedSample, problem_requests
 
 PROMPT, LENGTH, BLOCK = 64, 64, 32
 ROWS = 8  # for an adaptive policy, whose number of steps varies by chance
@@ -111,7 +111,7 @@ def report_drift(questions: int) -> None:
     model, task, rows = load("tiny", device="cpu"), tasks.get("words-3"), []
     problems = task.problems().problems[:questions]
     for chosen in (policy("lc"), policy("ct"), policy("tct")):
-        asks = (ProblemRequest(problem, chosen) for problem in problems)
+        asks = (PlannedSample(problem, chosen) for problem in problems)
         wanted = list(problem_requests(model, asks, length=task.length, block=16))
         for cache in ("prefix", "dual"):
             change = drift(model, wanted, cache)

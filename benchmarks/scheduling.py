@@ -15,7 +15,7 @@ from twotemp.models.base import LanguageModel
 from twotemp.models.load import load
 from twotemp.policies import policy
 from twotemp.records import Request
-from twotemp.sampling.text import ProblemRequest, problem_requests
+from twotemp.sampling.text import PlannedSample, problem_requests
 
 SAMPLES = 64
 CASES = (
@@ -59,7 +59,7 @@ def _case(model: LanguageModel, name: str, count: int, slots: int, seconds: floa
     """
     task = tasks.get(name)
     problems = task.problems().problems[:count]
-    asks = (ProblemRequest(problem, CHOSEN, index) for problem in problems for index in range(SAMPLES))
+    asks = (PlannedSample(problem, CHOSEN, index) for problem in problems for index in range(SAMPLES))
     wanted = list(problem_requests(model, asks, length=task.length))
     ledger = Ledger()
     forwards = {

@@ -61,21 +61,21 @@ def locate(recipe: Path) -> Path:
     return FOLDER / recipe if recipe.parent == Path() and not recipe.exists() else recipe
 
 
-def train(recipe: Path, out: Path, watch: ProgressCallback | None = None) -> Path:
+def train(recipe: Path, out: Path, on_progress: ProgressCallback | None = None) -> Path:
     """Train the model that a recipe describes and return the folder of its checkpoint.
 
     Args:
         recipe: The YAML file. A recipe with the key `sampled` describes a verifier, any other one a denoiser.
         out: The run directory. If it holds an unfinished run of the same recipe, that run is continued.
-        watch: Called with the work done, the work in total, and a note.
+        on_progress: Called with the work done, the work in total, and a note.
     """
     from recipes import loop, verifier
     from recipes.log import ignore_progress
     from recipes.recipe import Recipe
 
     if "sampled" in read_yaml(recipe, "recipe"):
-        return verifier.train(verifier.VerifierRecipe.read(recipe), out, watch or ignore_progress)
-    return loop.train(Recipe.read(recipe), out, watch or ignore_progress)
+        return verifier.train(verifier.VerifierRecipe.read(recipe), out, on_progress or ignore_progress)
+    return loop.train(Recipe.read(recipe), out, on_progress or ignore_progress)
 
 
 if __name__ == "__main__":

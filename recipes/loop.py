@@ -23,7 +23,7 @@ MODEL = "model"  # the folder of the finished checkpoint, in `out`
 FIRST = "first"  # the folder of the run of the recipe's `after`, in `out`
 
 
-def train(recipe: Recipe, out: Path, watch: ProgressCallback = ignore_progress) -> Path:
+def train(recipe: Recipe, out: Path, on_progress: ProgressCallback = ignore_progress) -> Path:
     """Train a denoiser and return the folder of its LLaDA checkpoint.
 
     `out` also gets the log (a line every `log_every` steps and with every checkpoint), the loss curve, and the state
@@ -32,10 +32,10 @@ def train(recipe: Recipe, out: Path, watch: ProgressCallback = ignore_progress) 
     model, the run starts from its weights.
     """
     with only_writer(out), threads(recipe.threads):
-        return _train(recipe, out, watch)
+        return _train(recipe, out, on_progress)
 
 
-def _train(recipe: Recipe, out: Path, watch: ProgressCallback) -> Path:
+def _train(recipe: Recipe, out: Path, on_progress: ProgressCallback) -> Path:
     words, masks = tokenizer.build(), recipe.noise == "mask"
     model = llada.new(config(recipe, words), words, seed=recipe.seed, name=recipe.name, masks=masks)
     network = model.module.train()
@@ -43,7 +43,7 @@ def _train(recipe: Recipe, out: Path, watch: ProgressCallback) -> Path:
     done = checkpoints.read(out, recipe, network, optimizer)
     # `checkpoints.read` has already checked which changes the finished steps allow.
     claim(out, "training", {"recipe": recipe.to_dict()}, step=None)
-    start = train(recipe.after, out / FIRST, watch) if recipe.after and not done else recipe.model
+    start = train(recipe.after, out / FIRST, on_progress) if recipe.after and not done else recipe.model
     if start is not None and not done:
         first = load(start, device="cpu").module
         assert first is not None
@@ -82,7 +82,7 @@ def _train(recipe: Recipe, out: Path, watch: ProgressCallback) -> Path:
                 log.write(step + 1, "next token" if next_token else "diffusion", recipe.rate(step))
             if checkpoint:
                 checkpoints.write(out, step + 1, recipe, network, optimizer)
-            watch(step + 1, recipe.steps, f"{recipe.name}, loss {loss.item():.3f}")
+            on_progress(step + 1, recipe.steps, f"{recipe.name}, loss {loss.item():.3f}")
     log.plot("loss (nats per answer token)")
     network.eval()
     return out / MODEL if (out / MODEL).exists() else save(model, out / MODEL)

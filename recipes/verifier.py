@@ -46,7 +46,7 @@ from twotemp.models.load import load
 from twotemp.policies import parse
 from twotemp.records import Problem
 from twotemp.rewards.denoiser import answer_row, checks, scaled_thirds, with_checks
-from twotemp.sampling.text import ProblemRequest, assistant_turn, problem_requests
+from twotemp.sampling.text import PlannedSample, assistant_turn, problem_requests
 from twotemp.serialization import read_yaml, record
 from twotemp.tasks import SOURCES
 from twotemp.tasks.base import Split
@@ -122,16 +122,16 @@ class GradedAnswer:
     passed: bool
 
 
-def train(recipe: VerifierRecipe, out: Path, watch: ProgressCallback = ignore_progress) -> Path:
+def train(recipe: VerifierRecipe, out: Path, on_progress: ProgressCallback = ignore_progress) -> Path:
     """Draw and grade samples, train on them, evaluate, and return the folder of the checkpoint.
 
     `out` keeps the samples. The same call continues a training that was stopped and ends with the same weights.
     """
     with only_writer(out), threads(recipe.threads):
-        return _train(recipe, out, watch)
+        return _train(recipe, out, on_progress)
 
 
-def _train(recipe: VerifierRecipe, out: Path, watch: ProgressCallback) -> Path:
+def _train(recipe: VerifierRecipe, out: Path, on_progress: ProgressCallback) -> Path:
     trained = (out / MODEL).exists()
     if trained and (out / REPORT).exists():
         raise UserError(
@@ -144,10 +144,10 @@ def _train(recipe: VerifierRecipe, out: Path, watch: ProgressCallback) -> Path:
     started = trained or (out / checkpoints.FILE).exists()
     free = [f"recipe.{name}" for name in recipe.to_dict() if name not in SAMPLES]
     write_run(out, continued(out, "training", identity, free=[] if started else free))
-    rows, held_out = (sampled(recipe, split, out, watch) for split in ("train", "validation"))
+    rows, held_out = (sampled(recipe, split, out, on_progress) for split in ("train", "validation"))
     if not trained:
         (out / REPORT).unlink(missing_ok=True)  # the report of an earlier verifier
-        fit(model, rows, recipe, out, watch)
+        fit(model, rows, recipe, out, on_progress)
         save(model, out / MODEL)
     (out / checkpoints.FILE).unlink(missing_ok=True)
     reward_models = {
@@ -160,14 +160,16 @@ def _train(recipe: VerifierRecipe, out: Path, watch: ProgressCallback) -> Path:
     return out / MODEL
 
 
-def sampled(recipe: VerifierRecipe, split: Split, out: Path, watch: ProgressCallback) -> list[GradedAnswer]:
+def sampled(
+    recipe: VerifierRecipe, split: Split, out: Path, on_progress: ProgressCallback
+) -> list[GradedAnswer]:
     """Return graded samples of each problem by each policy, drawing those that are missing.
 
     Args:
         recipe: the recipe.
         split: the split of the problems.
         out: the run directory; it keeps the samples of one policy on one task in a file.
-        watch: called with the progress.
+        on_progress: called with the progress.
     """
     counts = recipe.sampled if split == "train" else dict.fromkeys(recipe.sampled, recipe.validation)
     total = sum(counts.values()) * sum(recipe.policies.values())
@@ -180,7 +182,7 @@ def sampled(recipe: VerifierRecipe, split: Split, out: Path, watch: ProgressCall
                 with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
                     file.writelines(json.dumps(asdict(row)) + "\n" for row in answers)
             rows += [GradedAnswer(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
-            watch(len(rows), total, f"samples of {split} problems, {task}")
+            on_progress(len(rows), total, f"samples of {split} problems, {task}")
     return rows
 
 
@@ -201,7 +203,7 @@ def drawn(
     examples = enumerate(source.distinct(recipe.seed, split, count))
     problems = [source.problem(example, split, number) for number, example in examples]
     keys = [(problem, index) for problem in problems for index in range(samples)]
-    asks = (ProblemRequest(problem, parse(spec), index) for problem, index in keys)
+    asks = (PlannedSample(problem, parse(spec), index) for problem, index in keys)
     block = source.length // recipe.blocks
     wanted = list(problem_requests(model, asks, length=source.length, block=block, seed=recipe.seed))
     texts = {sample.key: sample.text for sample in LocalBackend(model).sample(wanted)}
@@ -263,7 +265,7 @@ def fit(
     rows: Sequence[GradedAnswer],
     recipe: VerifierRecipe,
     out: Path,
-    watch: ProgressCallback = ignore_progress,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> None:
     """Train on batches of right answers, and on pairs of a right and a wrong answer to the same problem.
 
@@ -274,7 +276,7 @@ def fit(
         rows: graded samples.
         recipe: the recipe.
         out: the run directory, for the log and the checkpoints.
-        watch: called with the progress.
+        on_progress: called with the progress.
     """
     groups = problem_groups(model, rows)
     if not groups:
@@ -299,7 +301,7 @@ def fit(
         if (step + 1) % CHECKPOINT_EVERY == 0 or step + 1 == recipe.steps:
             log.write(step + 1, "checks and pairs" if pairs else "checks", recipe.rate(step))
             checkpoints.write(out, step + 1, recipe, model.module, optimizer)
-        watch(step + 1, recipe.steps, f"{recipe.name}, loss {loss.item():.3f}")
+        on_progress(step + 1, recipe.steps, f"{recipe.name}, loss {loss.item():.3f}")
     log.plot("loss")
 
 

@@ -16,7 +16,7 @@ from tests.helpers.engine_requests import same
 from tests.helpers.tiny_checkpoints import random_model
 from tests.helpers.toy import ToyModel
 from twotemp.backends.local import Handle, LocalBackend, LocalService
-from twotemp.engine import LiveBatches, Written, run
+from twotemp.engine import LiveBatches, RowStep, run
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, policy
 from twotemp.records import Request, Sample
@@ -101,7 +101,7 @@ def test_watched_rows_report_what_the_trace_says():
     steps, sample = [], None
     while not live.idle:
         for whose, event in live.turn():
-            if isinstance(event, Written):
+            if isinstance(event, RowStep):
                 assert whose is handle, "only watched rows are told"
                 steps.append(event)
             elif whose is handle:

@@ -18,7 +18,7 @@ from twotemp import rng
 from twotemp.engine import Ledger, run
 from twotemp.engine.batch import Batch
 from twotemp.engine.rows import Rows, compact
-from twotemp.policies import PRESETS, choices, policy
+from twotemp.policies import PRESETS, policy, tokens
 from twotemp.records import Request
 
 LLADA = MODELS["llada"]
@@ -170,7 +170,7 @@ def test_a_finished_row_may_stay_in_the_batch():
 @pytest.fixture
 def out_of_memory_while_drawing(monkeypatch):
     """The second draw fails; what it was given is watched."""
-    honest, calls, given = choices.predict, [0], []
+    honest, calls, given = tokens.predict, [0], []
 
     def predict(logits, *rest):
         calls[0] += 1
@@ -179,7 +179,7 @@ def out_of_memory_while_drawing(monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return honest(logits, *rest)
 
-    monkeypatch.setattr(choices, "predict", predict)
+    monkeypatch.setattr(tokens, "predict", predict)
     return given
 
 

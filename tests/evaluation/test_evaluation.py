@@ -74,7 +74,7 @@ def test_started_again_it_draws_nothing(model, tmp_path, monkeypatch):
     evaluate(model, PLAN, tmp_path / "run")
     monkeypatch.setattr(engine, "events", never)
     states: list[Progress] = []
-    evaluate(model, PLAN, tmp_path / "run", watch=states.append)
+    evaluate(model, PLAN, tmp_path / "run", on_progress=states.append)
     last = states[-1]
     assert (last.samples, last.questions) == (last.all_samples, last.all_questions) == (72, 8)
     assert last.passed["ar"][1] == 24
@@ -141,7 +141,7 @@ def test_samples_that_repel_each_other_are_the_same_after_any_stop_and_stored_on
     assert {request.index for request in drawn if request.policy.repel} == {0, 1, 2}
     assert {request.index for request in drawn if not request.policy.repel} == {1, 2}
     states: list[Progress] = []
-    evaluate(model, plan, tmp_path / "run", watch=states.append)
+    evaluate(model, plan, tmp_path / "run", on_progress=states.append)
     assert rows(tmp_path / "run") == expected
     assert states[-1].samples == states[-1].all_samples == len(expected)
     written = (batch for file in (tmp_path / "run").glob("*/samples-*") for batch in read_batches(file))
@@ -420,7 +420,7 @@ def test_rows_of_ar_end_at_eos_with_the_text_and_the_nfe_of_the_whole_row(tmp_pa
         evaluation.run_with(LocalBackend(model))
     for cell in Store.open(tmp_path).cells():
         asks = [
-            sampling_text.ProblemRequest(p, cell.config.policy, index) for p in problems for index in range(2)
+            sampling_text.PlannedSample(p, cell.config.policy, index) for p in problems for index in range(2)
         ]
         wanted = sampling_text.problem_requests(model, asks, length=48)
         whole = {sample.key: sample for sample in LocalBackend(model).sample(wanted)}

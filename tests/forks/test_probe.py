@@ -249,7 +249,7 @@ def test_a_stopped_study_continues_and_ends_as_if_never_stopped(model, completio
         settings(quantile=0.3),
         tmp_path / "stopped",
         together=2,
-        watch=lambda done, total: seen.append((done, total)),
+        on_progress=lambda done, total: seen.append((done, total)),
     )
     assert resumed == whole
     assert seen[0] == (len(kept), len(whole.forks))

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.helpers.toy import ToyModel
 from twotemp.backends.local import LocalService
-from twotemp.engine import RowHandle, Steps, Written
+from twotemp.engine import RowHandle, RowStep, Steps
 from twotemp.errors import UserError
 from twotemp.records import Request, Sample, Trace
 
@@ -104,7 +104,7 @@ class FreeEngine:
             len(sample.tokens) * step // self._steps, len(sample.tokens) * (step + 1) // self._steps
         )
         commits = [(p, t, 0.5) for p, t in zip(sample.positions[share], sample.tokens[share])]
-        events: list[tuple[RowHandle, Any]] = [(ticket, Written(step, commits))] if ticket.watched else []
+        events: list[tuple[RowHandle, Any]] = [(ticket, RowStep(step, commits))] if ticket.watched else []
         self._taken += 1
         if self._taken == self._steps:
             self._taken = 0

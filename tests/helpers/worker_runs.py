@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.helpers.toy_runs import rows
 from twotemp.backends.supervisor import Supervisor
-from twotemp.engine import Written
+from twotemp.engine import RowStep
 from twotemp.evaluation import Evaluation, Plan, TaskChoice
 from twotemp.folders.files import read_batches
 from twotemp.policies import parse
@@ -48,5 +48,5 @@ def collect(events: queue.Queue, count: int, seconds: float = 60) -> dict[int, l
     while finished < count:
         index, event = events.get(timeout=seconds)
         found.setdefault(index, []).append(event)
-        finished += not isinstance(event, Written)
+        finished += not isinstance(event, RowStep)
     return found

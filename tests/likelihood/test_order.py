@@ -25,7 +25,7 @@ from twotemp.likelihood.estimators import ESTIMATORS
 from twotemp.likelihood.orders import OrderQueries
 from twotemp.likelihood.queries import Completion, CompletionBatch, log_q
 from twotemp.policies import policy
-from twotemp.policies.choices import SCORES
+from twotemp.policies.positions import SCORES
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import Policy, Sample, Trace
 from twotemp.rng import Noise
@@ -328,7 +328,7 @@ def test_scores_are_those_of_the_sampler(name):
     )
     law = orders.SCORES[name]
     ours = law.compute(logits.double().log_softmax(-1), at[0])
-    ours = ours.gather(1, drawn.tokens[0][:, None]) if law.of_draw else ours
+    ours = ours.gather(1, drawn.tokens[0][:, None]) if law.by_token else ours
     torch.testing.assert_close(ours[:, 0], SCORES[name].compute(drawn)[0], atol=1e-5, rtol=1e-5)
 
 

@@ -12,7 +12,7 @@ from tests.helpers.policy_steps import DRAWS, chi_square, decide, logits_with_co
 from twotemp import records
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse, policy
-from twotemp.policies.choices import RULES, SCORES
+from twotemp.policies.positions import RULES, SCORES
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import PARAMETERS, Policy
 

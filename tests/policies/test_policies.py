@@ -16,9 +16,9 @@ from tests.helpers.policy_steps import DRAWS, chi_square, decide, keys_of, logit
 from twotemp import rng
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse, policy
-from twotemp.policies import choices as where
-from twotemp.policies.choices import draw, keep_top_k, keep_top_p
+from twotemp.policies import positions as where
 from twotemp.policies.step import PolicyBatch
+from twotemp.policies.tokens import draw, keep_top_k, keep_top_p
 from twotemp.records import Policy
 from twotemp.rng import Noise
 

@@ -409,8 +409,8 @@ def test_a_recipe_without_examples_is_refused(tmp_path: Path) -> None:
 
 def test_a_recipe_determines_whether_a_denoiser_or_a_verifier_is_trained(tmp_path: Path, monkeypatch) -> None:
     made = []
-    monkeypatch.setattr(loop, "train", lambda recipe, out, watch: made.append(recipe) or out)
-    monkeypatch.setattr(verifier, "train", lambda recipe, out, watch: made.append(recipe) or out)
+    monkeypatch.setattr(loop, "train", lambda recipe, out, on_progress: made.append(recipe) or out)
+    monkeypatch.setattr(verifier, "train", lambda recipe, out, on_progress: made.append(recipe) or out)
     for name in ("tiny", "verifier"):
         assert command.train(command.locate(Path(f"{name}.yaml")), tmp_path) == tmp_path
     assert [type(recipe) for recipe in made] == [Recipe, verifier.VerifierRecipe]

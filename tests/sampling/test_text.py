@@ -21,7 +21,7 @@ from twotemp.rl import rollouts
 from twotemp.rl.results import evaluate
 from twotemp.sampling import text as sampling_text
 from twotemp.sampling.api import infill
-from twotemp.sampling.text import ProblemRequest, assistant_turn, finish, problem_requests
+from twotemp.sampling.text import PlannedSample, assistant_turn, finish, problem_requests
 
 AR = policy("ar")
 PROBLEM = Problem("p/1", "t", "1 + 2 =", prefill="3")
@@ -38,18 +38,18 @@ class Counting(FreeText):
 
 def test_requests_are_made_when_they_are_needed_and_a_problem_is_encoded_once():
     model = Counting()
-    endless = (ProblemRequest(PROBLEM, AR, index) for index in range(10**12))
+    endless = (PlannedSample(PROBLEM, AR, index) for index in range(10**12))
     found = problem_requests(model, endless, length=4, block=2, seed=7, trace=True, chat=False)
     first, second = next(found), next(found)
     assert model.calls == [("1 + 2 =", "3", False)]
     assert (first.id, first.index, second.index) == ("p/1", 0, 1)
     assert (first.length, first.block, first.seed, first.trace, first.prompt) == (4, 2, 7, True, (1, 2))
-    (named,) = problem_requests(model, [ProblemRequest(PROBLEM, AR, id="another")], length=4)
+    (named,) = problem_requests(model, [PlannedSample(PROBLEM, AR, id="another")], length=4)
     assert named.id == "another"
 
 
 def sample_of(model, prompt, positions, tokens) -> Sample:
-    (made,) = run(model, problem_requests(Counting(), [ProblemRequest(PROBLEM, AR)], length=2))
+    (made,) = run(model, problem_requests(Counting(), [PlannedSample(PROBLEM, AR)], length=2))
     return replace(made, prompt=prompt, positions=positions, tokens=tokens)
 
 
@@ -87,7 +87,7 @@ def test_without_a_tokenizer_the_text_is_the_token_ids():
 def test_a_request_is_checked_when_it_is_made():
     model = random_model("llada", word_tokenizer())
     with pytest.raises(UserError, match="exceed the context"):
-        next(problem_requests(model, [ProblemRequest(Problem("p", "t", "a b"), AR)], length=10**6))
+        next(problem_requests(model, [PlannedSample(Problem("p", "t", "a b"), AR)], length=10**6))
 
 
 def test_the_answer_is_the_whole_turn():

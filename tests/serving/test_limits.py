@@ -149,7 +149,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(model):
         assert server.metrics._requests["/v1/completions", 200] == 1
 
     async def lifetime() -> None:
-        async with server._life(None):
+        async with server._lifespan(None):
             await asyncio.wait_for(ask(), 60)
             while server.service.load:
                 await asyncio.sleep(0.01)

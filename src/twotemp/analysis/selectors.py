@@ -196,7 +196,7 @@ def add_ballots(
     reward_model: RewardModel | str | None = None,
     confidence: bool = False,
     itself: Callable[[Config], DenoiserReward] | None = None,
-    watch: OnScores | None = None,
+    on_scores: OnScores | None = None,
 ) -> list[GradedCell]:
     """Return the cells with their `ballots`. An answer has the same number under all policies of a task.
 
@@ -209,7 +209,7 @@ def add_ballots(
             store has for all samples (`common_reward_model`).
         confidence: Whether to read the confidences from the traces.
         itself: Function from a cell to the model that drew it, for pseudo-log-likelihoods (`rewards.sampling_model`).
-        watch: Called with (cell, samples scored, all samples).
+        on_scores: Called with (cell, samples scored, all samples).
     """
     stored = {cell: _stored(cell) for cell in cells}
     groups: dict[tuple[str, str, str, str], list[GradedCell]] = defaultdict(list)
@@ -226,11 +226,11 @@ def add_ballots(
             if isinstance(reward_model, str):
                 rewards = _column(cell, stored[cell].scores(reward_model))
             elif reward_model is not None:
-                rewards = _column(cell, scores(stored[cell], problems, reward_model, watch))
+                rewards = _column(cell, scores(stored[cell], problems, reward_model, on_scores))
             if confidence:
                 confidences = _column(cell, _confidence(stored[cell]))
             if cell in models:
-                likelihood = _column(cell, likelihoods(stored[cell], models[cell], watch))
+                likelihood = _column(cell, likelihoods(stored[cell], models[cell], on_scores))
             ballots = _ballots(cell, numbered, rewards, confidences, likelihood)
             result[cell] = replace(cell, ballots=ballots, reward_model=name)
     return [result[cell] for cell in cells]

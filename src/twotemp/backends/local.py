@@ -16,7 +16,7 @@ from typing import Protocol, Unpack
 from torch import Tensor
 
 from twotemp import engine
-from twotemp.engine import EngineOptions, LiveBatches, Observer, RowHandle, Written
+from twotemp.engine import EngineOptions, LiveBatches, Observer, RowHandle, RowStep
 from twotemp.engine.engine import check_options
 from twotemp.engine.scheduler import MOST_ROWS, fit_batch, gather, refuse_groups
 from twotemp.errors import UserError
@@ -27,7 +27,7 @@ from twotemp.sampling.text import Prefix, chunks, finish
 
 log = logging.getLogger("twotemp")
 # Steps of a watched row, then the request's sample or its error.
-Event = Written | Sample | UserError
+Event = RowStep | Sample | UserError
 OnEvent = Callable[[Event], None]
 
 
@@ -132,7 +132,7 @@ class LocalBackend:
 
     def events(
         self, requests: Iterable[Request], *, watch: bool = False
-    ) -> Iterator[tuple[Request, Written | Sample]]:
+    ) -> Iterator[tuple[Request, RowStep | Sample]]:
         """Yield (request, sample) pairs; with `watch`, first the tokens that each step of the row wrote."""
         for chunk in chunks(requests):
             for request, event in engine.events(self.model, chunk, watch=watch, **self._options):

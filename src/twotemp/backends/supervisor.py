@@ -26,7 +26,7 @@ from twotemp.backends.messages import (
     Report,
     Submit,
 )
-from twotemp.engine import Written
+from twotemp.engine import RowStep
 from twotemp.engine.scheduler import refuse_groups
 from twotemp.errors import UserError
 from twotemp.records import Request
@@ -60,14 +60,14 @@ class _WorkerSlot:
 
     index: int
     link: Any
-    heard: float = field(default_factory=monotonic)
+    last_report: float = field(default_factory=monotonic)
     ready: bool = False
     failures: int = 0  # workers lost here in turn while they loaded the model
     jobs: dict[int, _Job] = field(default_factory=dict)
 
     def send(self, jobs: Sequence[_Job]) -> None:
         if not self.jobs:
-            self.heard = monotonic()
+            self.last_report = monotonic()
         for job in jobs:
             job.worker = self
             self.jobs[job.number] = job
@@ -110,7 +110,7 @@ class Supervisor:
         self._numbers = count()
         self._waiting: deque[Sequence[_Job]] = deque()
         self._changed = Condition()  # guards all attributes below; notified when the state changes
-        self._card: Ready | None = None
+        self._model: Ready | None = None
         self._assigned: Assign | None = None  # the weights of all workers
         self._error: UserError | None = None
         self._closing = False
@@ -156,11 +156,11 @@ class Supervisor:
 
     def _loaded(self) -> Ready:
         with self._changed:
-            self._changed.wait_for(lambda: self._card or self._error)
+            self._changed.wait_for(lambda: self._model or self._error)
             if self._error is not None:
                 raise self._error
-            assert self._card is not None
-            return self._card
+            assert self._model is not None
+            return self._model
 
     @property
     def ready(self) -> int:
@@ -274,8 +274,8 @@ class Supervisor:
         try:
             for index, report in reports:
                 if slots[index].link is links[index]:
-                    slots[index].heard = now
-                    deliveries += self._take(slots[index], report)
+                    slots[index].last_report = now
+                    deliveries += self._process(slots[index], report)
             for slot in slots:
                 deliveries += self._check_clock(slot, now)
         except Exception as error:  # nothing may end this thread and leave callers waiting
@@ -287,22 +287,22 @@ class Supervisor:
             deliveries += [(job, self._error) for job in self._abandon()]
         return deliveries
 
-    def _take(self, slot: _WorkerSlot, report: Report) -> list[Delivery]:
+    def _process(self, slot: _WorkerSlot, report: Report) -> list[Delivery]:
         """Update the state from a worker's report; return the events to deliver."""
         match report:
             case Events(events):
                 return [
                     (job, event)
                     for number, event in events
-                    if (job := self._settle(slot, number, event)) is not None and event is not None
+                    if (job := self._resolve(slot, number, event)) is not None and event is not None
                 ]
             case Ready():
                 slot.ready, slot.failures = True, 0
-                self._card = self._card or report
-                if report != self._card:
+                self._model = self._model or report
+                if report != self._model:
                     raise UserError(
-                        f"two workers loaded different models ({self._card.name} {self._card.fingerprint[:12]}… and "
-                        f"{report.name} {report.fingerprint[:12]}…); use the same checkpoint on all machines"
+                        f"two workers loaded different models ({self._model.name} {self._model.fingerprint[:12]}… "
+                        f"and {report.name} {report.fingerprint[:12]}…); use the same checkpoint on all machines"
                     )
                 if self._assigned is not None:
                     slot.link.send(self._assigned)
@@ -312,12 +312,12 @@ class Supervisor:
             case Lost(reason):
                 return self._replace(slot, reason)
 
-    def _settle(self, slot: _WorkerSlot, number: int, event: Event | None) -> _Job | None:
+    def _resolve(self, slot: _WorkerSlot, number: int, event: Event | None) -> _Job | None:
         """Return the job that an event is for; None if the event is not to be delivered."""
         job = slot.jobs.get(number)
         if job is None:
             return None
-        if isinstance(event, Written):
+        if isinstance(event, RowStep):
             # A row that is drawn again repeats its steps; steps already delivered are not delivered again.
             fresh = event.step >= job.steps and not job.done
             job.steps = max(job.steps, event.step + 1)
@@ -328,7 +328,7 @@ class Supervisor:
 
     def _check_clock(self, slot: _WorkerSlot, now: float) -> list[Delivery]:
         limit = self._hang_seconds if slot.ready else LOAD_SECONDS
-        if slot not in self._slots or now - slot.heard <= limit or (slot.ready and not slot.jobs):
+        if slot not in self._slots or now - slot.last_report <= limit or (slot.ready and not slot.jobs):
             return []
         return self._replace(slot, f"{'no step' if slot.ready else 'no model loaded'} in {limit:g} s")
 
@@ -348,12 +348,12 @@ class Supervisor:
         slot.failures += not slot.ready
         slot.ready = False
         if slot.failures < ATTEMPTS:
-            slot.link, slot.heard = self._transport.start(slot.index), monotonic()
+            slot.link, slot.last_report = self._transport.start(slot.index), monotonic()
         else:
-            self._leave_out(slot, reason)
+            self._retire(slot, reason)
         return [(job, _too_many_losses(lost, reason)) for job in lost]
 
-    def _leave_out(self, slot: _WorkerSlot, reason: str) -> None:
+    def _retire(self, slot: _WorkerSlot, reason: str) -> None:
         self._slots.remove(slot)
         message = (
             f"{ATTEMPTS} workers in turn were lost while they loaded the model (the last: {reason}); is there enough "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from twotemp.backends.local import Event, Handle, StepFailed
 from twotemp.backends.messages import Assign, Cancel, Events, Failed, Lost, Order, Ready, Report
-from twotemp.engine import Written
+from twotemp.engine import RowStep
 from twotemp.errors import UserError
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ class Worker:
         self._send_report, self._hold_seconds = send, hold_seconds
         self._lock = Lock()
         self._sent = monotonic()
-        self._fresh: list[tuple[int, Event | None]] = []
+        self._unsent: list[tuple[int, Event | None]] = []
         self._handles: dict[int, Handle] = {}
         try:
-            self._service = make(index, self._turned).__enter__()
+            self._service = make(index, self._after_turn).__enter__()
         except UserError as error:
             self._send(Failed(str(error)))
             return
@@ -124,16 +124,16 @@ class Worker:
             print_exception(event.__cause__)
             self._send(Lost("".join(format_exception_only(event.__cause__)).strip()))
             return
-        if not isinstance(event, Written):
+        if not isinstance(event, RowStep):
             self._handles.pop(number, None)
-        self._fresh.append((number, event))
+        self._unsent.append((number, event))
 
-    def _turned(self) -> None:
+    def _after_turn(self) -> None:
         waited = monotonic() - self._sent
-        due = self._fresh and (waited >= self._hold_seconds or not self._service.load)
+        due = self._unsent and (waited >= self._hold_seconds or not self._service.load)
         if due or waited >= HEARTBEAT_SECONDS:
-            fresh, self._fresh = self._fresh, []
-            self._send(Events(tuple(fresh)))
+            events, self._unsent = self._unsent, []
+            self._send(Events(tuple(events)))
 
     def _send(self, report: Report) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ from twotemp.cli.console import output, progress, say, show_log
 from twotemp.cli.options import DecodingOptions, Json, LoadingOptions, Model
 from twotemp.engine import observers as engine
 from twotemp.policies import parse
-from twotemp.sampling.text import ProblemRequest, problem_requests
+from twotemp.sampling.text import PlannedSample, problem_requests
 from twotemp.serialization import json_text
 
 
@@ -45,7 +45,7 @@ def drift(
     loaded = loading.load(model)
     exact = replace(loading, quantize=None).load(model) if loading.quantize else None
     cache = cache or (None if exact else "dual")
-    samples = [ProblemRequest(problem, parsed) for problem in chosen.problems().problems[:questions]]
+    samples = [PlannedSample(problem, parsed) for problem in chosen.problems().problems[:questions]]
     length = decoding.length or chosen.length
     wanted = list(problem_requests(loaded, samples, length=length, block=decoding.block, seed=decoding.seed))
     with progress("comparing") as bar:

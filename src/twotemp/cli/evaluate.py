@@ -194,10 +194,10 @@ def run_plan(
         workload = Workload(model, loading, evaluation.samples, batch_size, plan.cache, profile=profile)
         with working.backend(workload) as (backend, ledger), progress(backend.name) as bar:
 
-            def watch(state: Progress) -> None:
+            def on_progress(state: Progress) -> None:
                 bar.update(state.samples, state.all_samples, _note(state))
 
-            evaluation.run_with(backend, watch=watch)
+            evaluation.run_with(backend, on_progress=on_progress)
     if ledger is not None:
         say(ledger.report())
     return evaluation.grader_names

@@ -97,7 +97,9 @@ def _write(studies: list[Study], text: str, folder: Path) -> Path:
 
 def _complete(evaluation: Evaluation, backend: Backend) -> Store:
     with progress("completing prompts") as bar:
-        return evaluation.run_with(backend, watch=lambda state: bar.update(state.samples, state.all_samples))
+        return evaluation.run_with(
+            backend, on_progress=lambda state: bar.update(state.samples, state.all_samples)
+        )
 
 
 def _study(
@@ -122,5 +124,5 @@ def _study(
             store.path / "forks" / choice.name,
             backend=backend,
             together=CHUNK * backend.workers,
-            watch=bar.update,
+            on_progress=bar.update,
         )

@@ -43,12 +43,18 @@ def regrade(
     counts: dict[str, int] = {}
     with progress("grading") as bar:
 
-        def watch(cell: str, graded: int) -> None:
+        def on_progress(cell: str, graded: int) -> None:
             counts[cell] = graded
             bar.update(sum(counts.values()), note=cell)
 
         graded = regrade_run(
-            run, grader=chosen, cells=selected, data=files, allow_altered=altered, again=again, watch=watch
+            run,
+            grader=chosen,
+            cells=selected,
+            data=files,
+            allow_altered=altered,
+            again=again,
+            on_progress=on_progress,
         )
     cells_graded = f"{len(graded)} cell{'s' * (len(graded) != 1)}"
     say(

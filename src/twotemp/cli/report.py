@@ -184,7 +184,7 @@ def select(
             reward_model=model,
             confidence="traces" in needs,
             itself=sampler,
-            watch=lambda cell, done, total: bar.update(done, total, cell),
+            on_scores=lambda cell, done, total: bar.update(done, total, cell),
         )
     cells = with_portfolios(cells, [run])
     choices = every_choice(cells, selectors)

@@ -115,13 +115,13 @@ def tune(
         progress(backend.name) as bar,
     ):
 
-        def watch(alive: int, seen: int, state: Progress) -> None:
+        def on_progress(alive: int, seen: int, state: Progress) -> None:
             bar.update(state.samples, state.all_samples, f"{alive} candidates on {seen} questions")
 
         if portfolio:
-            chosen = tune_portfolio(plan, goal, backend, out, budget=budget, watch=watch)
+            chosen = tune_portfolio(plan, goal, backend, out, budget=budget, on_progress=on_progress)
         else:
-            tuned = race(plan, goal, backend, out, budget=budget, watch=watch)
+            tuned = race(plan, goal, backend, out, budget=budget, on_progress=on_progress)
     if portfolio:
         write_text(out / "tuned.yaml", portfolio_yaml(chosen))
         write_json(out / STANDINGS, race_json(chosen))

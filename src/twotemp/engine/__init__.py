@@ -1,6 +1,6 @@
 """The decoding engine, which runs policies on a denoiser: token ids in, samples out."""
 
-from twotemp.engine.batch import Observer, StepView, Written
+from twotemp.engine.batch import Observer, RowStep, StepView
 from twotemp.engine.engine import EngineOptions, LiveBatches, RowEvent, RowHandle, events, run
 from twotemp.engine.observers import Ledger, Steps, states
 
@@ -11,9 +11,9 @@ __all__ = [
     "Observer",
     "RowEvent",
     "RowHandle",
+    "RowStep",
     "StepView",
     "Steps",
-    "Written",
     "events",
     "run",
     "states",

@@ -26,7 +26,7 @@ from twotemp.records import NO_MASK, Policy, Request, Sample, Trace, first_eos
 from twotemp.rng import Noise
 
 
-class Written(NamedTuple):
+class RowStep(NamedTuple):
     """What one step wrote into a row."""
 
     step: int  # of this row, from 0
@@ -72,9 +72,9 @@ class StepView:
 
     def committed(self, row: int) -> list[tuple[int, int, float]]:
         """Return (position, token, confidence) of what the step wrote into this row."""
-        return self.written([row])[0].commits
+        return self.row_steps([row])[0].commits
 
-    def written(self, rows: Sequence[int]) -> list[Written]:
+    def row_steps(self, rows: Sequence[int]) -> list[RowStep]:
         """Return what the step wrote into these rows, with one transfer for all of them."""
         decision, canvas = self.decision, self.decision.canvas
         commit, tokens, confidence = decision.commit, decision.tokens, decision.confidence
@@ -91,12 +91,12 @@ class StepView:
         parts = torch.stack([commit.long(), self.window.positions, tokens, bits, *facts])
         commit, positions, tokens, bits, step, ends = parts[:, torch.tensor(rows, device=parts.device)].cpu()
         confidence = bits.int().view(torch.float32)
-        written = []
+        row_steps = []
         for i, (slot, chosen) in enumerate(zip(rows, commit.bool())):
             commits = list(zip(*(v[i][chosen].tolist() for v in (positions, tokens, confidence))))
             reach = self.window.end if int(ends[i, 0]) else self.window.start
-            written.append(Written(int(step[i, 0]), commits, None if canvas is None else int(reach[slot])))
-        return written
+            row_steps.append(RowStep(int(step[i, 0]), commits, None if canvas is None else int(reach[slot])))
+        return row_steps
 
 
 class Observer:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from twotemp.engine.rows import Rows, Window
 from twotemp.models.base import CanvasDenoiser
-from twotemp.policies.choices import Embed
 from twotemp.policies.process import Decision
+from twotemp.policies.tokens import Embed
 
 
 class CanvasRunner:

@@ -11,7 +11,7 @@ from typing import TypedDict, Unpack
 
 import torch
 
-from twotemp.engine.batch import Batch, Observer, Written
+from twotemp.engine.batch import Batch, Observer, RowStep
 from twotemp.engine.graphs import Graphs
 from twotemp.engine.runner import check_cache
 from twotemp.engine.scheduler import (
@@ -57,7 +57,7 @@ def events(
     columns: int | None = None,
     graphs: Graphs | None = None,
     observer: Observer | None = None,
-) -> Iterator[tuple[Request, Written | Sample]]:
+) -> Iterator[tuple[Request, RowStep | Sample]]:
     """Yield each request with its sample, as token ids, in the order in which rows finish.
 
     A sample depends on its request alone, not on the batch it was drawn in. Requests are trusted: they are checked
@@ -69,7 +69,7 @@ def events(
     Args:
         model: The model.
         requests: What to sample.
-        watch: Yield what each step wrote into a row as well (`Written`), before the row's sample.
+        watch: Yield what each step wrote into a row as well (`RowStep`), before the row's sample.
         batch_size: Rows of a batch, at most. None takes what should fit into memory; if it does not, the batch is
             halved and the run continues.
         cache: None is exact; "prefix" and "dual" are Fast-dLLM's approximations for bidirectional models.
@@ -129,7 +129,7 @@ def _batch_key(model: Denoiser, columns: int | None, request: Request) -> tuple[
 
 def _drain(
     live: LiveBatches, queue: list[list[Request]], watch: bool
-) -> Iterator[tuple[Request, Written | Sample]]:
+) -> Iterator[tuple[Request, RowStep | Sample]]:
     """Submit all groups and yield their events."""
     for group in queue:
         live.submit_group(group, watch)
@@ -150,7 +150,7 @@ class RowHandle:
 
 # What happened to a request: a step of a watched row, then either its sample or its error: a `UserError` if it is
 # about the request, any other exception if its whole batch failed.
-RowEvent = Written | Sample | Exception
+RowEvent = RowStep | Sample | Exception
 
 
 class LiveBatches:
@@ -226,7 +226,7 @@ class LiveBatches:
             if loop.scheduler.idle:
                 del self._loops[key]
         for handle, event in events:
-            if not isinstance(event, Written):
+            if not isinstance(event, RowStep):
                 self._forget(handle)
         return events
 
@@ -262,7 +262,7 @@ class _BatchLoop:
             handles = self.scheduler.running
             events: list[tuple[RowHandle, RowEvent]] = []
             if watched := [n for n, handle in enumerate(handles) if handle.watched and n not in failed]:
-                events += [(handles[slot], written) for slot, written in zip(watched, view.written(watched))]
+                events += [(handles[slot], step) for slot, step in zip(watched, view.row_steps(watched))]
             samples = zip(finished, batch.samples(finished)) if finished else ()
             events += [(handles[slot], sample) for slot, sample in samples]
             events += [(handles[slot], error) for slot, error in failed.items()]

@@ -16,8 +16,8 @@ from twotemp.engine.graphs import Graphs, ReplayedForward
 from twotemp.engine.rows import Rows, Window, compact
 from twotemp.errors import UserError, unknown
 from twotemp.models.base import CachedDenoiser, CanvasDenoiser, Denoiser
-from twotemp.policies.choices import Embed
 from twotemp.policies.process import Decision
+from twotemp.policies.tokens import Embed
 
 CACHES = ("prefix", "dual")
 CacheKind = Literal["block", "prefix", "dual"]

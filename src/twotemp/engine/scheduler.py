@@ -18,7 +18,7 @@ import torch
 from twotemp.errors import UserError
 from twotemp.models.base import Denoiser, LanguageModel
 from twotemp.models.weight_loading import free_bytes
-from twotemp.policies.choices import RULES, SCORES
+from twotemp.policies.positions import RULES, SCORES
 from twotemp.records import NO_MASK, Policy, Request
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from twotemp.folders import unbroken
 from twotemp.graders.base import Grader
 from twotemp.policies import Portfolio, spell
 from twotemp.records import Grade, Policy, Request, Sample
-from twotemp.sampling.text import CHUNK, ProblemRequest, problem_requests
+from twotemp.sampling.text import CHUNK, PlannedSample, problem_requests
 from twotemp.store import Cell, Config, Store
 
 if TYPE_CHECKING:
@@ -103,23 +103,24 @@ class Evaluation(AbstractContextManager["Evaluation"]):
         return self._graders[name]
 
     def run(
-        self, model: Denoiser, *, batch_size: int | None = None, watch: ProgressCallback | None = None
+        self, model: Denoiser, *, batch_size: int | None = None, on_progress: ProgressCallback | None = None
     ) -> Store:
         """Draw the missing samples with a model in this process, and grade them.
 
         Args:
             model: The model to draw with.
             batch_size: Rows computed together; None: as many as fit.
-            watch: Called with the progress.
+            on_progress: Called with the progress.
 
         Returns:
             The store. If interrupted, it holds everything that was finished.
         """
         from twotemp.backends.local import LocalBackend  # torch, which grading does not need
 
-        return self.run_with(LocalBackend(model, batch_size=batch_size, cache=self.plan.cache), watch=watch)
+        backend = LocalBackend(model, batch_size=batch_size, cache=self.plan.cache)
+        return self.run_with(backend, on_progress=on_progress)
 
-    def run_with(self, backend: Backend, *, watch: ProgressCallback | None = None) -> Store:
+    def run_with(self, backend: Backend, *, on_progress: ProgressCallback | None = None) -> Store:
         """Do the same as `run` with any backend. The backend must use the plan's cache; return the store."""
         model, fingerprint = backend.name, backend.fingerprint
         # A portfolio has no cell: its samples are those of its components.
@@ -138,7 +139,7 @@ class Evaluation(AbstractContextManager["Evaluation"]):
                 )
                 for loaded, cell, indices in cells
             ]
-            counter = _counter(works, self.samples, watch)
+            counter = _counter(works, self.samples, on_progress)
             with Grading(works, counter.graded) as grading:
                 self._draw(backend, works, counter, grading)
         return self.store
@@ -172,7 +173,7 @@ class Evaluation(AbstractContextManager["Evaluation"]):
         """Draw the missing samples. All drawn samples are in the store when this returns, also after an interruption.
 
         Samples arrive one by one and are written in batches, because each write costs a file operation and an fsync.
-        `_Unwritten` holds the samples and decides when to write. It balances four goals:
+        `_SampleBuffer` holds the samples and decides when to write. It balances four goals:
 
         - a kill must not cost much (`WRITE_SAMPLES`, `WRITE_SECONDS`);
         - graders must not wait for work (`IDLE_GRADER_SECONDS`);
@@ -181,30 +182,30 @@ class Evaluation(AbstractContextManager["Evaluation"]):
         """
         work_of = {(work.loaded.task.name, work.policy): work for work in works}
         stored = {work: {*work.wanted} - {*work.missing} for work in works if work.policy.repel}
-        unwritten = _Unwritten(counter, grading)
+        buffer = _SampleBuffer(counter, grading)
         requests = (
             request
-            for loaded, wanted in missing_chunks(works)
-            for request in self._requests(backend, loaded, wanted)
+            for loaded, planned in missing_chunks(works)
+            for request in self._requests(backend, loaded, planned)
         )
         try:
             for sample in backend.sample(requests):
                 work = work_of[sample.tag, sample.policy]
                 if (sample.request, sample.index) in stored.get(work, ()):
                     continue  # stored by an earlier run: drawn for the others of its group
-                unwritten.add(work, sample)
-            unwritten.write()
+                buffer.add(work, sample)
+            buffer.write()
         except BaseException:  # after Ctrl-C or an error, finished samples are stored as well
-            unwritten.rescue()
+            buffer.rescue()
             raise
 
     def _requests(
-        self, backend: Backend, loaded: LoadedTask, wanted: Iterable[ProblemRequest]
+        self, backend: Backend, loaded: LoadedTask, planned: Iterable[PlannedSample]
     ) -> Iterator[Request]:
         plan = self.plan
         return problem_requests(
             backend.text,
-            wanted,
+            planned,
             length=plan.length or loaded.task.length,
             block=plan.block,
             seed=plan.seed,
@@ -215,7 +216,7 @@ class Evaluation(AbstractContextManager["Evaluation"]):
         )
 
 
-class _Unwritten:
+class _SampleBuffer:
     """Samples that were drawn and are not in the store yet; see `Evaluation._draw`."""
 
     def __init__(self, counter: ProgressCounter, grading: Grading) -> None:
@@ -267,13 +268,15 @@ class _Unwritten:
             work.writer.samples(sample for sample in samples if sample.key not in work.writer)
 
 
-def _counter(works: Sequence[CellWork], all_samples: int, watch: ProgressCallback | None) -> ProgressCounter:
+def _counter(
+    works: Sequence[CellWork], all_samples: int, on_progress: ProgressCallback | None
+) -> ProgressCounter:
     """Return a counter that includes what earlier runs stored."""
     left = {(work.loaded.task.name, question): 0 for work in works for question in work.loaded.problems}
     for work in works:
         for question, _ in work.missing:
             left[work.loaded.task.name, question] += 1
-    counter = ProgressCounter(left, all_samples, (work.name for work in works), watch)
+    counter = ProgressCounter(left, all_samples, (work.name for work in works), on_progress)
     for work in works:
         stored = work.cell.grades(work.loaded.grader.name).items()
         counter.graded(work.name, (grade for key, grade in stored if key[0] in work.loaded.problems))
@@ -296,14 +299,17 @@ QuestionKey = tuple[str, str]  # task, problem id
 
 
 class ProgressCounter:
-    """Counts samples for `Progress`. Drawing and grading call it from two threads; calls of `watch` never overlap."""
+    """Counts samples for `Progress`.
+
+    Drawing and grading call it from two threads; calls of `on_progress` never overlap.
+    """
 
     def __init__(
         self,
         left: Mapping[QuestionKey, int],
         all_samples: int,
         policies: Iterable[str],
-        watch: ProgressCallback | None,
+        on_progress: ProgressCallback | None,
     ) -> None:
         """Start counting.
 
@@ -311,9 +317,9 @@ class ProgressCounter:
             left: Samples to draw of every question, including those with none.
             all_samples: Samples of the whole run, including those of earlier runs.
             policies: Names of the policies.
-            watch: Called with every change.
+            on_progress: Called with every change.
         """
-        self._left, self._all_samples, self._watch = dict(left), all_samples, watch
+        self._left, self._all_samples, self._on_progress = dict(left), all_samples, on_progress
         self._passed = {name: [0, 0] for name in policies}
         self._lock = Lock()
 
@@ -334,10 +340,10 @@ class ProgressCounter:
             self._notify()
 
     def _notify(self) -> None:
-        if self._watch is None:
+        if self._on_progress is None:
             return
         left = list(self._left.values())
-        self._watch(
+        self._on_progress(
             Progress(
                 samples=self._all_samples - sum(left),
                 all_samples=self._all_samples,

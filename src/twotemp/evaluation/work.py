@@ -18,7 +18,7 @@ from twotemp.folders import read_json, write_json
 from twotemp.graders.base import Grader, grades
 from twotemp.policies import Portfolio, policy_from_dict, spell
 from twotemp.records import Grade, Problem, Sample
-from twotemp.sampling.text import CHUNK, ProblemRequest, assistant_turn
+from twotemp.sampling.text import CHUNK, PlannedSample, assistant_turn
 from twotemp.store import Cell, Store, Writer
 from twotemp.tasks import ProblemSet, Task
 from twotemp.tasks.data import imported
@@ -200,15 +200,15 @@ class CellWork:
             on_grades([grade for _, grade in batch])
 
 
-def missing_chunks(works: Sequence[CellWork]) -> Iterator[tuple[LoadedTask, list[ProblemRequest]]]:
+def missing_chunks(works: Sequence[CellWork]) -> Iterator[tuple[LoadedTask, list[PlannedSample]]]:
     """Yield what is missing, in chunks of whole questions with all their policies; the tasks take turns."""
 
-    def of_task(loaded: LoadedTask) -> Iterator[tuple[LoadedTask, list[ProblemRequest]]]:
-        wanted: dict[str, list[ProblemRequest]] = {question: [] for question in loaded.problems}
+    def of_task(loaded: LoadedTask) -> Iterator[tuple[LoadedTask, list[PlannedSample]]]:
+        wanted: dict[str, list[PlannedSample]] = {question: [] for question in loaded.problems}
         for work in works:
             for question, index in work.wanted if work.loaded is loaded else ():
-                wanted[question].append(ProblemRequest(loaded.problems[question], work.policy, index))
-        chunk: list[ProblemRequest] = []
+                wanted[question].append(PlannedSample(loaded.problems[question], work.policy, index))
+        chunk: list[PlannedSample] = []
         for samples in wanted.values():
             chunk += samples
             if len(chunk) >= CHUNK:
@@ -329,7 +329,7 @@ def regrade(
     data: Mapping[str, Path] | None = None,
     allow_altered: bool = False,
     again: bool = False,
-    watch: Callable[[str, int], None] | None = None,
+    on_progress: Callable[[str, int], None] | None = None,
 ) -> dict[str, int]:
     """Grade the samples of a run that a grader has not graded yet, without drawing any.
 
@@ -340,7 +340,7 @@ def regrade(
         data: Local data files by task, the ones that the run was drawn from.
         allow_altered: Accept files in `data` whose rows differ from the published ones.
         again: Grade all samples, whether graded before or not.
-        watch: Called with (cell, samples graded so far).
+        on_progress: Called with (cell, samples graded so far).
 
     Returns:
         The number of samples graded in each cell.
@@ -359,6 +359,6 @@ def regrade(
             for samples in batched(cell.samples() if again else cell.pending(chosen.name), CHUNK):
                 work.grade(samples)
                 graded[cell.name] += len(samples)
-                if watch is not None:
-                    watch(cell.name, graded[cell.name])
+                if on_progress is not None:
+                    on_progress(cell.name, graded[cell.name])
     return graded

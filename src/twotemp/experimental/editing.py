@@ -17,7 +17,7 @@ from torch import Tensor
 from twotemp.records import Edit
 
 if TYPE_CHECKING:
-    from twotemp.policies.choices import DrawnTokens, StackedParameters
+    from twotemp.policies.positions import DrawnTokens, StackedParameters
 
 
 @dataclass(frozen=True)

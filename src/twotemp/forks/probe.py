@@ -373,7 +373,7 @@ def study(
     *,
     backend: Backend | None = None,
     together: int = CHUNK,
-    watch: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Study:
     """Measure every fork of some completions that the folder does not hold yet.
 
@@ -387,7 +387,7 @@ def study(
         folder: Where the measurements are stored.
         backend: See `measure`.
         together: How many forks are measured at a time.
-        watch: Called with (forks measured, all forks).
+        on_progress: Called with (forks measured, all forks).
     """
     candidates, threshold = find(samples, model.eos_ids, settings.quantile)
     facts = {"model": model.name, "fingerprint": fingerprint(model), "task": task, "grader": grader.name}
@@ -395,12 +395,12 @@ def study(
         done = {fork.name: fork for fork in map(Fork.from_dict, journal.rows())}
         todo = [candidate for candidate in candidates if candidate.name not in done]
         for start in range(0, len(todo), together):
-            if watch is not None:
-                watch(len(candidates) - len(todo) + start, len(candidates))
+            if on_progress is not None:
+                on_progress(len(candidates) - len(todo) + start, len(candidates))
             chunk = todo[start : start + together]
             forks = measure(model, chunk, problems, grader, settings, backend=backend)
             journal.append(asdict(fork) for fork in forks)
             done |= {fork.name: fork for fork in forks}
-    if watch is not None:
-        watch(len(candidates), len(candidates))
+    if on_progress is not None:
+        on_progress(len(candidates), len(candidates))
     return Study(task, threshold, tuple(done[candidate.name] for candidate in candidates))

@@ -65,7 +65,7 @@ class ScoreLaw(NamedTuple):
     """A score as a function of log q [N, V] and the column [N]: values by token [N, V], or by position [N, 1]."""
 
     compute: Callable[[Tensor, Tensor], Tensor]
-    of_draw: bool = False  # the score depends on the drawn token
+    by_token: bool = False  # the score depends on the drawn token
 
 
 def _log_margin(log_q: Tensor, column: Tensor) -> Tensor:
@@ -78,10 +78,10 @@ def _entropy(log_q: Tensor, column: Tensor) -> Tensor:
     return -(log_q.exp() * log_q).sum(-1, keepdim=True)
 
 
-# What positions are ranked by, differentiable; `policies.choices.SCORES` are the same numbers while sampling.
+# What positions are ranked by, differentiable; `policies.positions.SCORES` are the same numbers while sampling.
 SCORES: dict[Score, ScoreLaw] = {
-    "log_confidence": ScoreLaw(lambda log_q, column: log_q, of_draw=True),
-    "confidence": ScoreLaw(lambda log_q, column: log_q.exp(), of_draw=True),
+    "log_confidence": ScoreLaw(lambda log_q, column: log_q, by_token=True),
+    "confidence": ScoreLaw(lambda log_q, column: log_q.exp(), by_token=True),
     "log_top": ScoreLaw(lambda log_q, column: log_q.amax(-1, keepdim=True)),
     "log_margin": ScoreLaw(_log_margin),
     "entropy": ScoreLaw(_entropy),
@@ -144,7 +144,7 @@ class OrderQueries(MaskedQueries):
                 if not chosen.any():
                     continue
                 score = law.compute(log_q, column)
-                if law.of_draw:
+                if law.by_token:
                     hard = (chosen & (self.t_pos == 0))[query] & ~committed
                     cut = torch.minimum(self.lowest, self.threshold)[query][hard, None]
                     passes = torch.where(log_q[hard].exp() > cut * (1 + ROUNDING), IMPOSSIBLE, 0.0)
@@ -154,7 +154,7 @@ class OrderQueries(MaskedQueries):
                     continue
                 steps, step = torch.unique(query[soft], return_inverse=True)
                 scaled = score[soft] / self.t_pos[query[soft], None]
-                own = scaled.gather(1, target[soft]) if law.of_draw else scaled
+                own = scaled.gather(1, target[soft]) if law.by_token else scaled
                 log_p = _log_order(
                     step,
                     committed[soft],

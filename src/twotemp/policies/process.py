@@ -20,7 +20,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from twotemp.policies.choices import DrawnTokens, Need, StackedParameters, listed
+from twotemp.policies.positions import DrawnTokens, StackedParameters, listed
+from twotemp.policies.tokens import Need
 from twotemp.rng import Noise
 
 

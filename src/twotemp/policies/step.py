@@ -14,8 +14,8 @@ from torch import Tensor
 from twotemp import rng
 from twotemp.experimental.editing import EDITS, BlockText, choose_edits
 from twotemp.experimental.repulsion import Repulsion
-from twotemp.policies import choices
-from twotemp.policies.choices import DrawnTokens, StackedParameters, listed
+from twotemp.policies import positions, tokens
+from twotemp.policies.positions import DrawnTokens, StackedParameters, listed
 from twotemp.policies.process import Decision, Memory, Renoising
 from twotemp.records import Policy
 from twotemp.rng import Noise
@@ -35,7 +35,7 @@ class PolicyBatch:
         forbidden_ids: Sequence[int] = (),
         mask_id: int | None = None,
         renoising: Renoising | None = None,
-        embed: choices.Embed | None = None,
+        embed: tokens.Embed | None = None,
     ) -> None:
         """Stack the policies.
 
@@ -46,13 +46,13 @@ class PolicyBatch:
             forbidden_ids: Tokens that no row may write.
             mask_id: What a policy that remasks writes.
             renoising: Renews the positions that are not chosen, if the model has no mask.
-            embed: See `choices.predict`.
+            embed: See `tokens.predict`.
         """
         first = policies[0]
         if any(p.structure != first.structure for p in policies):
             raise ValueError("rows of one batch must share their policy's structure")
-        self.score, self.rule = choices.SCORES[first.score], choices.RULES[first.rule]
-        self.first_score = None if first.first_score == "same" else choices.SCORES[first.first_score]
+        self.score, self.rule = positions.SCORES[first.score], positions.RULES[first.rule]
+        self.first_score = None if first.first_score == "same" else positions.SCORES[first.first_score]
         self.leftmost = first.fallback == "leftmost"
         self.edit = None if first.edit == "never" else EDITS[first.edit]
         self.mask_id, self.embed = mask_id, embed
@@ -90,7 +90,7 @@ class PolicyBatch:
         if self.first_score is not None:
             temperatures += [p.first_t_token for p in policies]
             self.first_t_token = _float32([p.first_t_token for p in policies], device)
-        self.tokens = choices.TokenRules(
+        self.draw_parameters = tokens.DrawParameters(
             t_token=_float32([p.t_token for p in policies], device),
             top_k=self.parameters.top_k,
             top_p=self.parameters.top_p.float(),
@@ -101,7 +101,7 @@ class PolicyBatch:
             any_drawn=any(t > 0 for t in temperatures),
             most_top_k=max(p.top_k for p in policies),
             any_top_p=any(p.top_p < 1 for p in policies),
-            of_drawn=first.confidence == "drawn",
+            tempered_confidence=first.confidence == "drawn",
         )
 
     def candidates(self, masked: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,8 +121,8 @@ class PolicyBatch:
     def repel(self, logits: Tensor, masked: Tensor, index: Tensor, repulsion: Repulsion) -> Tensor:
         """Return the logits, pushed away from what earlier samples of the group say; arguments as for `draw`."""
         z = logits.float() if logits.dtype.itemsize < 4 else logits
-        z = choices.allowed(z, index // masked.shape[1], self.tokens)
-        return repulsion.push(z, index, masked, self.tokens.eos)
+        z = tokens.allowed(z, index // masked.shape[1], self.draw_parameters)
+        return repulsion.push(z, index, masked, self.draw_parameters.eos)
 
     def draw(
         self,
@@ -149,11 +149,11 @@ class PolicyBatch:
         own = None
         if text is not None and self.edit is not None and self.edit.needs_own:
             own = text.tokens.flatten()[index]
-        prediction = choices.predict(
+        prediction = tokens.predict(
             logits,
             noise.uniform(rng.Stream.TOKEN).flatten()[index],
             index // predicted.shape[1],
-            self._token_rules(noise.step, block_step),
+            self._draw_parameters(noise.step, block_step),
             self.needs | {"entropy"} if entropy else self.needs,
             own,
             self.embed,
@@ -182,18 +182,18 @@ class PolicyBatch:
             soft=optional(prediction.soft),
         )
 
-    def _token_rules(self, step: Tensor, block_step: Tensor | None) -> choices.TokenRules:
+    def _draw_parameters(self, step: Tensor, block_step: Tensor | None) -> tokens.DrawParameters:
         """Return how tokens are drawn now: temperatures may fall in a block, and a first step may have its own."""
         if self.first_score is None and not self.any_cooling:
-            return self.tokens
-        t_token = self.tokens.t_token
+            return self.draw_parameters
+        t_token = self.draw_parameters.t_token
         if self.any_cooling and block_step is not None:
             steps = self.parameters.steps.clamp_min(1)
             share = torch.minimum(block_step, steps - 1) / steps
             t_token = t_token * (1 - self.parameters.cooling * share).float()
         if self.first_score is not None:
             t_token = torch.where(step == 0, self.first_t_token, t_token)
-        return replace(self.tokens, t_token=t_token)
+        return replace(self.draw_parameters, t_token=t_token)
 
     def choose(
         self,
@@ -223,21 +223,21 @@ class PolicyBatch:
             score = torch.where((noise.step == 0)[:, None], self.first_score.compute(drawn), score)
         if self.any_tempered:
             uniform = noise.uniform(rng.Stream.POSITION)
-            score = choices.perturb(score, self.parameters.t_pos, self.rule.noise(uniform))
+            score = positions.perturb(score, self.parameters.t_pos, self.rule.noise(uniform))
         late = self.eos_last
         if late is not None:
-            late = late[:, None] & torch.isin(drawn.tokens, self.tokens.eos)
+            late = late[:, None] & torch.isin(drawn.tokens, self.draw_parameters.eos)
         carried = self._remember(memory, drawn, masked) if self.remembers else None
-        order = choices.rank(score, masked, late)
+        order = positions.rank(score, masked, late)
         stable = None if carried is None else carried.stable
-        ranked = choices.Ranked(score, order, masked, late, drawn.entropy, stable, self.parameters)
+        ranked = positions.Ranked(score, order, masked, late, drawn.entropy, stable, self.parameters)
         ready = self.rule.ready(ranked)
         if self.leftmost:
-            order = choices.rank(-drawn.positions.double(), masked, late)
+            order = positions.rank(-drawn.positions.double(), masked, late)
         if ready is not None and (self.leftmost or late is not None or not self.rule.takes_the_best):
-            order = choices.move_first(ready, order)
+            order = positions.move_first(ready, order)
         kept = self.renoising.kept(memory, drawn.positions) if self.renoising and self.grows else None
-        commit = choices.commit(ready, masked, order, self._budget(noise.step, block_step, masked, kept))
+        commit = positions.commit(ready, masked, order, self._budget(noise.step, block_step, masked, kept))
         decision = Decision(
             drawn.tokens, commit, drawn.confidence, drawn.entropy, drawn.log_norm, soft=drawn.soft
         )
@@ -267,13 +267,13 @@ class PolicyBatch:
         k = self.parameters.k
         if self.even_schedule is not None:
             taken = torch.zeros_like(step) if block_step is None else block_step
-            even = choices.even(_remaining(masked, kept), self.parameters.steps, taken)
+            even = positions.even(_remaining(masked, kept), self.parameters.steps, taken)
             k = torch.where(self.even_schedule, even, k)
         if self.dream_schedule is not None:
-            dream = choices.dream(_remaining(masked, kept), self.parameters.steps, step)
+            dream = positions.dream(_remaining(masked, kept), self.parameters.steps, step)
             k = torch.where(self.dream_schedule, dream, k)
         if self.dream_exact_schedule is not None:
-            exact = choices.dream_exact(_remaining(masked, kept), self.parameters.steps, step)
+            exact = positions.dream_exact(_remaining(masked, kept), self.parameters.steps, step)
             k = torch.where(self.dream_exact_schedule, exact, k)
         return k if kept is None else k + kept
 

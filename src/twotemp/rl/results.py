@@ -26,7 +26,7 @@ from twotemp.policies import policy
 from twotemp.records import Grade, Problem
 from twotemp.rl.objective import group_std
 from twotemp.rl.rollouts import Rollouts
-from twotemp.sampling.text import ProblemRequest, assistant_turn, problem_requests
+from twotemp.sampling.text import PlannedSample, assistant_turn, problem_requests
 from twotemp.serialization import from_json, json_text, record
 
 if TYPE_CHECKING:
@@ -249,9 +249,7 @@ def evaluate(
     """
     mine = range(accelerator.process_index, len(problems), accelerator.num_processes)
     asks = (
-        ProblemRequest(
-            problems[number], policy("ct", threshold=threshold, t_token=0.0), index, id=str(number)
-        )
+        PlannedSample(problems[number], policy("ct", threshold=threshold, t_token=0.0), index, id=str(number))
         for number in mine
         for index, threshold in enumerate(THRESHOLDS)
     )

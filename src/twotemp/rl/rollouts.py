@@ -21,7 +21,7 @@ from twotemp.graders.rewards import Reward, reward_name
 from twotemp.policies import AnyPolicy
 from twotemp.records import Grade, Problem, Sample
 from twotemp.rl.objective import group_std
-from twotemp.sampling.text import ProblemRequest, assistant_turn, problem_requests
+from twotemp.sampling.text import PlannedSample, assistant_turn, problem_requests
 from twotemp.tasks import SOURCES, Task
 
 TRAIN = "train"  # the subset of a published task that is for training
@@ -173,7 +173,7 @@ def collect(
     """
     started = perf_counter()
     asks = [
-        ProblemRequest(problem, policy, index, id=f"{number} {problem.id}")
+        PlannedSample(problem, policy, index, id=f"{number} {problem.id}")
         for number, problem in problems.items()
         for index in range(size)
     ]

@@ -20,7 +20,7 @@ from twotemp.policies import AnyPolicy, Portfolio, parse_portfolio
 from twotemp.records import Finish, Policy, Problem, Request, Sample, first_eos, integer
 
 if TYPE_CHECKING:
-    from twotemp.engine import Written
+    from twotemp.engine import RowStep
     from twotemp.models.base import Denoiser, LanguageModel
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # text, chat messages, or token ids
@@ -59,8 +59,8 @@ def _starts_chunk(request: Request, last: Request, size: int) -> bool:
 
 
 @dataclass(frozen=True)
-class ProblemRequest:
-    """One sample to draw of a problem."""
+class PlannedSample:
+    """A sample to draw of a problem."""
 
     problem: Problem
     policy: AnyPolicy  # a portfolio: its policy at `index`
@@ -75,7 +75,7 @@ def encode_problem(model: LanguageModel, problem: Problem, chat: bool | None = N
 
 def problem_requests(
     model: LanguageModel,
-    wanted: Iterable[ProblemRequest],
+    planned: Iterable[PlannedSample],
     *,
     length: int,
     block: int | None = None,
@@ -91,7 +91,7 @@ def problem_requests(
 
     Args:
         model: The model that is asked; its weights are not needed.
-        wanted: The samples to draw, read as requests are needed.
+        planned: The samples to draw, read as requests are needed.
         length: Tokens of an answer.
         block: Width of the decoding blocks; None for the model's default.
         seed: Addresses the noise, together with each request's id and index.
@@ -104,7 +104,7 @@ def problem_requests(
 
     last: Problem | None = None
     prompt: tuple[int, ...] = ()
-    for item in wanted:
+    for item in planned:
         new = item.problem is not last
         if new:
             last = item.problem
@@ -168,12 +168,12 @@ def prompt_requests(
     hashes = prompt_names(rows)
     names = hashes if ids is None else _given_names(ids, len(rows))
     labels = [_label(prompt, number, len(rows)) for number, prompt in enumerate(listed, start=1)]
-    chosen, strings = _policy(policy), _stop_strings(stop)
+    portfolio, strings = _policy(policy), _stop_strings(stop)
     firsts = [
         Request(
             id=name,
             prompt=row,
-            policy=chosen.for_sample(0),
+            policy=portfolio.for_sample(0),
             length=_length(text, row, length, extend),
             block=None if block is None else integer("block", block, least=1),
             seed=integer("seed", seed, least=None, most=None),
@@ -186,11 +186,13 @@ def prompt_requests(
         for name, row, digest, label in zip(names, rows, hashes, labels)
     ]
     for first in firsts:
-        for component in chosen.components:
+        for component in portfolio.components:
             check(replace(first, policy=component), model)
     indices = range(integer("n", n, least=1, most=None))
     return (
-        replace(first, index=index, policy=chosen.for_sample(index)) for first in firsts for index in indices
+        replace(first, index=index, policy=portfolio.for_sample(index))
+        for first in firsts
+        for index in indices
     )
 
 
@@ -354,20 +356,20 @@ class Prefix:
         self.stopped = False  # a stop string has ended the text, which is final
         self._taken = 0  # characters that `take` has returned
 
-    def write(self, written: Written) -> list[tuple[int, int, float]]:
+    def write(self, step: RowStep) -> list[tuple[int, int, float]]:
         """Take in a step and return what it wrote into the answer: (index, token, confidence)."""
         commits = [
             (self._index[position], token, confidence)
-            for position, token, confidence in written.commits
+            for position, token, confidence in step.commits
             if position in self._index
         ]
         for index, token, _ in commits:
             self.canvas[index] = None if token == self._model.mask_id else token
-        self.steps = written.step + 1
+        self.steps = step.step + 1
         before = self.length
         end = len(self.canvas)
-        if written.final is not None:
-            end = bisect_left(self._positions, written.final)
+        if step.final is not None:
+            end = bisect_left(self._positions, step.final)
         while not self._edits and self.length < end and self._is_text(self.canvas[self.length]):
             self.length += 1
         if self.length > before and self._model.tokenizer is not None:

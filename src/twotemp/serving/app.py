@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from twotemp.backends import Service
 from twotemp.backends.local import LocalService
 from twotemp.backends.supervisor import Supervisor
-from twotemp.engine import Written
+from twotemp.engine import RowStep
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel
 from twotemp.records import Sample
@@ -40,17 +40,17 @@ from twotemp.serving.bodies import (
 )
 from twotemp.serving.playground import Playground
 from twotemp.serving.replies import (
-    Answer,
     ClientGone,
     EventStream,
     QueueFull,
-    Replies,
     RequestFailed,
     RequestRows,
+    ResponseBody,
+    RowResult,
     RowStream,
     TimeLimit,
-    answer,
     error,
+    row_result,
 )
 
 log = logging.getLogger("twotemp")
@@ -94,7 +94,7 @@ class Metrics:
 class Guard:
     """Middleware that checks the key and where a request comes from, limits its time, and counts it.
 
-    A server without a key answers to loopback names only. Otherwise another site could point its own name to this
+    A server without a key results to loopback names only. Otherwise another site could point its own name to this
     machine (DNS rebinding), and a browser would treat the server as part of that site.
     """
 
@@ -106,7 +106,7 @@ class Guard:
         metrics: Metrics,
         api_key: str | None,
         hosts: frozenset[str] | None,
-        patience: float,
+        connection_seconds: float,
     ) -> None:
         """Wrap an application.
 
@@ -114,11 +114,11 @@ class Guard:
             inner: The application.
             metrics: Counts the requests.
             api_key: Clients must send it; None for no key.
-            hosts: The host names that the server answers to; None for any.
-            patience: Seconds for a request and its answer; after that the connection is closed.
+            hosts: The host names that the server results to; None for any.
+            connection_seconds: Seconds for a request and its answer; after that the connection is closed.
         """
         self._inner, self._metrics, self._key, self._hosts = inner, metrics, api_key, hosts
-        self._patience = patience
+        self._connection_seconds = connection_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -134,7 +134,7 @@ class Guard:
 
         app = self._refusal(scope) or self._inner
         try:
-            async with asyncio.timeout(self._patience) as limit:
+            async with asyncio.timeout(self._connection_seconds) as limit:
                 await app(scope, receive, sent)
         except TimeoutError:
             if not limit.expired():
@@ -147,7 +147,7 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
         if self._hosts is not None and _host(headers.get("host", "")) not in self._hosts:
-            return error(403, "this server answers to loopback names only; start it with --host and a key")
+            return error(403, "this server results to loopback names only; start it with --host and a key")
         if scope["method"] not in SAFE_METHODS and not is_same_site(headers):
             message = (
                 "pages of other sites may not use this server; send the request from a program or a proxy"
@@ -207,7 +207,7 @@ class Server:
         self.model, self.limits, self.metrics = model, limits or Limits(), Metrics()
         self.name = served_name(model)
         self._about = {"id": self.name, "object": "model", "created": int(time()), "owned_by": "twotemp"}
-        self._starting = service or LocalService(model, slots, cache)
+        self._unstarted = service or LocalService(model, slots, cache)
         self._service: Service | None = None
         self._page = page = Playground(model, self.name)
         routes = [
@@ -232,14 +232,16 @@ class Server:
             RequestFailed,
         )
         handlers = dict.fromkeys([*failures, Exception], _error)
-        inner = Starlette(routes=routes, lifespan=self._life, exception_handlers=handlers)
+        inner = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
         # For the body to arrive, the samples to be drawn and the answer to be read.
-        patience = self.limits.seconds + 2 * self.limits.body_seconds
-        self.app = Guard(inner, self.metrics, api_key, None if hosts is None else frozenset(hosts), patience)
+        connection_seconds = self.limits.seconds + 2 * self.limits.body_seconds
+        self.app = Guard(
+            inner, self.metrics, api_key, None if hosts is None else frozenset(hosts), connection_seconds
+        )
 
     @asynccontextmanager
-    async def _life(self, _app: Starlette) -> AsyncIterator[None]:
-        self._service = service = self._starting.__enter__()
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        self._service = service = self._unstarted.__enter__()
         try:
             yield
         finally:
@@ -276,43 +278,43 @@ class Server:
             http, lambda data: parse_completion(data, chat, self.model, self.name, self.limits)
         )
         rows = RequestRows(self.service, request, self.limits)
-        replies = Replies(request, self.name)
+        body = ResponseBody(request, self.name)
         if request.stream:
-            return EventStream(self._chunks(request, rows, replies), rows)
+            return EventStream(self._chunks(request, rows, body), rows)
         disconnect = asyncio.ensure_future(_disconnect(http))
-        disconnect.add_done_callback(lambda _: rows.leave())
+        disconnect.add_done_callback(lambda _: rows.end())
         try:
-            answers = await self._collected(request, rows)
+            results = await self._collected(request, rows)
         finally:
             disconnect.cancel()
             rows.close()
-        return JSONResponse(replies.whole(answers))
+        return JSONResponse(body.complete(results))
 
-    async def _collected(self, request: CompletionRequest, rows: RequestRows) -> list[Answer]:
-        answers: dict[int, Answer] = {}
+    async def _collected(self, request: CompletionRequest, rows: RequestRows) -> list[RowResult]:
+        results: dict[int, RowResult] = {}
         async for number, event in rows.events():
             assert isinstance(event, Sample)  # no row is watched
-            answers[number] = self._answer(request, number, event)
-        return [answers[number] for number in range(len(answers))]
+            results[number] = self._finish_row(request, number, event)
+        return [results[number] for number in range(len(results))]
 
     async def _chunks(
-        self, request: CompletionRequest, rows: RequestRows, replies: Replies
+        self, request: CompletionRequest, rows: RequestRows, body: ResponseBody
     ) -> AsyncIterator[str]:
         """Yield server-sent events; those that are available together are sent together.
 
         Waiting after every piece lets the loop notice that the client has gone before more is written.
         """
         streams = [RowStream(self.model, request.diffusing, row) for row in request.rows]
-        answers: dict[int, Answer] = {}
+        results: dict[int, RowResult] = {}
         text = ""
         try:
             async for number, event in rows.events():
-                if isinstance(event, Written):
-                    if (more := streams[number].step(event)) is not None:
-                        text += _event(replies.part(number, *more))
+                if isinstance(event, RowStep):
+                    if (more := streams[number].write(event)) is not None:
+                        text += _event(body.text_chunk(number, *more))
                 else:
-                    last = answers[number] = self._answer(request, number, event)
-                    text += _event(replies.last(number, streams[number].rest(last.text), last))
+                    last = results[number] = self._finish_row(request, number, event)
+                    text += _event(body.last_chunk(number, streams[number].rest(last.text), last))
                 if text and not rows.has_events:
                     yield text
                     text = ""
@@ -321,11 +323,11 @@ class Server:
         except TimeLimit:
             text += _event({"error": {"message": "the time limit has passed", "type": "timeout"}})
         if request.usage:
-            text += _event(replies.total(list(answers.values())))
+            text += _event(body.usage_chunk(list(results.values())))
         yield text + "data: [DONE]\n\n"
 
-    def _answer(self, request: CompletionRequest, number: int, sample: Sample) -> Answer:
-        finished = answer(self.model, request, request.rows[number], sample)
+    def _finish_row(self, request: CompletionRequest, number: int, sample: Sample) -> RowResult:
+        finished = row_result(self.model, request, request.rows[number], sample)
         self.metrics.count("samples")
         self.metrics.count("tokens", finished.tokens)
         return finished

@@ -156,7 +156,7 @@ def parse_completion(
     n = _integer(fields, "n", 1, least=1)
     seed = _integer(fields, "seed", secrets.randbits(31))
     length = _length(fields, chat, limits)
-    chosen = _policy(fields, limits)
+    requested = _policy(fields, limits)
     diffusing = _flag(fields, "diffusing")
     stream = _flag(fields, "stream")
     if diffusing and not stream:
@@ -173,7 +173,7 @@ def parse_completion(
         rows = prompt_requests(
             model,
             prompt,
-            chosen,
+            requested,
             n,
             0 if fill else length,
             block,
@@ -189,7 +189,7 @@ def parse_completion(
     return CompletionRequest(
         chat=chat,
         rows=tuple(rows),
-        policy=chosen,
+        policy=requested,
         seed=seed,
         stream=stream,
         diffusing=diffusing,
@@ -247,16 +247,16 @@ def _policy(fields: Mapping[str, Any], limits: Limits) -> AnyPolicy:
     if "temperature" in fields:
         numbers["t_token"] = _number("temperature", fields["temperature"])
     try:
-        chosen = _chosen(spec, tuple(numbers), *numbers.values())
+        requested = _parse_policy(spec, tuple(numbers), *numbers.values())
     except UserError as error:
         raise FieldError("policy", str(error)) from None
-    if any(component.edits > limits.edits for component in chosen.components):
+    if any(component.edits > limits.edits for component in requested.components):
         raise FieldError("edits", f"edits must be at most {limits.edits}")
-    return chosen
+    return requested
 
 
 @lru_cache(maxsize=256, typed=True)  # typed: 1 and 1.0 are equal, but only one of them is a K
-def _chosen(spec: str, names: tuple[str, ...], *values: Any) -> AnyPolicy:
+def _parse_policy(spec: str, names: tuple[str, ...], *values: Any) -> AnyPolicy:
     """Return a policy or portfolio, the same object for the same arguments: such rows are batched with less work.
 
     The named parameters are set in every policy of a portfolio.
@@ -264,9 +264,9 @@ def _chosen(spec: str, names: tuple[str, ...], *values: Any) -> AnyPolicy:
 
     def change(base: Policy) -> Policy:
         spelled = {name: getattr(base, name) for name in PRESETS[base.name].settable}
-        chosen = policy(base.name, **spelled | dict(zip(names, values)))
-        refuse_groups(chosen, "a server")
-        return chosen
+        requested = policy(base.name, **spelled | dict(zip(names, values)))
+        refuse_groups(requested, "a server")
+        return requested
 
     return parse_portfolio(spec).map(change)
 

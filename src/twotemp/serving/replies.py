@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from twotemp.backends import Event, Service
-from twotemp.engine import Written
+from twotemp.engine import RowStep
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel
 from twotemp.policies import spell
@@ -66,7 +66,7 @@ class RequestRows:
 
         return listen
 
-    async def events(self) -> AsyncIterator[tuple[int, Written | Sample]]:
+    async def events(self) -> AsyncIterator[tuple[int, RowStep | Sample]]:
         """Yield (number, event) of all rows until the last of them has finished."""
         while self._handles:
             try:
@@ -76,7 +76,7 @@ class RequestRows:
                 raise TimeLimit from None
             if event is None:
                 raise ClientGone
-            if not isinstance(event, Written):
+            if not isinstance(event, RowStep):
                 self._handles.pop(number)
             if isinstance(event, UserError):
                 raise RequestFailed(str(event))
@@ -87,7 +87,7 @@ class RequestRows:
         """Whether `events` continues without waiting."""
         return not self._events.empty()
 
-    def leave(self) -> None:
+    def end(self) -> None:
         """End `events`: the client has gone."""
         self._events.put_nowait((-1, None))
 
@@ -126,7 +126,7 @@ def error(
 
 
 @dataclass(frozen=True)
-class Answer:
+class RowResult:
     """A sample as a client sees it."""
 
     text: str
@@ -136,7 +136,7 @@ class Answer:
     logprobs: list[tuple[str, float]]
 
 
-def answer(model: LanguageModel, request: CompletionRequest, row: Request, sample: Sample) -> Answer:
+def row_result(model: LanguageModel, request: CompletionRequest, row: Request, sample: Sample) -> RowResult:
     """Return what the client receives for a finished sample of this row."""
     kept = first_eos(sample.tokens, model.eos_ids)
     text, stopped = sample.text, sample.finish == "stop"
@@ -153,7 +153,7 @@ def answer(model: LanguageModel, request: CompletionRequest, row: Request, sampl
             facts["trace"] = {"tokens": parts, **sample.trace.to_dict()} | ({"edits": edits} if edits else {})
         logprobs = _until(text, list(zip(parts[:kept], sample.trace.confidence)))
     reason = "stop" if stopped or kept < len(sample.tokens) else "length"
-    return Answer(text, reason, kept, facts, logprobs)
+    return RowResult(text, reason, kept, facts, logprobs)
 
 
 def _token_text(model: LanguageModel, token: int) -> str | None:
@@ -172,7 +172,7 @@ def _until(text: str, parts: Sequence[tuple[str, float]]) -> list[tuple[str, flo
     return logprobs
 
 
-class Replies:
+class ResponseBody:
     """The JSON of one response."""
 
     def __init__(self, request: CompletionRequest, name: str) -> None:
@@ -186,45 +186,45 @@ class Replies:
         if request.ignored:
             self._facts["ignored"] = request.ignored
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+    def complete(self, results: Sequence[RowResult]) -> dict[str, Any]:
         """Return the body of a response that is not a stream."""
         choices = []
-        for index, sample in enumerate(answers):
+        for index, sample in enumerate(results):
             message = {"message": {"role": "assistant", "content": sample.text}}
             choices.append(self._choice(index, message if self._chat else {"text": sample.text}, sample))
         return {
             **self._head,
             "object": "chat.completion" if self._chat else "text_completion",
             "choices": choices,
-            "usage": self.usage(answers),
+            "usage": self.usage(results),
             "twotemp": self._facts,
         }
 
-    def part(self, index: int, text: str, facts: dict[str, Any] | None = None) -> dict[str, Any]:
+    def text_chunk(self, index: int, text: str, facts: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return a chunk with more text of a choice that continues; if it is diffusing, with its whole text."""
         content = {"delta": {"role": "assistant", "content": text}} if self._chat else {"text": text}
         choice = {"index": index, **content, "finish_reason": None, "logprobs": None}
         return self._chunk([choice | ({"twotemp": facts} if facts else {})])
 
-    def last(self, index: int, text: str, sample: Answer) -> dict[str, Any]:
+    def last_chunk(self, index: int, text: str, sample: RowResult) -> dict[str, Any]:
         """Return the chunk that ends a choice."""
         content = {"delta": {"content": text}} if self._chat else {"text": text}
         return self._chunk([self._choice(index, content, sample)])
 
-    def total(self, answers: Sequence[Answer]) -> dict[str, Any]:
+    def usage_chunk(self, results: Sequence[RowResult]) -> dict[str, Any]:
         """Return the chunk that reports the usage."""
-        return {**self._chunk([]), "usage": self.usage(answers)}
+        return {**self._chunk([]), "usage": self.usage(results)}
 
-    def usage(self, answers: Sequence[Answer]) -> dict[str, int]:
+    def usage(self, results: Sequence[RowResult]) -> dict[str, int]:
         prompts = {row.id: len(row.prompt) for row in self._request.rows}
-        read, written = sum(prompts.values()), sum(sample.tokens for sample in answers)
+        read, written = sum(prompts.values()), sum(sample.tokens for sample in results)
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return {**self._head, "object": kind, "choices": choices, "twotemp": self._facts}
 
-    def _choice(self, index: int, content: dict[str, Any], sample: Answer) -> dict[str, Any]:
+    def _choice(self, index: int, content: dict[str, Any], sample: RowResult) -> dict[str, Any]:
         return {
             "index": index,
             **content,
@@ -233,7 +233,7 @@ class Replies:
             "twotemp": sample.facts,
         }
 
-    def _logprobs(self, sample: Answer) -> dict[str, Any]:
+    def _logprobs(self, sample: RowResult) -> dict[str, Any]:
         """Return the logprobs of tokens when they were committed, given the canvas, not the tokens to their left."""
         if self._chat:
             entries = [(t, p, list(t.encode(errors="replace"))) for t, p in sample.logprobs]
@@ -259,12 +259,12 @@ class RowStream:
         self._model, self._diffusing = model, diffusing
         self._prefix = Prefix(model, row)
 
-    def step(self, written: Written) -> tuple[str, dict[str, Any] | None] | None:
+    def write(self, step: RowStep) -> tuple[str, dict[str, Any] | None] | None:
         """Return the text and facts to send after a step, if any."""
-        placed = self._prefix.write(written)
+        placed = self._prefix.write(step)
         if self._diffusing:
             commits = [(index, _token_text(self._model, token), p) for index, token, p in placed]
-            return self._canvas(), {"step": written.step, "commits": commits}
+            return self._canvas(), {"step": step.step, "commits": commits}
         piece = self._prefix.take()
         return (piece, None) if piece else None
 

@@ -65,7 +65,7 @@ def tune(
     out: Path | str,
     *,
     budget: float,
-    watch: RoundCallback | None = None,
+    on_progress: RoundCallback | None = None,
 ) -> Tuned:
     """Race the policies of a plan on its one task.
 
@@ -75,7 +75,7 @@ def tune(
         backend: Draws the samples.
         out: The run directory.
         budget: NFE of all samples.
-        watch: Called with the progress of each round.
+        on_progress: Called with the progress of each round.
     """
     plan = validation(plan)
     (choice,) = plan.tasks
@@ -83,7 +83,7 @@ def tune(
     spent: dict[Policy, float] = {}
 
     def measure(policies: Sequence[Policy], questions: int) -> list[Measurement]:
-        report = None if watch is None else lambda state: watch(len(policies), questions, state)
+        report = None if on_progress is None else lambda state: on_progress(len(policies), questions, state)
         part = replace(plan, questions=questions)
         tallies = _draw(part, goal, backend, out, policies, ids[:questions], report)
         measurements = [
@@ -125,7 +125,7 @@ def tune_portfolio(
     out: Path | str,
     *,
     budget: float,
-    watch: RoundCallback | None = None,
+    on_progress: RoundCallback | None = None,
 ) -> TunedPortfolio:
     """Choose the policies that draw a set of samples, from those of a plan.
 
@@ -141,7 +141,7 @@ def tune_portfolio(
     alive, spent, questions = candidates, dict.fromkeys(candidates, 0.0), min(FEW, len(ids))
     while True:
         count, seen = len(alive), questions
-        report = None if watch is None else lambda state, a=count, q=seen: watch(a, q, state)
+        report = None if on_progress is None else lambda state, a=count, q=seen: on_progress(a, q, state)
         part = replace(plan, questions=questions)
         tallies = _draw(part, goal, backend, out, alive, ids[:questions], report)
         spent.update((policy, tally.spent) for policy, tally in zip(alive, tallies))
@@ -172,7 +172,7 @@ def _draw(
     out: Path | str,
     policies: Sequence[Policy],
     ids: Sequence[str],
-    watch: Callable[[Progress], None] | None,
+    on_progress: Callable[[Progress], None] | None,
 ) -> list[Tally]:
     """Draw until each policy has as many samples as the goal needs at the cost of the policy's samples."""
     samples = dict.fromkeys(policies, goal.k or 1)
@@ -183,7 +183,7 @@ def _draw(
             groups[n].append(policy)
         for n, group in groups.items():
             with Evaluation(replace(plan, policies=tuple(group), n=n), out) as evaluation:
-                store = evaluation.run_with(backend, watch=watch)
+                store = evaluation.run_with(backend, on_progress=on_progress)
                 ((task, grader),) = evaluation.grader_names.items()
             for policy in group:
                 tally = _read(store[f"{task}@{spell(policy)}"], grader, ids, n)
