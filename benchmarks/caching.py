@@ -20,7 +20,7 @@ from twotemp.models.llada import LLaDA
 from twotemp.models.load import load
 from twotemp.policies import policy
 from twotemp.records import Policy
-from twotemp.sampling.text import PlannedSample, problem_requests
+from twotemp.sampling.requests import PlannedSample, problem_requests
 
 PROMPT, LENGTH, BLOCK = 64, 64, 32
 ROWS = 8  # for an adaptive policy, whose number of steps varies by chance

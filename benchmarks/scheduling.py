@@ -15,7 +15,7 @@ from twotemp.models.base import LanguageModel
 from twotemp.models.load import load
 from twotemp.policies import policy
 from twotemp.records import Request
-from twotemp.sampling.text import PlannedSample, problem_requests
+from twotemp.sampling.requests import PlannedSample, problem_requests
 
 SAMPLES = 64
 CASES = (

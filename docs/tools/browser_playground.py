@@ -108,7 +108,7 @@ def page() -> str:
     }
     packed = base64.b64encode(gzip.compress(weights(model), 9, mtime=0)).decode()
     return compose(
-        "playground.html",
+        "playground",
         data,
         [packed],
         rules=(WORKERS,),

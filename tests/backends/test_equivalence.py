@@ -32,7 +32,7 @@ from twotemp.evaluation import Evaluation, Plan, TaskChoice
 from twotemp.models.load import load_text
 from twotemp.policies import parse_portfolio
 from twotemp.records import Problem
-from twotemp.sampling.text import prompt_names, prompt_requests
+from twotemp.sampling.requests import prompt_names, prompt_requests
 from twotemp.tasks import ProblemSet
 
 # A prompt for the embedded model, and one for a random DiffusionGemma, which has no mask and writes three canvases.

@@ -23,7 +23,7 @@ from twotemp.backends.process import ProcessTransport
 from twotemp.backends.supervisor import Supervisor
 from twotemp.errors import UserError
 from twotemp.records import Sample
-from twotemp.sampling.text import prompt_requests
+from twotemp.sampling.requests import prompt_requests
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 

@@ -22,7 +22,7 @@ from twotemp.backends.process import ProcessTransport, worker_environment
 from twotemp.errors import UserError
 from twotemp.policies import parse
 from twotemp.records import Request
-from twotemp.sampling import text as sampling_text
+from twotemp.sampling import requests as sampling_requests
 
 pytestmark = pytest.mark.usefixtures("toy_tasks", "forked_processes")
 
@@ -150,7 +150,7 @@ def test_what_was_left_early_does_not_turn_up_later():
 
 def test_requests_are_read_as_work_runs_out(monkeypatch):
     """More than a unit for each worker, and not all of them."""
-    monkeypatch.setattr(sampling_text, "CHUNK", UNIT)
+    monkeypatch.setattr(sampling_requests, "CHUNK", UNIT)
     read = []
 
     def endless():

@@ -14,7 +14,7 @@ from twotemp.backends.local import LocalBackend
 from twotemp.cli import app, dry_run
 from twotemp.models.load import load
 from twotemp.policies import parse
-from twotemp.sampling.text import prompt_requests
+from twotemp.sampling.requests import prompt_requests
 
 
 def test_the_passes_and_memory_of_a_plan_are_printed_before_anything_is_drawn(tmp_path, monkeypatch):

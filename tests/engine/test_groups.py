@@ -29,7 +29,7 @@ from twotemp.policies.step import PolicyBatch
 from twotemp.records import Policy, Request, Sample
 from twotemp.rl.settings import GrpoSettings
 from twotemp.rng import Noise, row_key
-from twotemp.sampling import text as sampling_text
+from twotemp.sampling import requests as sampling_requests
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "odd.json"
 ODD = policy("odd")
@@ -328,9 +328,9 @@ def test_requests_are_cut_at_groups(monkeypatch):
     wanted = list(chain(*(group(ODD, n, str(n)) for n in (5, 2, 6, 1, 4)), group(policy("lc"), 9)))
     with monkeypatch.context() as patch:
         for name in ("CHUNK", "LARGEST_CHUNK"):
-            patch.setattr(sampling_text, name, 3)
-        assert [len(chunk) for chunk in sampling_text.chunks(wanted)] == [5, 8, 5, 3, 3, 3]
-        assert list(chain(*sampling_text.chunks(wanted))) == wanted
+            patch.setattr(sampling_requests, name, 3)
+        assert [len(chunk) for chunk in sampling_requests.chunks(wanted)] == [5, 8, 5, 3, 3, 3]
+        assert list(chain(*sampling_requests.chunks(wanted))) == wanted
     mixed = wanted[::2] + wanted[1::2]
     units = list(cut(mixed, 7))
     assert sorted(map(str, chain(*units))) == sorted(map(str, wanted))

@@ -26,7 +26,7 @@ from twotemp.folders.files import FrameFile, read_batches
 from twotemp.models.load import load
 from twotemp.policies import parse, parse_portfolio
 from twotemp.records import Grade, Request
-from twotemp.sampling import text as sampling_text
+from twotemp.sampling import requests as sampling_requests
 from twotemp.store import Store
 
 pytestmark = pytest.mark.usefixtures("toy_tasks")
@@ -121,7 +121,7 @@ def test_samples_that_repel_each_other_are_the_same_after_any_stop_and_stored_on
     """A larger n and a stop in the midst of a group: the group is drawn again, what is there already not stored."""
     plan = replace(PLAN, policies=(parse("odd:t_token=1.5"), parse("tlc")), n=4)
     expected = rows(evaluate(model, plan, tmp_path / "whole"))
-    for module in (work, sampling_text):
+    for module in (work, sampling_requests):
         monkeypatch.setattr(module, "CHUNK", 12)
     evaluate(model, replace(plan, n=1), tmp_path / "run")
     drawn: list[Request] = []
@@ -149,7 +149,7 @@ def test_samples_that_repel_each_other_are_the_same_after_any_stop_and_stored_on
 
 
 def test_tasks_take_turns_and_a_question_keeps_its_policies_together(model, tmp_path, monkeypatch):
-    for module in (work, sampling_text):
+    for module in (work, sampling_requests):
         monkeypatch.setattr(module, "CHUNK", 9)
     order = []
     original = engine.events
@@ -267,7 +267,7 @@ def test_ungraded_is_counted_left_out_and_tried_again(model, tmp_path, monkeypat
 def test_killed_at_twenty_random_moments_it_ends_up_the_same(model, tmp_path, monkeypatch):
     """Children of this warm process run the evaluation and are killed; then it is finished and compared."""
     plan = replace(PLAN, n=16)
-    monkeypatch.setattr(sampling_text, "CHUNK", 40)
+    monkeypatch.setattr(sampling_requests, "CHUNK", 40)
     monkeypatch.setattr(runner, "WRITE_SAMPLES", 8)
     expected = rows(evaluate(model, plan, tmp_path / "whole"))
     original = LocalBackend.sample
@@ -420,9 +420,11 @@ def test_rows_of_ar_end_at_eos_with_the_text_and_the_nfe_of_the_whole_row(tmp_pa
         evaluation.run_with(LocalBackend(model))
     for cell in Store.open(tmp_path).cells():
         asks = [
-            sampling_text.PlannedSample(p, cell.config.policy, index) for p in problems for index in range(2)
+            sampling_requests.PlannedSample(p, cell.config.policy, index)
+            for p in problems
+            for index in range(2)
         ]
-        wanted = sampling_text.problem_requests(model, asks, length=48)
+        wanted = sampling_requests.problem_requests(model, asks, length=48)
         whole = {sample.key: sample for sample in LocalBackend(model).sample(wanted)}
         found = {sample.key: sample for sample in cell.samples()}
         assert {key: (s.text, s.nfe) for key, s in found.items()} == {

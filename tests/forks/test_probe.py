@@ -17,7 +17,8 @@ from twotemp.errors import UserError
 from twotemp.evaluation import TaskChoice
 from twotemp.folders import only_writer
 from twotemp.forks import probe
-from twotemp.forks.probe import Fork, LineFit, Settings, Study, find, fit, measure, study
+from twotemp.forks.probe import Fork, LineFit, Settings, find, fit, measure
+from twotemp.forks.study import Journal, Study, study
 from twotemp.policies import policy
 from twotemp.records import Grade, Problem, Request, Sample, Trace
 from twotemp.report import forks as report
@@ -239,7 +240,7 @@ def test_a_stopped_study_continues_and_ends_as_if_never_stopped(model, completio
         study(
             *arguments, RunsPrograms(fail_after=9), settings(quantile=0.3), tmp_path / "stopped", together=2
         )
-    kept = [Fork.from_dict(row) for row in probe.Journal(tmp_path / "stopped", _stored(tmp_path)).rows()]
+    kept = [Fork.from_dict(row) for row in Journal(tmp_path / "stopped", _stored(tmp_path)).rows()]
     assert 0 < len(kept) < len(whole.forks)
 
     seen: list[tuple[int, int]] = []

@@ -24,7 +24,8 @@ import twotemp
 from tests.helpers.synthetic_runs import HOSTILE, write_run
 from twotemp.cli import app
 from twotemp.folders import claim
-from twotemp.forks.probe import Fork, Journal
+from twotemp.forks.probe import Fork
+from twotemp.forks.study import Journal
 from twotemp.integrations.imports import HarnessCell, import_cells
 from twotemp.policies import parse
 from twotemp.records import Grade, Problem, Sample

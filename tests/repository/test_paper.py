@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import blocks, canvases, command, embedded, frontier, paper, portfolios, verifier
+from experiments import blocks, canvases, command, embedded, frontier, paper, parts, portfolios, verifier
 from tests.helpers.graded_cells import graded
 from twotemp import metrics, tasks
 from twotemp.evaluation import comparison
@@ -152,8 +152,8 @@ def test_the_claims_are_drawn_summarized_and_reported(monkeypatch, tmp_path):
     hard, easy = (graded("lc", [1], task=task) for task in (embedded.TASKS[0], embedded.EASIER[0]))
     monkeypatch.setattr(embedded, "draw", lambda out, **size: [easy, hard])
     monkeypatch.setattr(embedded, "summary", lambda cells, samples: {"cells": cells, "samples": samples})
-    monkeypatch.setattr(paper, "write", lambda cells, folder: written.append((cells, folder)))
-    assert paper.claims(paper.PartOptions(tmp_path, 1, 1)) == {"cells": [easy, hard], "samples": 1}
+    monkeypatch.setattr(parts, "write", lambda cells, folder: written.append((cells, folder)))
+    assert parts.claims(paper.PartOptions(tmp_path, 1, 1)) == {"cells": [easy, hard], "samples": 1}
     assert written == [([hard], tmp_path / "claims" / "report")]
 
 

@@ -44,7 +44,9 @@ def test_the_gradient_is_that_of_the_expected_reward(name, rule):
     law = tables.law(model, rule)
     queries = tables.build_queries("order", [tables.as_sample(model, rule, path) for path in law])
     knobs = Knobs(rule, [name], rate=0.1)
-    totals = queries.totals(log_q(model.logits, knobs.on(queries), torch.tensor([tables.MASK])).double())
+    totals = queries.totals(
+        log_q(model.logits, knobs.apply_to(queries), torch.tensor([tables.MASK])).double()
+    )
     log_p = torch.zeros(len(law), dtype=torch.float64).index_add(0, queries.row, totals)
     weights = torch.tensor([p * reward(path) for path, p in law.items()], dtype=torch.float64)
     (weights * log_p).sum().backward()

@@ -17,7 +17,7 @@ from twotemp.engine import states
 from twotemp.errors import UserError
 from twotemp.models.base import language_model
 from twotemp.records import Request
-from twotemp.sampling import text as sampling_text
+from twotemp.sampling import requests as sampling_requests
 from twotemp.sampling.api import Samples
 
 TCT = twotemp.policy("tct", threshold=0.3, t_pos=0.2)
@@ -166,7 +166,7 @@ def test_the_default_length_fits_the_context(chatty):
     assert twotemp.sample(table, [0], "lc")[0].tokens == (1, 2, 0), "all that the context leaves"
     wide = ToyModel()
     wide.max_length = 4096
-    assert sampling_text._length(language_model(wide), [1], None, False) == 256
+    assert sampling_requests._length(language_model(wide), [1], None, False) == 256
     with pytest.raises(UserError, match="leave no room"):
         twotemp.sample(table, [0, 1, 2, 0], "lc")
 
@@ -234,20 +234,20 @@ def test_a_huge_n_starts_at_once(model, monkeypatch):
         made.extend([1] if isinstance(record, Request) else [])
         return original(record, **changes)
 
-    original = sampling_text.replace
-    monkeypatch.setattr(sampling_text, "replace", counted)
+    original = sampling_requests.replace
+    monkeypatch.setattr(sampling_requests, "replace", counted)
     endless = twotemp.stream(model, [5, 6], TCT, n=100_000_000, length=4, batch_size=4)
     assert len(made) == 1, "the first request is checked, the others do not exist yet"
     made.clear()
     first = [next(endless) for _ in range(3)]
-    assert len(made) <= sampling_text.LARGEST_CHUNK + 1
+    assert len(made) <= sampling_requests.LARGEST_CHUNK + 1
     assert {one.index for one in first} <= set(range(8))
 
 
 def test_chunks_change_nothing(model, monkeypatch):
     expected = twotemp.sample(model, [[5], [6, 7]], TCT, n=9, length=4)
     for name in ("CHUNK", "LARGEST_CHUNK"):
-        monkeypatch.setattr(sampling_text, name, 4)
+        monkeypatch.setattr(sampling_requests, name, 4)
     found = twotemp.sample(model, [[5], [6, 7]], TCT, n=9, length=4)
     assert [replace(one, seconds=0) for one in found] == [replace(one, seconds=0) for one in expected]
 

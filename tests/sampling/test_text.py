@@ -21,7 +21,8 @@ from twotemp.rl import rollouts
 from twotemp.rl.results import evaluate
 from twotemp.sampling import text as sampling_text
 from twotemp.sampling.api import infill
-from twotemp.sampling.text import PlannedSample, assistant_turn, finish, problem_requests
+from twotemp.sampling.requests import PlannedSample, problem_requests
+from twotemp.sampling.text import assistant_turn, finish
 
 AR = policy("ar")
 PROBLEM = Problem("p/1", "t", "1 + 2 =", prefill="3")

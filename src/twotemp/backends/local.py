@@ -23,7 +23,8 @@ from twotemp.errors import UserError
 from twotemp.models.base import Denoiser, LanguageModel, LoadedModel, language_model
 from twotemp.policies import policy
 from twotemp.records import Request, Sample
-from twotemp.sampling.text import Prefix, chunks, finish
+from twotemp.sampling.requests import chunks
+from twotemp.sampling.text import Prefix, finish
 
 log = logging.getLogger("twotemp")
 # Steps of a watched row, then the request's sample or its error.

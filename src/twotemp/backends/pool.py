@@ -15,7 +15,7 @@ from twotemp.engine.scheduler import gather
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel
 from twotemp.records import Request, Sample
-from twotemp.sampling.text import chunks
+from twotemp.sampling.requests import chunks
 
 # Requests of a unit: enough for four of the engine's batches of up to 64, so that freed slots are refilled.
 UNIT, UNIT_BATCHES = 256, 4

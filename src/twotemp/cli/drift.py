@@ -13,7 +13,7 @@ from twotemp.cli.console import output, progress, say, show_log
 from twotemp.cli.options import DecodingOptions, Json, LoadingOptions, Model
 from twotemp.engine import observers as engine
 from twotemp.policies import parse
-from twotemp.sampling.text import PlannedSample, problem_requests
+from twotemp.sampling.requests import PlannedSample, problem_requests
 from twotemp.serialization import json_text
 
 

@@ -15,7 +15,7 @@ from twotemp.models.summary import summarize
 from twotemp.models.weight_loading import gigabytes, weight_bytes
 from twotemp.policies import spell
 from twotemp.records import Policy, Request
-from twotemp.sampling.text import encode_problem
+from twotemp.sampling.requests import encode_problem
 
 
 def estimates(plan: Plan, name: str, loading: LoadingOptions) -> Iterator[dict[str, Any]]:

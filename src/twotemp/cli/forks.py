@@ -18,7 +18,8 @@ from twotemp.cli.options import DecodingOptions, Json, LoadingOptions, Model, Ou
 from twotemp.cli.workers import WorkerOptions, Workload
 from twotemp.evaluation import Evaluation, Plan, TaskChoice
 from twotemp.folders import make_folder, write_text
-from twotemp.forks.probe import CHUNK, Settings, Study, study
+from twotemp.forks.probe import Settings
+from twotemp.forks.study import CHUNK, Study, study
 from twotemp.models.base import LanguageModel
 from twotemp.report import NO_FIGURES
 from twotemp.report import forks as report

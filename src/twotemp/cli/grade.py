@@ -38,23 +38,23 @@ def regrade(
     """
     cells = Store.open(run).cells()
     names = list(dict.fromkeys(cell.config.task for cell in cells))
-    files, chosen = task_files(data, names), per_task("--grader", grader, names)
-    selected = [cell.name for cell in cells if not chosen or cell.config.task in chosen]
+    files, graders = task_files(data, names), per_task("--grader", grader, names)
+    selected = [cell.name for cell in cells if not graders or cell.config.task in graders]
     counts: dict[str, int] = {}
     with progress("grading") as bar:
 
-        def on_progress(cell: str, graded: int) -> None:
+        def show(cell: str, graded: int) -> None:
             counts[cell] = graded
             bar.update(sum(counts.values()), note=cell)
 
         graded = regrade_run(
             run,
-            grader=chosen,
+            grader=graders,
             cells=selected,
             data=files,
             allow_altered=altered,
             again=again,
-            on_progress=on_progress,
+            on_progress=show,
         )
     cells_graded = f"{len(graded)} cell{'s' * (len(graded) != 1)}"
     say(

@@ -83,7 +83,7 @@ def sample(
     from twotemp.engine import EngineOptions, Ledger
     from twotemp.engine.graphs import CudaGraphs
     from twotemp.engine.scheduler import columns_of
-    from twotemp.sampling.text import prompt_ids, prompt_names, prompt_requests
+    from twotemp.sampling.requests import prompt_ids, prompt_names, prompt_requests
 
     show_log()
     loaded = loading.load_with(model, cache)

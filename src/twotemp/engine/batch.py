@@ -13,9 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from twotemp.engine.graphs import Graphs
 from twotemp.engine.rows import Rows, Window
-from twotemp.engine.runner import runner_for
+from twotemp.engine.runner import Runner, runner_for
 from twotemp.engine.scheduler import BLOCKS_AHEAD, block_of, extended_length
 from twotemp.errors import UserError
 from twotemp.experimental.repulsion import Repulsion
@@ -122,9 +121,7 @@ class Batch:
         requests: Sequence[Request],
         columns: int,
         block_width: int,
-        cache: str | None = None,
-        fixed_rows: int | None = None,
-        graphs: Graphs | None = None,
+        runner: Runner | None = None,
     ) -> None:
         """Start the requests.
 
@@ -133,13 +130,11 @@ class Batch:
             requests: One per row.
             columns: Room for rows of this length.
             block_width: Room for blocks of this width.
-            cache: See `engine.run`.
-            fixed_rows: See `runner.runner_for`.
-            graphs: See `runner.runner_for`.
+            runner: Computes the logits; None for the fastest exact one.
         """
         self.model = model
         self.rows = Rows(requests, model, columns, block_width)
-        self.runner = runner_for(model, len(requests), columns, cache, fixed_rows, graphs)
+        self.runner = runner or runner_for(model, len(requests), columns)
         self.memory: Memory | None = None
         self._stacked: list[Policy] = []
 

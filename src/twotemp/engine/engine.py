@@ -13,7 +13,7 @@ import torch
 
 from twotemp.engine.batch import Batch, Observer, RowStep
 from twotemp.engine.graphs import Graphs
-from twotemp.engine.runner import check_cache
+from twotemp.engine.runner import check_cache, runner_for
 from twotemp.engine.scheduler import (
     CatchOutOfMemory,
     Scheduler,
@@ -61,7 +61,7 @@ def events(
     """Yield each request with its sample, as token ids, in the order in which rows finish.
 
     A sample depends on its request alone, not on the batch it was drawn in. Requests are trusted: they are checked
-    where they are created (`scheduler.check`, called by `sampling.text`).
+    where they are created (`scheduler.check`, called by `sampling.requests`).
 
     Requests whose policies differ in structure (say LC and an entropy bound) are batched apart; numbers such as
     T_pos may differ from row to row. Long rows go first, so that a batch holds rows of similar length.
@@ -277,11 +277,13 @@ class _BatchLoop:
             running = [handle.request for handle in self.scheduler.running]
             waiting = [handle.request for group in self.scheduler.waiting for handle in group]
             if self.columns is None:
-                batch = Batch(self.model, running, *widths(running + waiting, self.model), self.cache)
+                columns, block = widths(running + waiting, self.model)
+                runner = runner_for(self.model, len(running), columns, self.cache)
             else:
-                block = min(self.columns, block_of(running[0], self.model))
-                slots = self.scheduler.slots
-                batch = Batch(self.model, running, self.columns, block, fixed_rows=slots, graphs=self.graphs)
+                columns, block = self.columns, min(self.columns, block_of(running[0], self.model))
+                slots, graphs = self.scheduler.slots, self.graphs
+                runner = runner_for(self.model, len(running), columns, fixed_rows=slots, graphs=graphs)
+            batch = Batch(self.model, running, columns, block, runner)
         else:
             added = [handle.request for handle in change.added]
             refilled = {slot: handle.request for slot, handle in change.refilled.items()}

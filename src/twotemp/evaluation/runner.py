@@ -26,7 +26,7 @@ from twotemp.folders import unbroken
 from twotemp.graders.base import Grader
 from twotemp.policies import Portfolio, spell
 from twotemp.records import Grade, Policy, Request, Sample
-from twotemp.sampling.text import CHUNK, PlannedSample, problem_requests
+from twotemp.sampling.requests import CHUNK, PlannedSample, problem_requests
 from twotemp.store import Cell, Config, Store
 
 if TYPE_CHECKING:

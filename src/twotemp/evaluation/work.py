@@ -18,7 +18,8 @@ from twotemp.folders import read_json, write_json
 from twotemp.graders.base import Grader, grades
 from twotemp.policies import Portfolio, policy_from_dict, spell
 from twotemp.records import Grade, Problem, Sample
-from twotemp.sampling.text import CHUNK, PlannedSample, assistant_turn
+from twotemp.sampling.requests import CHUNK, PlannedSample
+from twotemp.sampling.text import assistant_turn
 from twotemp.store import Cell, Store, Writer
 from twotemp.tasks import ProblemSet, Task
 from twotemp.tasks.data import imported

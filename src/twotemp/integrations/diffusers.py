@@ -34,7 +34,7 @@ from twotemp.policies.process import Renoising
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import NO_MASK, Policy
 from twotemp.rng import Noise, row_key
-from twotemp.sampling.text import prompt_names
+from twotemp.sampling.requests import prompt_names
 
 # `from_pretrained` looks for the base class of a component in the component's module.
 __all__ = ["CanvasModel", "PipelineModel", "SchedulerMixin", "TwoTempScheduler"]

@@ -26,7 +26,7 @@ from twotemp.errors import UserError
 from twotemp.integrations.arguments import answer_length, load_model, origin, policy_of
 from twotemp.policies import AnyPolicy
 from twotemp.records import Request, Sample
-from twotemp.sampling.text import Prompt, prompt_ids, prompt_names, prompt_requests
+from twotemp.sampling.requests import Prompt, prompt_ids, prompt_names, prompt_requests
 
 POLICY = {"temperature": "t_token", "top_p": "top_p", "top_k": "top_k"}  # inspect's name -> ours
 REFUSED = (

@@ -32,7 +32,7 @@ from twotemp.integrations.arguments import (
 from twotemp.likelihood.score import Likelihood, score
 from twotemp.models.base import LanguageModel, Message
 from twotemp.records import NOT_STORED, Policy, Request, Sample
-from twotemp.sampling.text import prompt_requests
+from twotemp.sampling.requests import prompt_requests
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

@@ -25,7 +25,7 @@ from twotemp.models.base import LanguageModel
 from twotemp.policies import AnyPolicy
 from twotemp.records import Sample, first_eos
 from twotemp.sampling.api import sample
-from twotemp.sampling.text import prompt_ids, prompt_names
+from twotemp.sampling.requests import prompt_ids, prompt_names
 
 LEAST, BEYOND = "1.16", "1.17"  # a private method is overridden, which may change in any release
 if not Version(LEAST) <= Version(version("trl")) < Version(BEYOND):

@@ -16,7 +16,7 @@ from twotemp.likelihood.queries import Completion, estimate
 from twotemp.models.base import Denoiser, LanguageModel, language_model, refuse_without_mask
 from twotemp.models.load import load_name
 from twotemp.records import Sample, integer
-from twotemp.sampling.text import Prompt, prompt_ids, prompt_list, prompt_names
+from twotemp.sampling.requests import Prompt, prompt_ids, prompt_list, prompt_names
 
 
 class Likelihood(NamedTuple):

@@ -71,8 +71,8 @@ def predict(
 ) -> Prediction:
     """Draw x ~ softmax(z / T_token) and report c = softmax(z)[x], the *untempered* probability of the token.
 
-    At T_token = 0 the token is the argmax and c its probability. With `tempered_confidence`, c is taken from the tempered and
-    filtered distribution instead, as in Dream and LLaDA-2.
+    At T_token = 0 the token is the argmax and c its probability. With `tempered_confidence`, c is taken from the
+    tempered and filtered distribution instead, as in Dream and LLaDA-2.
 
     Args:
         logits: [N, V], not modified.

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twotemp.errors import counted
-from twotemp.forks.probe import LineFit, Study, fit
+from twotemp.forks.probe import LineFit, fit
+from twotemp.forks.study import Study
 from twotemp.report import style
 from twotemp.report.blocks import Part, charts, curve, curve_chart, sentences, table
 from twotemp.report.figures import SavedFigure, grid, save, styled

@@ -71,7 +71,7 @@ class LiveRun:
 def server(live: LiveRun, port: int = 0) -> ThreadingHTTPServer:
     """Return a server on loopback; it answers only to loopback names, so that no other site can read the run."""
     connect = "connect-src 'self'"
-    page = compose("viewer.html", rules=(connect,), source="viewer_live.js")
+    page = compose("viewer", rules=(connect,), source="viewer_live.js")
     policy = content_security_policy(page, connect, "frame-ancestors 'none'")
 
     class Handler(BaseHTTPRequestHandler):

@@ -20,10 +20,12 @@ _INCLUDE = re.compile(r"/\*include (\S+)\*/\n?")
 _POLICY = "<!--policy-->"  # the place of the policy in a page that is opened as a file
 
 
-def read(name: str) -> str:
-    """Return a file of the folder `pages`, with the files that it includes in place."""
-    text = (files("twotemp.report") / "pages" / name).read_text("utf-8")
-    return _INCLUDE.sub(lambda match: read(match[1]), text)
+def read(file: str, **parts: str) -> str:
+    """Return a file of the folder `pages`, with its placeholders `/*NAME*/` replaced and its includes in place."""
+    text = (files("twotemp.report") / "pages" / file).read_text("utf-8")
+    for placeholder, part in parts.items():
+        text = text.replace(f"/*{placeholder}*/", part)
+    return _INCLUDE.sub(lambda match: read(match[1], **parts), text)
 
 
 def compose(
@@ -38,17 +40,15 @@ def compose(
     """Return a page.
 
     Args:
-        name: The template's file name.
-        data: What the template's JSON block holds.
+        name: `playground`, `trace` or `viewer`: which HTML and CSS files fill the frame, `page.html`.
+        data: What the page's JSON block holds.
         chunks: What `chunk` returned; the page's script finds them by number.
         rules: What the page's policy allows beyond its style and script.
         script: A further source that the policy allows to run.
-        **parts: Files that replace the template's placeholders `/*NAME*/`.
+        **parts: Files that replace placeholders `/*NAME*/`.
     """
-    page = (files("twotemp.report") / "pages" / name).read_text("utf-8")
-    for placeholder, file in parts.items():
-        page = page.replace(f"/*{placeholder}*/", f"/*include {file}*/")
-    page = _INCLUDE.sub(lambda match: read(match[1]), page)
+    included = {placeholder: f"/*include {file}*/" for placeholder, file in parts.items()}
+    page = read("page.html", name=name, **included)
     policy = content_security_policy(page, *rules, script=script)
     page = page.replace(_POLICY, f'<meta http-equiv="Content-Security-Policy" content="{policy}">')
     page = page.replace("/*data*/", inside_script(data))

@@ -57,7 +57,7 @@ def page(
         "each": len(shown) if each is None else each,
         "samples": shown,
     }
-    return compose("trace.html", data)
+    return compose("trace", data)
 
 
 def _verdict(grade: Grade | None) -> str | None:

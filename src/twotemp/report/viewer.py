@@ -45,7 +45,7 @@ class View:
     def html(self) -> str:
         """Return the page as one file."""
         chunks = [] if self.run is None else self.run.chunks
-        return compose("viewer.html", self.overview(), chunks, source="viewer_file.js")
+        return compose("viewer", self.overview(), chunks, source="viewer_file.js")
 
 
 def view(
@@ -200,7 +200,7 @@ def _fork_blocks(run: Path) -> list[Part]:
     folders = sorted((run / "forks").glob("*/run.json"))
     if not folders:
         return []
-    from twotemp.forks.probe import stored  # needs torch
+    from twotemp.forks.study import stored  # needs torch
     from twotemp.report.forks import blocks
 
     return [block for path in folders for block in blocks(stored(path.parent))]

@@ -22,7 +22,7 @@ from twotemp.likelihood.queries import (
 )
 from twotemp.models.base import LanguageModel
 from twotemp.records import Problem, Sample
-from twotemp.sampling.text import encode_problem
+from twotemp.sampling.requests import encode_problem
 
 VERSION = "1"  # increase it whenever the same weights give other scores, because scores are stored by name
 

@@ -26,7 +26,8 @@ from twotemp.policies import policy
 from twotemp.records import Grade, Problem
 from twotemp.rl.objective import group_std
 from twotemp.rl.rollouts import Rollouts
-from twotemp.sampling.text import PlannedSample, assistant_turn, problem_requests
+from twotemp.sampling.requests import PlannedSample, problem_requests
+from twotemp.sampling.text import assistant_turn
 from twotemp.serialization import from_json, json_text, record
 
 if TYPE_CHECKING:

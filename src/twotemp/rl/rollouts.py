@@ -21,7 +21,8 @@ from twotemp.graders.rewards import Reward, reward_name
 from twotemp.policies import AnyPolicy
 from twotemp.records import Grade, Problem, Sample
 from twotemp.rl.objective import group_std
-from twotemp.sampling.text import PlannedSample, assistant_turn, problem_requests
+from twotemp.sampling.requests import PlannedSample, problem_requests
+from twotemp.sampling.text import assistant_turn
 from twotemp.tasks import SOURCES, Task
 
 TRAIN = "train"  # the subset of a published task that is for training

@@ -16,7 +16,7 @@ from twotemp.errors import UserError, unknown
 from twotemp.models.base import LanguageModel, Message
 from twotemp.policies import PRESETS, AnyPolicy, parse_portfolio, policy
 from twotemp.records import PARAMETERS, Policy, Request
-from twotemp.sampling.text import prompt_requests
+from twotemp.sampling.requests import prompt_requests
 
 D = TypeVar("D", int, None)
 DEFAULT_POLICY = "tct"

@@ -49,7 +49,7 @@ class Playground:
     def _page(self) -> tuple[str, str]:
         """Return the page and its content security policy: its own style and script, and this server."""
         connect = "connect-src 'self'"
-        page = compose("playground.html", rules=(connect,), source="playground_server.js")
+        page = compose("playground", rules=(connect,), source="playground_server.js")
         return page, content_security_policy(page, connect, "frame-ancestors 'none'")
 
     async def about(self, _request: Request) -> Response:

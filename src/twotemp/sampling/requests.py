@@ -1,0 +1,286 @@
+"""From prompts and problems to requests, which are made here and nowhere else; each is checked when it is made.
+
+`prompt_requests` reads what a caller of the library may write: text, chat messages or token ids. `problem_requests`
+reads the problems of tasks, for evaluation, GRPO, forks and drift. Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from twotemp.errors import UserError
+from twotemp.policies import AnyPolicy, Portfolio, parse_portfolio
+from twotemp.records import Policy, Problem, Request, integer
+
+if TYPE_CHECKING:
+    from twotemp.models.base import Denoiser, LanguageModel
+
+Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # text, chat messages, or token ids
+Length = int | Literal["auto"]
+# Requests that a backend draws at a time: enough for freed slots to be refilled, few enough that a run that is
+# stopped early has nearly as many samples of every policy and task. Only a prompt with more samples than
+# `LARGEST_CHUNK` is divided.
+CHUNK, LARGEST_CHUNK = 1024, 8192
+# Tokens of an answer where no length is given: a quarter of the context, within these bounds.
+LONGEST_ANSWER, SHORTEST_ANSWER = 256, 32
+LABEL_CHARACTERS = 60  # of a prompt in error messages
+
+
+def chunks(requests: Iterable[Request]) -> Iterator[list[Request]]:
+    """Yield requests in lists of about `CHUNK` with one tag; the requests of a question stay together.
+
+    Samples that repel each other belong to one question, and are never separated.
+    """
+    chunk: list[Request] = []
+    for request in requests:
+        if chunk and _starts_chunk(request, chunk[-1], len(chunk)):
+            yield chunk
+            chunk = []
+        chunk.append(request)
+    if chunk:
+        yield chunk
+
+
+def _starts_chunk(request: Request, last: Request, size: int) -> bool:
+    if request.tag != last.tag or (size >= CHUNK and request.id != last.id):
+        return True
+    return size >= LARGEST_CHUNK and (request.group is None or request.group != last.group)
+
+
+# Problems.
+
+
+@dataclass(frozen=True)
+class PlannedSample:
+    """A sample to draw of a problem."""
+
+    problem: Problem
+    policy: AnyPolicy  # a portfolio: its policy at `index`
+    index: int = 0
+    id: str | None = None  # of the request, which addresses its noise; None: the problem's
+
+
+def encode_problem(model: LanguageModel, problem: Problem, chat: bool | None = None) -> list[int]:
+    """Return the token ids of a problem's prompt: its question, and the prefill of its answer."""
+    return model.encode(problem.prompt, prefill=problem.prefill, chat=chat)
+
+
+def problem_requests(
+    model: LanguageModel,
+    planned: Iterable[PlannedSample],
+    *,
+    length: int,
+    block: int | None = None,
+    seed: int = 0,
+    trace: bool = False,
+    chat: bool | None = None,
+    tag: str = "",
+    eos_stop: bool = False,
+) -> Iterator[Request]:
+    """Yield a request for each sample of a problem.
+
+    A problem that is asked several times in a row is encoded and checked once.
+
+    Args:
+        model: The model that is asked; its weights are not needed.
+        planned: The samples to draw, read as requests are needed.
+        length: Tokens of an answer.
+        block: Width of the decoding blocks; None for the model's default.
+        seed: Addresses the noise, together with each request's id and index.
+        trace: Record the step and the confidence at which each token was written.
+        chat: Use the chat format; None where the model has one.
+        tag: The tag of all requests.
+        eos_stop: End rows that are written from left to right at their EOS, which changes neither text nor NFE.
+    """
+    from twotemp.engine.scheduler import check  # torch, which the grading of stored samples does not need
+
+    last: Problem | None = None
+    prompt: tuple[int, ...] = ()
+    for item in planned:
+        new = item.problem is not last
+        if new:
+            last = item.problem
+            prompt = tuple(encode_problem(model, item.problem, chat))
+        policy = item.policy.for_sample(item.index)
+        request = Request(
+            id=item.problem.id if item.id is None else item.id,
+            prompt=prompt,
+            policy=policy,
+            length=length,
+            block=block,
+            seed=seed,
+            index=item.index,
+            eos_stop=eos_stop and policy.left_to_right,
+            trace=trace,
+            tag=tag,
+        )
+        if new:
+            check(request, model)
+        yield request
+
+
+# Prompts.
+
+
+def prompt_requests(
+    model: Denoiser,
+    prompts: Prompt | Sequence[Prompt],
+    policy: AnyPolicy | str,
+    n: int = 1,
+    length: Length | None = None,
+    block: int | None = None,
+    seed: int = 0,
+    *,
+    ids: Sequence[str] | None = None,
+    chat: bool | None = None,
+    stop: Sequence[str] = (),
+    eos_stop: bool = False,
+    extend: bool = False,
+    trace: bool = False,
+) -> Iterator[Request]:
+    """Yield the requests of `twotemp.sample` in the order of its samples; with length=0 those of `infill`.
+
+    All prompts are checked before the first request is made, and requests are made as they are needed. The arguments
+    are those of `twotemp.sample`.
+    """
+    from twotemp.engine.scheduler import check
+    from twotemp.models.base import language_model
+
+    text = language_model(model)
+    listed = prompt_list(prompts)
+    rows = [prompt_ids(text, prompt, chat) for prompt in listed]
+    hashes = prompt_names(rows)
+    names = hashes if ids is None else _given_names(ids, len(rows))
+    labels = [_label(prompt, number, len(rows)) for number, prompt in enumerate(listed, start=1)]
+    portfolio, strings = _policy(policy), _stop_strings(stop)
+    firsts = [
+        Request(
+            id=name,
+            prompt=row,
+            policy=portfolio.for_sample(0),
+            length=_length(text, row, length, extend),
+            block=None if block is None else integer("block", block, least=1),
+            seed=integer("seed", seed, least=None, most=None),
+            eos_stop=eos_stop,
+            extend=extend or length == "auto",
+            trace=trace,
+            stop=strings,
+            label=label if name == digest else "",
+        )
+        for name, row, digest, label in zip(names, rows, hashes, labels)
+    ]
+    for first in firsts:
+        for component in portfolio.components:
+            check(replace(first, policy=component), model)
+    indices = range(integer("n", n, least=1, most=None))
+    return (
+        replace(first, index=index, policy=portfolio.for_sample(index))
+        for first in firsts
+        for index in indices
+    )
+
+
+def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return one prompt or several as a list. Flat integers are one prompt in token ids, flat messages one chat."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items = _list(prompts)
+    if not items:
+        raise UserError("no prompt given")
+    single = isinstance(items[0], Mapping) or not hasattr(items[0], "__len__")
+    return [items] if single else items
+
+
+def prompt_ids(model: LanguageModel, prompt: Any, chat: bool | None) -> tuple[int, ...]:
+    """Return a prompt's token ids."""
+    if isinstance(prompt, str):
+        return tuple(model.encode(prompt, chat=chat))
+    items = _list(prompt)
+    if items and all(isinstance(item, Mapping) for item in items):
+        return tuple(model.encode(items, chat=chat))
+    # For a model without a mask, an id that no token has marks the positions to fill.
+    return tuple(integer("a token id", item, least=min(0, model.mask_id)) for item in items)
+
+
+def prompt_names(rows: Iterable[Sequence[int]]) -> list[str]:
+    """Return each prompt's id: a hash of its tokens, numbered where the same prompt is given again."""
+    seen: Counter[str] = Counter()
+    names = []
+    for row in rows:
+        digest = hashlib.blake2b(" ".join(map(str, row)).encode(), digest_size=8).hexdigest()
+        seen[digest] += 1
+        names.append(digest if seen[digest] == 1 else f"{digest}-{seen[digest]}")
+    return names
+
+
+def _label(prompt: Any, number: int, count: int) -> str:
+    """Return a name for a prompt in error messages."""
+    last = prompt[-1] if len(prompt) else ""
+    text = last.get("content", "") if isinstance(last, Mapping) else prompt
+    excerpt = repr(text) if isinstance(text, str) else f"token ids {list(text)}"
+    short = excerpt if len(excerpt) <= LABEL_CHARACTERS else excerpt[: LABEL_CHARACTERS - 3] + "..."
+    return f"the prompt {short}" if count == 1 else f"prompt {number} of {count}, {short}"
+
+
+def _policy(policy: AnyPolicy | str) -> AnyPolicy:
+    if isinstance(policy, str):
+        return parse_portfolio(policy)
+    if not isinstance(policy, Policy | Portfolio):
+        raise UserError(
+            f'a policy is a Policy, a Portfolio or a spelling such as "tct:t_pos=0.2", not {policy!r}'
+        )
+    return policy
+
+
+def _list(items: Any) -> list[Any]:
+    """Return a list, a tuple, a NumPy array or a tensor as a list."""
+    try:
+        if isinstance(items, Mapping | Set | bytes):  # iterable, but never a prompt
+            raise TypeError
+        return list(items.tolist() if hasattr(items, "tolist") else items)
+    except TypeError:
+        raise UserError(
+            f"a prompt is text, a list of messages, or a list of token ids, not {items!r}"
+        ) from None
+
+
+def _length(model: LanguageModel, row: Sequence[int], length: Length | None, extend: bool) -> int:
+    if not (length is None or length == "auto"):
+        return integer("length", length)
+    auto = length == "auto"
+    if auto and not (extend or model.extends or model.block_size):
+        raise UserError(
+            f"{model.name!r} was trained with masks after the block it writes, so length='auto', which leaves them "
+            "out, only approximates it: add extend=True (--extend) to use it nevertheless, or give a length"
+        )
+    if model.max_length is None:
+        if auto:
+            raise UserError(
+                f"{model.name!r} has no context length that could end a row; give the largest length"
+            )
+        return LONGEST_ANSWER
+    left = model.max_length - len(row)
+    if left < 1:
+        raise UserError(
+            f"the prompt's {len(row)} tokens leave no room for an answer in {model.name!r}'s context of "
+            f"{model.max_length}; shorten it"
+        )
+    return left if auto else min(LONGEST_ANSWER, max(SHORTEST_ANSWER, model.max_length // 4), left)
+
+
+def _given_names(ids: Sequence[str], count: int) -> list[str]:
+    names = [ids] if isinstance(ids, str) else list(ids)
+    if len(names) != count or len(set(names)) != count or not all(isinstance(name, str) for name in names):
+        raise UserError(f"ids must be {count} different strings, one per prompt, not {ids!r}")
+    return names
+
+
+def _stop_strings(stop: Sequence[str]) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else tuple(stop)
+    if not all(isinstance(string, str) and string for string in strings):
+        raise UserError(f"stop must be a list of strings, none of them empty, not {stop!r}")
+    return strings
