@@ -25,10 +25,10 @@ from twotemp.store import Store
 from twotemp.tuning import (
     Goal,
     Measurement,
+    Tuner,
     expand,
     race,
     standings,
-    tune,
 )
 from twotemp.tuning.race import Round
 from twotemp.tuning.tuner import Tuned
@@ -41,12 +41,12 @@ def test_a_small_race_is_an_ordinary_run_that_can_be_continued(tmp_path, goal):
     candidates = expand(["lc:t_token=0.8,k=2|6", "ct:t_token=0.8,threshold=0.5"])
     plan = Plan((TaskChoice("countdown-3"),), candidates, questions=10, seed=1)
     backend = LocalBackend(load("tiny"), batch_size=32)
-    first = tune(plan, Goal.parse(goal), backend, tmp_path / "run", budget=5000)
+    first = Tuner(plan, Goal.parse(goal), backend, tmp_path / "run", budget=5000).race()
     cells = Store.open(tmp_path / "run").cells()
     assert {cell.config.policy for cell in cells} == set(candidates)
     assert {cell.config.subset for cell in cells} == {"validation"}
     files = sorted(path.name for path in (tmp_path / "run").glob("*/samples-*"))
-    again = tune(plan, Goal.parse(goal), backend, tmp_path / "run", budget=5000)
+    again = Tuner(plan, Goal.parse(goal), backend, tmp_path / "run", budget=5000).race()
     assert files == sorted(path.name for path in (tmp_path / "run").glob("*/samples-*"))
     assert again.standings == first.standings
     assert 0 < first.spent <= 5000
@@ -74,9 +74,9 @@ def test_a_small_race_is_an_ordinary_run_that_can_be_continued(tmp_path, goal):
 def test_a_race_continues_with_a_newer_grader(tmp_path, monkeypatch):
     plan = Plan((TaskChoice("countdown-3"),), expand(["lc:t_token=0.8,k=2|6"]), questions=10, seed=1)
     backend = LocalBackend(load("tiny"), batch_size=32)
-    first = tune(plan, Goal.parse("pass@1"), backend, tmp_path / "run", budget=5000)
+    first = Tuner(plan, Goal.parse("pass@1"), backend, tmp_path / "run", budget=5000).race()
     monkeypatch.setattr(CountdownGrader, "name", "countdown 2")
-    again = tune(plan, Goal.parse("pass@1"), backend, tmp_path / "run", budget=5000)
+    again = Tuner(plan, Goal.parse("pass@1"), backend, tmp_path / "run", budget=5000).race()
     assert again.standings == first.standings
     for cell in Store.open(tmp_path / "run").cells():
         assert cell.graders() == ["countdown 1", "countdown 2"]
@@ -124,7 +124,7 @@ def test_without_validation_problems_no_fresh_test_problems_are_suggested():
 def test_several_tasks_are_refused_and_a_file_without_policies(tmp_path):
     plan = Plan((TaskChoice("countdown-3"), TaskChoice("words-2")), (policy("lc"),))
     with pytest.raises(UserError, match="one task at a time"):
-        tune(plan, Goal(k=1), None, tmp_path / "run", budget=10)
+        Tuner(plan, Goal(k=1), None, tmp_path / "run", budget=10).race()
     (tmp_path / "a.yaml").write_text("policies: tct")
     with pytest.raises(UserError, match="must have a list"):
         split_policies(f"@{tmp_path / 'a.yaml'}")

@@ -36,10 +36,10 @@ def regrade(
 
       twotemp regrade runs/llada --grader gsm8k=d1
     """
-    cells = Store.open(run).cells()
-    names = list(dict.fromkeys(cell.config.task for cell in cells))
-    files, graders = task_files(data, names), per_task("--grader", grader, names)
-    selected = [cell.name for cell in cells if not graders or cell.config.task in graders]
+    stored = Store.open(run).cells()
+    names = list(dict.fromkeys(cell.config.task for cell in stored))
+    files, by_task = task_files(data, names), per_task("--grader", grader, names)
+    cells = [cell.name for cell in stored if not by_task or cell.config.task in by_task]
     counts: dict[str, int] = {}
     with progress("grading") as bar:
 
@@ -48,13 +48,7 @@ def regrade(
             bar.update(sum(counts.values()), note=cell)
 
         graded = regrade_run(
-            run,
-            grader=graders,
-            cells=selected,
-            data=files,
-            allow_altered=altered,
-            again=again,
-            on_progress=show,
+            run, grader=by_task, cells=cells, data=files, allow_altered=altered, again=again, on_progress=show
         )
     cells_graded = f"{len(graded)} cell{'s' * (len(graded) != 1)}"
     say(

@@ -36,8 +36,7 @@ from twotemp.report.tuning import (
 )
 from twotemp.report.tuning import as_json as standings_json
 from twotemp.serialization import json_text
-from twotemp.tuning import Goal, Tuned, TunedPortfolio, expand, tune_portfolio
-from twotemp.tuning import tune as race
+from twotemp.tuning import Goal, Tuned, TunedPortfolio, Tuner, expand
 from twotemp.tuning.tuner import validation
 
 # Options of the race itself. All others describe the setting that was tuned, and the recommended `twotemp eval`
@@ -118,10 +117,11 @@ def tune(
         def on_progress(alive: int, seen: int, state: Progress) -> None:
             bar.update(state.samples, state.all_samples, f"{alive} candidates on {seen} questions")
 
+        tuner = Tuner(plan, goal, backend, out, budget=budget, on_progress=on_progress)
         if portfolio:
-            chosen = tune_portfolio(plan, goal, backend, out, budget=budget, on_progress=on_progress)
+            chosen = tuner.portfolio()
         else:
-            tuned = race(plan, goal, backend, out, budget=budget, on_progress=on_progress)
+            tuned = tuner.race()
     if portfolio:
         write_text(out / "tuned.yaml", portfolio_yaml(chosen))
         write_json(out / STANDINGS, race_json(chosen))

@@ -229,7 +229,7 @@ def inspect_ai(paths: Sequence[Path], metric: str | None, verdicts: bool) -> Ite
                 sample = replace(Sample.from_dict(origin["samples"][0]), request=name)
                 cell.samples.append(sample)
                 if chosen is not None:
-                    score = entry.scores[chosen]
+                    score = (entry.scores or {})[chosen]
                     cell.grades.append((sample.key, _grade(score.value, score.answer, chosen)))
             yield from cells.values()
 

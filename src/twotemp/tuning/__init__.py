@@ -15,7 +15,7 @@ from twotemp.tuning.race import (
     race,
     standings,
 )
-from twotemp.tuning.tuner import Tuned, TunedPortfolio, tune, tune_portfolio
+from twotemp.tuning.tuner import Tuned, TunedPortfolio, Tuner
 
 __all__ = [
     "Goal",
@@ -25,11 +25,10 @@ __all__ = [
     "Tally",
     "Tuned",
     "TunedPortfolio",
+    "Tuner",
     "expand",
     "expected_scores",
     "policy_distances",
     "race",
     "standings",
-    "tune",
-    "tune_portfolio",
 ]

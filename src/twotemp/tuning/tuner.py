@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 # Called with (number of candidates, number of questions, progress of their evaluation).
 RoundCallback = Callable[[int, int, Progress], None]
 _VALIDATION = "validation"
-FEW = 16  # questions of the first round of `tune_portfolio`
+FEW = 16  # questions of the first round of `Tuner.portfolio`
 
 
 @dataclass(frozen=True)
@@ -58,52 +59,6 @@ def validation(plan: Plan) -> Plan:
     return replace(plan, tasks=(choice,))
 
 
-def tune(
-    plan: Plan,
-    goal: Goal,
-    backend: Backend,
-    out: Path | str,
-    *,
-    budget: float,
-    on_progress: RoundCallback | None = None,
-) -> Tuned:
-    """Race the policies of a plan on its one task.
-
-    Args:
-        plan: Policies, the task (see `validation`) and at most how many questions to use; `n` follows from the goal.
-        goal: What to optimize.
-        backend: Draws the samples.
-        out: The run directory.
-        budget: NFE of all samples.
-        on_progress: Called with the progress of each round.
-    """
-    plan = validation(plan)
-    (choice,) = plan.tasks
-    ids = [problem.id for problem in choice.problems().problems[: plan.questions]]
-    spent: dict[Policy, float] = {}
-
-    def measure(policies: Sequence[Policy], questions: int) -> list[Measurement]:
-        report = None if on_progress is None else lambda state: on_progress(len(policies), questions, state)
-        part = replace(plan, questions=questions)
-        tallies = _draw(part, goal, backend, out, policies, ids[:questions], report)
-        measurements = [
-            Measurement(
-                goal.values(tally),
-                goal.price(tally.cost),
-                tally.spent,
-                goal.half(tally.cost).values(tally),
-            )
-            for tally in tallies
-        ]
-        spent.update((policy, measurement.spent) for policy, measurement in zip(policies, measurements))
-        return measurements
-
-    candidates = [component for policy in plan.policies for component in policy.components]
-    rounds = race(candidates, measure, policy_distances, budget=budget, questions=len(ids))
-    ranked = standings(rounds, policy_distances)
-    return Tuned(goal, choice, backend.name, sum(spent.values()), rounds, ranked)
-
-
 @dataclass(frozen=True)
 class TunedPortfolio:
     """A portfolio, the best single policy, and their rates on questions that they were not chosen on."""
@@ -118,81 +73,114 @@ class TunedPortfolio:
     compared: Comparison
 
 
-def tune_portfolio(
-    plan: Plan,
-    goal: Goal,
-    backend: Backend,
-    out: Path | str,
-    *,
-    budget: float,
-    on_progress: RoundCallback | None = None,
-) -> TunedPortfolio:
-    """Choose the policies that draw a set of samples, from those of a plan.
+class Tuner:
+    """Tunes on the one task of a plan, with a run directory that holds every sample it draws."""
 
-    All candidates start on a few questions. Portfolios are chosen on these questions and on resamples of them;
-    candidates that none of them uses drop out. The others go on to twice as many questions, until the questions or
-    the budget are used up. The arguments are
-    those of `tune`.
-    """
-    plan = validation(plan)
-    (choice,) = plan.tasks
-    ids = [problem.id for problem in choice.problems().problems[: plan.questions]]
-    candidates = list(dict.fromkeys(component for policy in plan.policies for component in policy.components))
-    alive, spent, questions = candidates, dict.fromkeys(candidates, 0.0), min(FEW, len(ids))
-    while True:
-        count, seen = len(alive), questions
-        report = None if on_progress is None else lambda state, a=count, q=seen: on_progress(a, q, state)
-        part = replace(plan, questions=questions)
-        tallies = _draw(part, goal, backend, out, alive, ids[:questions], report)
-        spent.update((policy, tally.spent) for policy, tally in zip(alive, tallies))
-        kept = useful(tallies, goal)
-        price = sum(goal.price(tallies[number].cost) for number in kept)
-        affordable = questions + int((budget - sum(spent.values())) / price)
-        more = min(2 * questions, len(ids), affordable)
-        if more <= questions:
-            break
-        alive, questions = [alive[number] for number in kept], more
-    best = choose(tallies, goal)
-    return TunedPortfolio(
-        goal,
-        choice,
-        backend.name,
-        sum(spent.values()),
-        len(candidates),
-        from_order([alive[number] for number in best.order]),
-        alive[best.single],
-        best.compared,
-    )
+    def __init__(
+        self,
+        plan: Plan,
+        goal: Goal,
+        backend: Backend,
+        out: Path | str,
+        *,
+        budget: float,
+        on_progress: RoundCallback | None = None,
+    ) -> None:
+        """Read the questions.
 
+        Args:
+            plan: Policies, the task (see `validation`) and at most how many questions to use; `n` follows from the
+                goal.
+            goal: What to optimize.
+            backend: Draws the samples.
+            out: The run directory.
+            budget: NFE of all samples.
+            on_progress: Called with the progress of each round.
+        """
+        self._plan = validation(plan)
+        (self._choice,) = self._plan.tasks
+        self._ids = [problem.id for problem in self._choice.problems().problems[: plan.questions]]
+        components = (component for policy in plan.policies for component in policy.components)
+        self._candidates = list(dict.fromkeys(components))
+        self._goal, self._backend, self._out, self._budget = goal, backend, out, budget
+        self._on_progress = on_progress
+        self._spent: dict[Policy, float] = {}
 
-def _draw(
-    plan: Plan,
-    goal: Goal,
-    backend: Backend,
-    out: Path | str,
-    policies: Sequence[Policy],
-    ids: Sequence[str],
-    on_progress: Callable[[Progress], None] | None,
-) -> list[Tally]:
-    """Draw until each policy has as many samples as the goal needs at the cost of the policy's samples."""
-    samples = dict.fromkeys(policies, goal.k or 1)
-    result: dict[Policy, Tally] = {}
-    while samples:
-        groups: dict[int, list[Policy]] = defaultdict(list)
-        for policy, n in samples.items():
-            groups[n].append(policy)
-        for n, group in groups.items():
-            with Evaluation(replace(plan, policies=tuple(group), n=n), out) as evaluation:
-                store = evaluation.run_with(backend, on_progress=on_progress)
-                ((task, grader),) = evaluation.grader_names.items()
-            for policy in group:
-                tally = _read(store[f"{task}@{spell(policy)}"], grader, ids, n)
-                if (needed := goal.samples(tally.cost)) > n:
-                    samples[policy] = needed
-                else:
-                    result[policy] = tally
-                    del samples[policy]
-    return [result[policy] for policy in policies]
+    def race(self) -> Tuned:
+        """Race the candidates: the best single policy."""
+        goal = self._goal
+
+        def measure(policies: Sequence[Policy], questions: int) -> list[Measurement]:
+            return [
+                Measurement(
+                    goal.values(tally),
+                    goal.price(tally.cost),
+                    tally.spent,
+                    goal.half(tally.cost).values(tally),
+                )
+                for tally in self._draw(policies, questions)
+            ]
+
+        rounds = race(
+            self._candidates, measure, policy_distances, budget=self._budget, questions=len(self._ids)
+        )
+        ranked = standings(rounds, policy_distances)
+        return Tuned(goal, self._choice, self._backend.name, sum(self._spent.values()), rounds, ranked)
+
+    def portfolio(self) -> TunedPortfolio:
+        """Choose the policies that draw a set of samples.
+
+        All candidates start on a few questions. Portfolios are chosen on these questions and on resamples of them;
+        candidates that none of them uses drop out. The others go on to twice as many questions, until the questions
+        or the budget are used up.
+        """
+        goal, most = self._goal, len(self._ids)
+        alive, questions = self._candidates, min(FEW, most)
+        while True:
+            tallies = self._draw(alive, questions)
+            kept = useful(tallies, goal)
+            price = sum(goal.price(tallies[number].cost) for number in kept)
+            affordable = questions + int((self._budget - sum(self._spent.values())) / price)
+            more = min(2 * questions, most, affordable)
+            if more <= questions:
+                break
+            alive, questions = [alive[number] for number in kept], more
+        best = choose(tallies, goal)
+        return TunedPortfolio(
+            goal,
+            self._choice,
+            self._backend.name,
+            sum(self._spent.values()),
+            len(self._candidates),
+            from_order([alive[number] for number in best.order]),
+            alive[best.single],
+            best.compared,
+        )
+
+    def _draw(self, policies: Sequence[Policy], questions: int) -> list[Tally]:
+        """Draw until each policy has as many samples as the goal needs at the cost of the policy's samples."""
+        samples = dict.fromkeys(policies, self._goal.k or 1)
+        tallies: dict[Policy, Tally] = {}
+        report = self._on_progress
+        on_progress = None if report is None else partial(report, len(policies), questions)
+        while samples:
+            groups: dict[int, list[Policy]] = defaultdict(list)
+            for policy, n in samples.items():
+                groups[n].append(policy)
+            for n, group in groups.items():
+                plan = replace(self._plan, questions=questions, policies=tuple(group), n=n)
+                with Evaluation(plan, self._out) as evaluation:
+                    store = evaluation.run_with(self._backend, on_progress=on_progress)
+                    ((task, grader),) = evaluation.grader_names.items()
+                for policy in group:
+                    tally = _read(store[f"{task}@{spell(policy)}"], grader, self._ids[:questions], n)
+                    if (needed := self._goal.samples(tally.cost)) > n:
+                        samples[policy] = needed
+                    else:
+                        tallies[policy] = tally
+                        del samples[policy]
+        self._spent |= {policy: tally.spent for policy, tally in tallies.items()}
+        return [tallies[policy] for policy in policies]
 
 
 def _read(cell: Cell, grader: str, ids: Sequence[str], n: int) -> Tally:
