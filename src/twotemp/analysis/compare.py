@@ -109,10 +109,10 @@ def _changes(policy: Policy) -> int:
 def pairs_of(cells: Sequence[GradedCell], first: str, second: str) -> list[Pair]:
     """Return the two policies on every task that has both, restricted to their common questions."""
     named = {(cell.policy.name, cell.task): cell for cell in cells}
-    both = [
+    candidates = [
         (named.get((first, task)), named.get((second, task))) for task in unique(cell.task for cell in cells)
     ]
-    pairs = [shared(a, b) for a, b in both if a is not None and b is not None]
+    pairs = [shared(a, b) for a, b in candidates if a is not None and b is not None]
     return [pair for pair in pairs if pair is not None]
 
 

@@ -186,18 +186,18 @@ def _search(
             numbers = ", ".join(f"{name} {value:.3g}" for name, value in step.numbers.items())
             bar.update(min(100, int(100 * step.spent / budget)), 100, f"step {step.step}: {numbers}")
 
-        found = search(loading.load(model), problems, grader, settings, out, budget=budget, on_step=show)
-    origin = f"{model}, {choice.name}: {goal}, by gradient from {spell(found.start)}"
-    lines = [f"# {origin}", "policies:", f'  - "{spell(found.policy)}"', f"spent: {found.spent:.0f}  # NFE"]
+        result = search(loading.load(model), problems, grader, settings, out, budget=budget, on_step=show)
+    origin = f"{model}, {choice.name}: {goal}, by gradient from {spell(result.start)}"
+    lines = [f"# {origin}", "policies:", f'  - "{spell(result.policy)}"', f"spent: {result.spent:.0f}  # NFE"]
     write_text(out / "tuned.yaml", "\n".join(lines) + "\n")
     if as_json:
-        result = {"policy": spell(found.policy), "start": spell(found.start), "goal": str(goal)}
-        typer.echo(json_text({**result, "steps": found.steps, "spent": found.spent}))
-    words = [*_tuned_settings(context), "--policies", f"@{out / 'tuned.yaml'},{spell(found.start)}"]
+        summary = {"policy": spell(result.policy), "start": spell(result.start), "goal": str(goal)}
+        typer.echo(json_text({**summary, "steps": result.steps, "spent": result.spent}))
+    words = [*_tuned_settings(context), "--policies", f"@{out / 'tuned.yaml'},{spell(result.start)}"]
     words += [] if choice.data is None else ["--data", "TEST_FILE"]
     command = next_command(f"eval {shlex.join(words)} -n {goal.k} --out", Path("RUN"))
-    say(f"{found.steps} steps, {found.spent:,.0f} NFE spent; next, on test problems: {command}")
-    say(f"Use {spell(found.policy)}")
+    say(f"{result.steps} steps, {result.spent:,.0f} NFE spent; next, on test problems: {command}")
+    say(f"Use {spell(result.policy)}")
 
 
 def _test_command(context: typer.Context, out: Path, tuned: Tuned | TunedPortfolio) -> list[str]:

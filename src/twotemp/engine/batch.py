@@ -140,11 +140,11 @@ class Batch:
 
     def _stack_policies(self) -> None:
         """Stack the rows' policies, unless they are those of the step before."""
-        wanted = [r.policy for r in self.rows.requests]
-        if wanted != self._stacked:
-            self._stacked = wanted
+        policies = [r.policy for r in self.rows.requests]
+        if policies != self._stacked:
+            self._stacked = policies
             self.policies = PolicyBatch(
-                wanted,
+                policies,
                 self.model.device,
                 eos_ids=self.model.eos_ids,
                 # The mask is forbidden whatever a model says: a row that writes masks would never end.

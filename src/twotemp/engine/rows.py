@@ -161,12 +161,12 @@ class Rows:
             self._write_canvas(window, decision, decision.canvas)
             state.step = state.step + 1
             return
-        chosen = decision.commit.flatten()[window.index]
+        committed = decision.commit.flatten()[window.index]
         if decision.edit is not None:
-            self._record_edits(window, decision, chosen)
+            self._record_edits(window, decision, committed)
 
         def write(into: Tensor, values: Tensor) -> None:
-            into[row, column] = torch.where(chosen, values, into[row, column])
+            into[row, column] = torch.where(committed, values, into[row, column])
 
         write(state.ids, decision.tokens.flatten()[window.index])
         if self.traced:
@@ -197,7 +197,7 @@ class Rows:
             kept = torch.where(since < 0, step, since)
             state.accepted[row, column] = torch.where(decision.commit.flatten()[window.index], kept, -1)
 
-    def _record_edits(self, window: Window, decision: Decision, chosen: Tensor) -> None:
+    def _record_edits(self, window: Window, decision: Decision, committed: Tensor) -> None:
         """Note what is about to be overwritten, and make blocks final that this step leaves unchanged."""
         state, row, column = self.state, window.row, window.column
         assert decision.edit is not None
@@ -205,7 +205,7 @@ class Rows:
         assert state.final is not None
         if self.traced:
             step = state.commit_step[row, column]
-            lost = torch.stack([row, step, column, state.ids[row, column]])[:, chosen & (step >= 0)]
+            lost = torch.stack([row, step, column, state.ids[row, column]])[:, committed & (step >= 0)]
             for slot, *write in lost.T.tolist():
                 self.info[slot].rewritten.append((write[0], write[1], write[2]))
         state.edits[row, column] += decision.edit.flatten()[window.index]
@@ -226,17 +226,17 @@ class Rows:
         pending = self.pending()
         start, end, count = active_block(pending, state.origin, state.block, state.length)
         if self.completed:  # what completes the last block need not be written
-            wanted = torch.arange(self.columns, device=pending.device) < state.requested[:, None]
-            count = count.masked_fill(~(pending & wanted).any(1), 0)
+            requested = torch.arange(self.columns, device=pending.device) < state.requested[:, None]
+            count = count.masked_fill(~(pending & requested).any(1), 0)
         if self.stops_at_eos:  # nothing left to write before the first EOS
             ended = torch.isin(state.ids, self.eos_ids) & state.generated
             first_eos = torch.where(ended.any(1), ended.int().argmax(1), self.columns)
             count = count.masked_fill(state.eos_stop & (first_eos < pending.int().argmax(1)), 0)
-        known = [start, end, count, state.length]
+        transferred = [start, end, count, state.length]
         if self.shared_prompts:
-            known.append(hash_rows(state.ids, pending, state.length))
-        host = torch.cat([*known, healthy[None].long()]).cpu()
-        start, end, state.pending, state.host_length, *hashed = host[:-1].view(len(known), -1)
+            transferred.append(hash_rows(state.ids, pending, state.length))
+        host = torch.cat([*transferred, healthy[None].long()]).cpu()
+        start, end, state.pending, state.host_length, *hashed = host[:-1].view(len(transferred), -1)
         state.hashed = hashed[0] if hashed else -1 - torch.arange(len(start))
         if self.extended:
             self._measure()

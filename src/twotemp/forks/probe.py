@@ -172,13 +172,15 @@ def measure(
     tokens = [_likeliest(logits[0], settings.alternatives) for _, logits in paths]
     alternatives = [(candidate, token) for candidate, likely in zip(candidates, tokens) for token in likely]
     texts = _completions(model, alternatives, settings, backend)
-    asked = [problems[candidate.problem] for candidate, _ in alternatives]
-    items = [(problem, assistant_turn(problem, text)) for problem, text in zip(asked, texts)]
+    asked_problems = [problems[candidate.problem] for candidate, _ in alternatives]
+    items = [(problem, assistant_turn(problem, text)) for problem, text in zip(asked_problems, texts)]
     grades = iter(list(grader.grade(items)))
     forks = []
     for candidate, (revealed, logits), likely in zip(candidates, paths, tokens):
-        own = [next(grades) for _ in likely]
-        answers = tuple(None if grade.detail.startswith(_NO_PROGRAM) else grade.answer for grade in own)
+        fork_grades = [next(grades) for _ in likely]
+        answers = tuple(
+            None if grade.detail.startswith(_NO_PROGRAM) else grade.answer for grade in fork_grades
+        )
         forks.append(
             Fork(
                 candidate.name,
@@ -188,7 +190,7 @@ def measure(
                 tuple(likely),
                 answers,
                 _count_distinct(grader, problems[candidate.problem], answers),
-                sum(grade.outcome == "ungraded" for grade in own),
+                sum(grade.outcome == "ungraded" for grade in fork_grades),
             )
         )
     return forks

@@ -250,8 +250,8 @@ def _log_below(level: Tensor, drawn: Tensor, scaled: Tensor, noise: NoiseLaw) ->
     rows = max(1, _CHUNK // (level.shape[1] * drawn.shape[1]))
     chunks = [slice(at, at + rows) for at in range(0, len(level), rows)]
     # A chunk is computed again for its gradient: kept, it would be V times as large as what it returns.
-    found = [checkpoint(part, level[c], drawn[c], scaled[c], use_reentrant=False) for c in chunks]
-    return torch.cat([level[:0], *found])
+    sums = [checkpoint(part, level[c], drawn[c], scaled[c], use_reentrant=False) for c in chunks]
+    return torch.cat([level[:0], *sums])
 
 
 def _nodes(length: Tensor, start: Tensor, *, tail_above: bool) -> tuple[Tensor, Tensor]:

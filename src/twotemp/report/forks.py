@@ -199,16 +199,16 @@ def text(studies: Sequence[Study], facts: str) -> str:
 def blocks(study: Study) -> list[Part]:
     """Return what the viewer shows of a study: sentences, two charts and its forks, the most uncertain first."""
     n, task = numbers(study), task_name(study.task)
-    said = [
+    conclusions = [
         f"Forks are the most uncertain positions of the answers: {counted(n['forks'], 'fork')} in {task}."
     ]
     if n["with_anchors"]:
-        said.append(
+        conclusions.append(
             f"While LC reveals other positions before a fork, its entropy falls at {_percent(n['falling'])} of "
             f"{counted(n['with_anchors'], 'fork')} (median slope {n['median_slope']:+.2f} nats per position)."
         )
     if n["graded"]:
-        said.append(
+        conclusions.append(
             f"At {_percent(n['two_or_more'])} of {counted(n['graded'], 'fork')} the likeliest tokens lead to two or "
             f"more different answers ({n['mean_outcomes']:.1f} on average)."
         )
@@ -217,7 +217,7 @@ def blocks(study: Study) -> list[Part]:
     entropy = curve("mean ± 1 std", FORK, x[kept], mean[kept], (mean - spread)[kept], (mean + spread)[kept])
     sizes, forks = np.unique(study.distinct(), return_counts=True)
     outcomes = curve("share of forks", FORK, sizes, forks / max(1, forks.sum()), points=True)
-    drawn = [
+    figures = [
         curve_chart("entropy of forks still masked (nats)", "other positions revealed", [entropy]),
         curve_chart("forks by different answers", "different answers", [outcomes], percent=True),
     ]
@@ -234,8 +234,8 @@ def blocks(study: Study) -> list[Part]:
         for fork in sorted(study.forks, key=lambda fork: -fork.entropy)[:_ROWS]
     ]
     return [
-        sentences(f"Forks of {task}", said),
-        charts(f"Forks of {task}: measured", drawn),
+        sentences(f"Forks of {task}", conclusions),
+        charts(f"Forks of {task}: measured", figures),
         table(f"Forks of {task}: one by one", FORK_COLUMNS, rows),
     ]
 

@@ -160,12 +160,12 @@ def colors(cells: Sequence[GradedCell]) -> list[str]:
     families: dict[tuple[str, str, str], list[GradedCell]] = defaultdict(list)
     for cell in cells:
         families[cell.model, cell.task, cell.policy.name].append(cell)
-    found = []
+    shades = []
     for cell in cells:
         family = families[cell.model, cell.task, cell.policy.name]
         shade = line(cell.policy) if len(family) == 1 else ramp(cell.policy, family.index(cell), len(family))
-        found.append(str(shade["color"]))
-    return found
+        shades.append(str(shade["color"]))
+    return shades
 
 
 class _Question:

@@ -59,18 +59,20 @@ def recommendation(tuned: Tuned) -> str:
 
 def portfolio_recommendation(tuned: TunedPortfolio) -> str:
     """State which portfolio to use, which single policy it was compared with, and how certain the difference is."""
-    found = tuned.compared
+    comparison = tuned.compared
     gap, low, high = (
-        float(end[0]) for end in (found.difference.mean, found.difference.low, found.difference.high)
+        float(end[0])
+        for end in (comparison.difference.mean, comparison.difference.low, comparison.difference.high)
     )
-    on = f"{found.questions} {tuned.task.subset or tuned.task.name} problems, each judged by a choice on the others"
-    behind = f"the best single policy on {on}"
+    name = tuned.task.subset or tuned.task.name
+    sample = f"{comparison.questions} {name} problems, each judged by a choice on the others"
+    behind = f"the best single policy on {sample}"
     if tuned.portfolio == tuned.single:
         return (
             f"Use {spell(tuned.single)} for all samples: no portfolio of the {tuned.candidates} candidates is "
             f"ahead of it by more than a standard error in {tuned.goal}. The best portfolios are "
-            f"{_signed_points(gap, low, high)} points from {behind}: {100 * found.portfolio:.1f} and "
-            f"{100 * found.single:.1f} %."
+            f"{_signed_points(gap, low, high)} points from {behind}: {100 * comparison.portfolio:.1f} and "
+            f"{100 * comparison.single:.1f} %."
         )
     verdict = (
         "The difference is beyond chance."
@@ -78,9 +80,9 @@ def portfolio_recommendation(tuned: TunedPortfolio) -> str:
         else "The difference could be chance: use the single policy if you prefer samples that are exchangeable."
     )
     return (
-        f"Use {spell(tuned.portfolio)}: {tuned.goal} {100 * found.portfolio:.1f} %, against "
-        f"{100 * found.single:.1f} % of the best single policy, {spell(tuned.single)}: "
-        f"{_signed_points(gap, low, high)} points, on {on}. {verdict} "
+        f"Use {spell(tuned.portfolio)}: {tuned.goal} {100 * comparison.portfolio:.1f} %, against "
+        f"{100 * comparison.single:.1f} % of the best single policy, {spell(tuned.single)}: "
+        f"{_signed_points(gap, low, high)} points, on {sample}. {verdict} "
         "Its first samples are a good portfolio for every smaller number of samples."
     )
 
@@ -99,16 +101,16 @@ def portfolio_yaml(tuned: TunedPortfolio) -> str:
 
 def portfolio_json(tuned: TunedPortfolio) -> dict[str, object]:
     """Return the result as JSON data; the ends of the interval are null if there are too few questions."""
-    found = tuned.compared
-    ends = {name: float(getattr(found.difference, name)[0]) for name in ("mean", "low", "high")}
+    comparison = tuned.compared
+    ends = {name: float(getattr(comparison.difference, name)[0]) for name in ("mean", "low", "high")}
     return {
         "portfolio": spell(tuned.portfolio),
         "single": spell(tuned.single),
         "goal": str(tuned.goal),
-        "portfolio_rate": found.portfolio,
-        "single_rate": found.single,
+        "portfolio_rate": comparison.portfolio,
+        "single_rate": comparison.single,
         "difference": {name: None if math.isnan(value) else value for name, value in ends.items()},
-        "questions": found.questions,
+        "questions": comparison.questions,
         "spent": tuned.spent,
     }
 

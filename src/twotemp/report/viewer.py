@@ -91,8 +91,8 @@ def write(path: Path, shown: View) -> Path:
 
 
 def _evaluation_blocks(cells: Sequence[GradedCell], choices: Sequence[Choice]) -> list[Part]:
-    said = [sentence(finding) for finding in findings(cells)]
-    blocks: list[Part] = [sentences("What it shows", said)] if said else []
+    conclusions = [sentence(finding) for finding in findings(cells)]
+    blocks: list[Part] = [sentences("What it shows", conclusions)] if conclusions else []
     models = [cell.model for cell in cells]
     for key in unique((cell.model, cell.task) for cell in cells):
         group = [cell for cell in cells if (cell.model, cell.task) == key]
@@ -101,8 +101,8 @@ def _evaluation_blocks(cells: Sequence[GradedCell], choices: Sequence[Choice]) -
         if max(cell.samples for cell in group) > 1:
             curves = [_pass_chart(group), _budget_chart(group)]
             for selector in unique(choice.selector for choice in choices):
-                some = [c for c in choices if c.selector == selector and (c.cell.model, c.cell.task) == key]
-                curves += [_best_chart(selector, some)] if some else []
+                shown = [c for c in choices if c.selector == selector and (c.cell.model, c.cell.task) == key]
+                curves += [_best_chart(selector, shown)] if shown else []
         blocks += [charts(name, curves)] if curves else []
         blocks.append(_pass_table(name, group))
     return [*blocks, _settings_table([cell for cell in cells if not cell.ordered])]

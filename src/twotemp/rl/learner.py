@@ -218,8 +218,8 @@ class Learner(TrainedWeights):
             return
         device = self.accelerator.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            place = f"{self._updates()} {number} {self.accelerator.process_index}"
-            torch.manual_seed(row_key(self.settings.seed, place, 0))
+            address = f"{self._updates()} {number} {self.accelerator.process_index}"
+            torch.manual_seed(row_key(self.settings.seed, address, 0))
             yield
 
     def _slopes(self, given: Iteration) -> tuple[Loss, list[Tensor]]:

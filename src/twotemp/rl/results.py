@@ -249,16 +249,18 @@ def evaluate(
         A point for each threshold.
     """
     mine = range(accelerator.process_index, len(problems), accelerator.num_processes)
-    asks = (
+    planned = (
         PlannedSample(problems[number], policy("ct", threshold=threshold, t_token=0.0), index, id=str(number))
         for number in mine
         for index, threshold in enumerate(THRESHOLDS)
     )
     samples = list(
-        backend.sample(problem_requests(backend.text, asks, length=length, block=block, chat=chat))
+        backend.sample(problem_requests(backend.text, planned, length=length, block=block, chat=chat))
     )
-    asked = [problems[int(sample.request)] for sample in samples]
-    grades = grader.grade((problem, assistant_turn(problem, s.text)) for problem, s in zip(asked, samples))
+    sample_problems = [problems[int(sample.request)] for sample in samples]
+    grades = grader.grade(
+        (problem, assistant_turn(problem, s.text)) for problem, s in zip(sample_problems, samples)
+    )
     table = torch.zeros(len(THRESHOLDS), len(problems), 3, dtype=torch.float64)  # passed, graded, NFE
     for sample, grade in zip(samples, grades):
         graded = grade.outcome != "ungraded"

@@ -173,15 +173,15 @@ def collect(
         chat: use the chat format; None: if the model has one.
     """
     started = perf_counter()
-    asks = [
+    planned = [
         PlannedSample(problem, policy, index, id=f"{number} {problem.id}")
         for number, problem in problems.items()
         for index in range(size)
     ]
-    wanted = list(
+    requests = list(
         problem_requests(
             backend.text,
-            asks,
+            planned,
             length=length,
             block=block,
             seed=seed,
@@ -191,21 +191,21 @@ def collect(
         )
     )
     if prompt_tokens is not None:
-        wanted = [replace(request, prompt=request.prompt[-prompt_tokens:]) for request in wanted]
-    by_key = {sample.key: sample for sample in backend.sample(wanted)}
-    drawn = perf_counter()
-    samples = tuple(by_key[request.key] for request in wanted)
-    asked = [ask.problem for ask in asks]
-    texts = [assistant_turn(problem, sample.text) for problem, sample in zip(asked, samples)]
-    grades = tuple(grader.grade(zip(asked, texts)))
-    totals = total_rewards(rewards, texts, reward_columns(asked, samples, grades))
+        requests = [replace(request, prompt=request.prompt[-prompt_tokens:]) for request in requests]
+    by_key = {sample.key: sample for sample in backend.sample(requests)}
+    drawn_at = perf_counter()
+    samples = tuple(by_key[request.key] for request in requests)
+    sample_problems = [ask.problem for ask in planned]
+    texts = [assistant_turn(problem, sample.text) for problem, sample in zip(sample_problems, samples)]
+    grades = tuple(grader.grade(zip(sample_problems, texts)))
+    totals = total_rewards(rewards, texts, reward_columns(sample_problems, samples, grades))
     return Rollouts(
         problems=tuple(problems.values()),
         samples=samples,
         grades=grades,
         rewards=torch.tensor(totals, dtype=torch.float32).view(len(problems), size),
-        seconds_drawing=drawn - started,
-        seconds_grading=perf_counter() - drawn,
+        seconds_drawing=drawn_at - started,
+        seconds_grading=perf_counter() - drawn_at,
     )
 
 

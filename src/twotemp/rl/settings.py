@@ -217,10 +217,10 @@ def read_recipe(name: str) -> dict[str, Any]:
 def _read_file(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in before:
         raise UserError(f"{path} is its own base; remove a `base:` line")
-    found = read_yaml(path, "recipe")
-    found.pop("title", None)
-    base = found.pop("base", None)
-    options = {str(key).replace("-", "_"): value for key, value in found.items()}
+    entries = read_yaml(path, "recipe")
+    entries.pop("title", None)
+    base = entries.pop("base", None)
+    options = {str(key).replace("-", "_"): value for key, value in entries.items()}
     if base is None or base in RECIPES:
         return {**(RECIPES[base] if base else {}), **options}
     return {**_read_file(path.parent / str(base), (*before, path.resolve())), **options}

@@ -123,15 +123,15 @@ def choose(tallies: Sequence[Tally], goal: Goal) -> ChosenOrder:
 def cross_fitted(tallies: Sequence[Tally], goal: Goal, folds: int = 5) -> Floats:
     """Return the rates of portfolio and single policy on each question, chosen on the other folds: [2, questions]."""
     questions = np.arange(len(tallies[0].n))
-    found = np.full((2, len(questions)), np.nan)
+    pass_rates = np.full((2, len(questions)), np.nan)
     for fold in range(min(folds, len(questions))):
         inside = questions % folds == fold
         seen, unseen = ([tally.only(rows) for tally in tallies] for rows in (~inside, inside))
         if not inside.all():
             order, single = greedy_choice(seen, goal)
             alone = [single] * _length(goal, seen[single].cost)
-            found[:, inside] = rates(unseen, order, goal), rates(unseen, alone, goal)
-    return found
+            pass_rates[:, inside] = rates(unseen, order, goal), rates(unseen, alone, goal)
+    return pass_rates
 
 
 def useful(tallies: Sequence[Tally], goal: Goal, resamples: int = 20) -> list[int]:
