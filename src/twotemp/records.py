@@ -186,7 +186,7 @@ class Policy:
         return self
 
     def map(self, change: Callable[[Policy], Policy]) -> Policy:
-        """Return it changed."""
+        """Return the changed policy."""
         return change(self)
 
     def to_dict(self) -> dict[str, Any]:

@@ -257,7 +257,7 @@ def test_too_few_questions_are_stated_instead_of_an_interval():
     assert "differ by +100.0 points (4 questions: too few for an interval)" in sentence(found)
 
 
-def test_nothing_rounds_to_minus_zero(capsys):
+def test_no_number_is_printed_as_minus_zero(capsys):
     from twotemp.cli import sample
     from twotemp.records import Sample
 

@@ -139,7 +139,7 @@ def test_after_a_mistake_the_next_requests_are_served(marks):
     assert found == [free_sample(request) for request in requests(3 * UNIT, "tlc")]
 
 
-def test_what_was_left_early_does_not_turn_up_later():
+def test_samples_of_an_abandoned_call_are_not_returned_by_the_next():
     with pool(free, 1) as backend:
         for _ in backend.sample(requests(40, tag="old")):
             break

@@ -281,7 +281,7 @@ def test_trace_does_not_ask_the_hub_for_the_model_that_a_run_names(monkeypatch, 
     )
 
 
-def test_what_to_do_next_is_the_last_line(micro_folder, tmp_path, toy_tasks, monkeypatch):
+def test_the_last_line_of_a_command_says_what_to_do_next(micro_folder, tmp_path, toy_tasks, monkeypatch):
     monkeypatch.setattr("twotemp.report.figures.available", lambda: False)
     run = tmp_path / "run"
     eval_ = ["eval", "--model", micro_folder, "--tasks", "toy", "--policies", "lc", "-n", 2, "--questions", 2]

@@ -132,7 +132,7 @@ def free_megabytes() -> float:
     return weight_loading.free_bytes(torch.device("cpu")) / MEGABYTE
 
 
-def test_what_is_available_is_free(machine):
+def test_free_memory_is_what_the_kernel_calls_available(machine):
     assert free_megabytes() == 900
     _group(machine / "outer" / "inner", "max", 5 * MEGABYTE, 0)
     assert free_megabytes() == 900

@@ -98,7 +98,7 @@ def same_for(grader: MathsGrader, kinds: str, gold: str, answer: str) -> set[boo
         ("25", r"5^2 = 25"),
     ],
 )
-def test_the_same_quantity_in_other_words(grader: MathsGrader, gold: str, answer: str) -> None:
+def test_equal_quantities_in_different_words_are_equal(grader: MathsGrader, gold: str, answer: str) -> None:
     assert same_for(grader, "nl", gold, answer) == {True}
 
 

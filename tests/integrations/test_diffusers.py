@@ -168,7 +168,7 @@ def test_a_canvas_does_not_depend_on_its_batch(gemma):
     assert len({tuple(row) for row in many}) > 1
 
 
-def test_what_a_canvas_cannot_do_is_said(gemma, model):
+def test_the_gemma_pipeline_refuses_policies_and_steps_it_cannot_use(gemma, model):
     def drawn(policy, **options):
         return gemma_pipeline(gemma, policy)("w5", gen_length=8, output_type="seq", **options)
 

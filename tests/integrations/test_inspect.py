@@ -185,7 +185,7 @@ def test_calls_of_one_sample_are_told_apart(tmp_path, log):
         assert second == drawn[one.epoch - 1].text
 
 
-def test_what_a_task_asks_for_is_understood_or_refused():
+def test_generation_options_of_inspect_apply_or_are_refused():
     whole = ask(seed=1)[0]
     assert whole.completion != ask(seed=2)[0].completion
     word = whole.completion.split()[-1]  # whatever the model writes

@@ -140,7 +140,7 @@ def test_order_is_the_law_of_every_step(rule):
         assert found.exp().sum().item() == pytest.approx(1, abs=1e-5)
 
 
-def test_what_trajectory_leaves_out_is_the_order():
+def test_likelihoods_given_the_order_sum_to_the_number_of_orders():
     """Over all steps from one row the tokens alone, given the order, sum to the number of orders or so."""
     rule, row = policy("tlc", t_token=1.0, k=2), rows(1)[0]
     queries = queries_of(rule, row, list(step_law(rule, predictions(row))))

@@ -122,7 +122,7 @@ def test_along_a_curve_it_covers_although_no_impossible_question_was_drawn():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("curve", RARE)
-def test_it_covers_although_no_impossible_question_may_be_drawn(curve):
+def test_intervals_cover_when_unsolvable_questions_are_rare(curve):
     coverage = covered_curve(*RARE[curve], 2000)
     # At small k one case has 91.6 %; a larger weight would cover more than 98 % where all questions are the same.
     assert all((0.92 if k >= 16 else 0.91) <= value <= 0.98 for k, value in coverage.items()), coverage
@@ -139,7 +139,7 @@ def test_the_interval_covers_along_a_curve(curve, questions):
 
 @pytest.mark.parametrize("questions", [10, 30])
 @pytest.mark.parametrize("n", [8, 64])
-def test_both_ends_rise_with_k(questions, n):
+def test_both_ends_of_an_interval_rise_with_k(questions, n):
     """The lower end used to fall once all questions were solved: 80.5 at k = 4 and 74.0 at k = 8."""
     rng = np.random.default_rng(n)
     for _ in range(20):

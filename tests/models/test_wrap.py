@@ -154,7 +154,7 @@ def test_a_module_that_returns_something_else_is_refused():
         twotemp.wrap(nn.Flatten(0), mask_id=4)
 
 
-def test_what_is_no_module_is_refused():
+def test_wrap_refuses_an_object_that_is_not_a_module():
     with pytest.raises(UserError, match="not 5; "):
         twotemp.wrap(5, mask_id=1)
 

@@ -55,7 +55,7 @@ def test_prompts_without_answers_are_sampled_and_compared(tmp_path: Path) -> Non
     assert on_frontier(replace(sure, cell=other.cell), [sure])
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_errors_name_the_missing_file_prompt_or_option(tmp_path: Path) -> None:
     task = tasks.get("prompts")
     with pytest.raises(UserError, match="--data prompts=FILE"):
         task.problems()

@@ -91,7 +91,7 @@ def test_a_search_moves_its_numbers_and_continues_after_a_kill(tmp_path):
         go(tmp_path / "parts", settings=replace(SETTINGS, seed=1))
 
 
-def test_it_climbs(tmp_path):
+def test_gradient_search_raises_the_pass_rate(tmp_path):
     """T_token as the only number of LC: the toy's reward is likelier the colder the policy is."""
     settings = replace(SETTINGS, policy=policy("lc", t_token=1.0), k=1, questions=5, rate=0.2)
     found = go(tmp_path, 1200, settings=settings)
@@ -122,7 +122,7 @@ def test_the_command_names_the_policy_found_and_writes_it(tmp_path):
         (["--policies", "lc:t_token=0.001"], "has no number to learn"),
     ],
 )
-def test_what_it_cannot_do_is_refused(tmp_path, options, message):
+def test_options_that_gradient_search_cannot_use_are_refused(tmp_path, options, message):
     arguments = ["tune", "--task", "countdown-3", "--gradient", "--out", str(tmp_path / "run")]
     result = CliRunner().invoke(app, [*arguments, *options])
     assert result.exit_code != 0

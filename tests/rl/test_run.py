@@ -118,7 +118,7 @@ def test_groups_without_a_signal_are_drawn_again(tmp_path):
     assert all(record.grad_norm > 0 for record in records)
 
 
-def test_what_is_learned_after_resampling_has_a_signal():
+def test_with_signal_keeps_the_groups_whose_rewards_differ():
     model = micro_model()
     rollouts = rollouts_of(model)
     rewards = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, math.nan], [0.0, 0.0, math.nan, 0.0]])

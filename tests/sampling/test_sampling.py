@@ -61,7 +61,7 @@ def test_requests_may_be_named_and_the_name_is_what_keys_the_noise(model):
     assert tokens(named[1:]) != tokens(twotemp.sample(model, [7, 8], TCT, length=12))
 
 
-def test_other_seeds_and_more_samples(model):
+def test_more_samples_extend_fewer_and_another_seed_changes_them(model):
     few, many = (twotemp.sample(model, [5, 6], TCT, n=n, length=12) for n in (2, 5))
     assert tokens(few) == tokens(many[:2])
     assert tokens(few) != tokens(twotemp.sample(model, [5, 6], TCT, n=2, length=12, seed=1))

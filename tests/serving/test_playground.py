@@ -117,7 +117,7 @@ def test_worked_answers_are_graded_too(client):
         {"task": "countdown-3", "problem": "countdown-3/test/8", "texts": [1]},
     ],
 )
-def test_nothing_is_graded_that_cannot_be_and_no_program_is_run(client, body):
+def test_the_playground_refuses_to_grade_programs_and_bad_bodies(client, body):
     assert client.post("/playground/grade", json=body).status_code == 400
 
 
@@ -267,7 +267,7 @@ def test_a_link_pasted_into_the_same_tab_is_followed(tab, address):
     assert panels.first.locator("select").input_value() == "ar"
 
 
-def test_what_is_copied_runs(tab, address, model):
+def test_copied_python_and_curl_commands_run(tab, address, model):
     """As Python: the samples on the page. As curl: bodies that the server takes."""
     import httpx
 

@@ -199,7 +199,7 @@ def test_d1_prompts_to_the_letter(tmp_path: Path):
     assert problem.prefill == "<reasoning>"
 
 
-def test_other_prompts(tmp_path: Path):
+def test_prompt_variants_are_those_of_their_papers(tmp_path: Path):
     def first(name: str, prompt: str):
         rows = MADE_UP[name](1)
         return problems(tmp_path, name, rows, prompt=prompt)[0], rows[0]
