@@ -218,7 +218,7 @@ def test_policies_are_spelled_with_semicolons():
     assert lm.length == 16
 
 
-def test_what_a_task_asks_for_is_understood_or_refused():
+def test_generation_options_of_lm_eval_apply_or_are_refused():
     lm = TwoTemp("tiny")
 
     chat = lm.apply_chat_template([{"role": "user", "content": "3 7 12 -> 33"}])
