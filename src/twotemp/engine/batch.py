@@ -19,7 +19,7 @@ from twotemp.engine.scheduler import BLOCKS_AHEAD, block_of, extended_length
 from twotemp.errors import UserError
 from twotemp.experimental.repulsion import Repulsion
 from twotemp.models.base import Denoiser
-from twotemp.policies.process import Decision, Memory
+from twotemp.policies.decision import Decision, Memory
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import NO_MASK, Policy, Request, Sample, Trace, first_eos
 from twotemp.rng import Noise

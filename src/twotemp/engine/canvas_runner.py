@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twotemp.engine.rows import Rows, Window
 from twotemp.models.base import CanvasDenoiser
-from twotemp.policies.process import Decision
+from twotemp.policies.decision import Decision
 from twotemp.policies.tokens import Embed
 
 

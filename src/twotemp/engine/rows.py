@@ -9,7 +9,7 @@ number of entries that `nonzero` would ask for is known in advance (`compact`).
 
 **Why a block can be without masks and yet be active.** Policies that edit (`twotemp.experimental.editing`) may
 rewrite a token until a step leaves the whole block unchanged. For them a position is pending until it is `final`; for
-all other policies it is pending while it is a mask. Without a mask (`policies.process.Renoising`) there is a canvas
+all other policies it is pending while it is a mask. Without a mask (`policies.decision.Renoising`) there is a canvas
 of random tokens, which is pending until it ends.
 
 **Why finished rows may stay.** Samples that repel each other (`twotemp.experimental.repulsion`) are compared at every
@@ -31,7 +31,7 @@ from twotemp.engine.state import RowState, active_block, hash_rows
 from twotemp.experimental.editing import BlockText
 from twotemp.experimental.repulsion import Repulsion, SampleGroups
 from twotemp.models.base import Denoiser
-from twotemp.policies.process import Canvas, Decision, Renoising
+from twotemp.policies.decision import Canvas, Decision, Renoising
 from twotemp.records import NO_MASK, Request, Sample
 
 

@@ -16,7 +16,7 @@ from twotemp.engine.graphs import Graphs, ReplayedForward
 from twotemp.engine.rows import Rows, Window, compact
 from twotemp.errors import UserError, unknown
 from twotemp.models.base import CachedDenoiser, CanvasDenoiser, Denoiser
-from twotemp.policies.process import Decision
+from twotemp.policies.decision import Decision
 from twotemp.policies.tokens import Embed
 
 CACHES = ("prefix", "dual")

@@ -17,7 +17,7 @@ from torch import Tensor
 from twotemp import rng
 from twotemp.engine.scheduler import block_of, final_length_of, has_canvases, length_of
 from twotemp.models.base import Denoiser
-from twotemp.policies.process import Renoising
+from twotemp.policies.decision import Renoising
 from twotemp.records import Request
 
 

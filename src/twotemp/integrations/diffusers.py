@@ -30,7 +30,7 @@ from twotemp.integrations.diffusers_pipelines import (
 )
 from twotemp.models.base import LanguageModel
 from twotemp.policies import parse, spell
-from twotemp.policies.process import Renoising
+from twotemp.policies.decision import Renoising
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import NO_MASK, Policy
 from twotemp.rng import Noise, row_key

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel
-from twotemp.policies.process import Decision, Memory
+from twotemp.policies.decision import Decision, Memory
 from twotemp.policies.step import PolicyBatch
 
 if TYPE_CHECKING:

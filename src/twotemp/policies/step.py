@@ -15,8 +15,8 @@ from twotemp import rng
 from twotemp.experimental.editing import EDITS, BlockText, choose_edits
 from twotemp.experimental.repulsion import Repulsion
 from twotemp.policies import positions, tokens
+from twotemp.policies.decision import Decision, Memory, Renoising
 from twotemp.policies.positions import DrawnTokens, StackedParameters, listed
-from twotemp.policies.process import Decision, Memory, Renoising
 from twotemp.records import Policy
 from twotemp.rng import Noise
 

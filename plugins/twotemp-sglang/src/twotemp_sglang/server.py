@@ -26,7 +26,7 @@ from twotemp.engine.rows import compact
 from twotemp.engine.scheduler import refuse_groups
 from twotemp.errors import UserError, unknown
 from twotemp.policies import parse
-from twotemp.policies.process import Memory
+from twotemp.policies.decision import Memory
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import Policy
 from twotemp.rng import Noise, row_key
