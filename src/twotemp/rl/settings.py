@@ -64,7 +64,9 @@ class LearningSettings:
     policy_learning_rate: Annotated[
         float, "Adam's learning rate for the parameters of --learn, on a log or logit scale."
     ] = 0.02
-    learning_rate: Annotated[float, "AdamW's learning rate for the weights; constant after the warm-up."] = 5e-4
+    learning_rate: Annotated[float, "AdamW's learning rate for the weights; constant after the warm-up."] = (
+        5e-4
+    )
     warmup: Annotated[int, "Updates over which the learning rate rises to its value."] = 0
     weight_decay: Annotated[float, "Of AdamW."] = 0.0
     max_grad_norm: Annotated[float, "Clip the gradient to this norm."] = 1.0
