@@ -98,12 +98,12 @@ def test_real_layouts_do_not_depend_on_the_batch(fixture_models, family, name):
 @pytest.mark.parametrize("name", ["lc", "tct", "t2m:edits=1"])
 def test_block_cache_is_exact(fixture_models, family, name, monkeypatch):
     """The same tokens as the full forward at every step."""
-    from twotemp.engine import batch, runner
+    from twotemp.engine import engine, runner
 
     model = fixture_models[family]
     wanted = requests_of(model, parse(name), count=4, length=14)
     cached = by_key(run(model, wanted, batch_size=3))
-    monkeypatch.setattr(batch, "runner_for", lambda model, *_: runner.UncachedRunner(model))
+    monkeypatch.setattr(engine, "runner_for", lambda model, *_: runner.UncachedRunner(model))
     for key, full in by_key(run(model, wanted, batch_size=3)).items():
         assert cached[key].tokens == full.tokens
         assert cached[key].processed < full.processed

@@ -8,12 +8,14 @@ import torch
 
 from twotemp.engine import Observer
 from twotemp.engine.batch import Batch
+from twotemp.engine.runner import runner_for
 from twotemp.engine.scheduler import widths
 
 
 def batch_of(model, wanted, cache=None) -> Batch:
     """Return a batch of these requests."""
-    return Batch(model, wanted, *widths(wanted, model), cache)
+    columns, block_width = widths(wanted, model)
+    return Batch(model, wanted, columns, block_width, runner_for(model, len(wanted), columns, cache))
 
 
 def step(batch: Batch) -> list[int]:
