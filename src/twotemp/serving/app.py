@@ -259,9 +259,8 @@ class Server:
         return JSONResponse({"status": "ok", "model": self.name})
 
     async def _metrics(self, _request: HttpRequest) -> Response:
-        return PlainTextResponse(
-            self.metrics.text(open_rows=self.service.load), media_type=Metrics.MEDIA_TYPE
-        )
+        text = self.metrics.text(open_rows=self.service.load)
+        return PlainTextResponse(text, media_type=Metrics.MEDIA_TYPE)
 
     async def _models(self, _request: HttpRequest) -> Response:
         return JSONResponse({"object": "list", "data": [self._about]})
@@ -274,9 +273,8 @@ class Server:
     # Sampling.
 
     async def _sample(self, http: HttpRequest, chat: bool) -> Response:
-        request = await self._parsed(
-            http, lambda data: parse_completion(data, chat, self.model, self.name, self.limits)
-        )
+        parse = partial(parse_completion, chat=chat, model=self.model, name=self.name, limits=self.limits)
+        request = await self._parsed(http, parse)
         rows = RequestRows(self.service, request, self.limits)
         body = ResponseBody(request, self.name)
         if request.stream:
