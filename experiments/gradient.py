@@ -10,7 +10,7 @@ continues with the same command.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,15 @@ def study(out: Path, task: str, seed: int, test: int, budget: int) -> dict[str, 
 
 
 def run(
-    out: Path, tasks: Sequence[str], seeds: int, test: int, budget: int = BUDGET, *, finished: bool = False
+    out: Path,
+    tasks: Sequence[str],
+    seeds: int,
+    test: int,
+    budget: int = BUDGET,
+    *,
+    finished: bool = False,
+    earlier: Sequence[dict[str, Any]] = (),
+    keep: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
     """Run the study of every seed and task, and return its rows by task.
 
@@ -81,15 +89,27 @@ def run(
         test: test problems.
         budget: NFE of a search.
         finished: take only searches that are complete, and draw no more than their test samples.
+        earlier: results for the same weights; a search that one of them has is not made again.
+        keep: called with the result so far after each study.
     """
-    rows = [
-        study(out, task, seed, test, budget)
-        for seed in range(seeds)
-        for task in tasks
-        if not finished or all((out / f"{task}-{kind}-{seed}" / "tuned.yaml").exists() for kind in KINDS)
-    ]
+    settings = {"start": START, "grid": GRID, "budget": budget, "validation": QUESTIONS, "test": test}
+    known = {
+        (row["task"], row["seed"]): row
+        for result in earlier
+        if all(result[name] == value for name, value in settings.items())
+        for row in result["searches"]
+    }
+    rows: list[dict[str, Any]] = []
+    for seed in range(seeds):
+        for task in tasks:
+            complete = all((out / f"{task}-{kind}-{seed}" / "tuned.yaml").exists() for kind in KINDS)
+            if (task, seed) in known:
+                rows.append(known[task, seed])
+            elif complete or not finished:
+                rows.append(study(out, task, seed, test, budget))
+                keep({"complete": False, **settings, "searches": rows})
     rows.sort(key=lambda row: (tasks.index(row["task"]), row["seed"]))
-    return {"budget": budget, "validation": QUESTIONS, "test": test, "searches": rows}
+    return {"complete": len(rows) == seeds * len(tasks), **settings, "searches": rows}
 
 
 def render(result: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ Times are not compared, so the machine need not be idle. What a training costs i
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -33,7 +33,7 @@ from twotemp.records import Sample
 from twotemp.report import grpo as report
 from twotemp.rl.objective import OBJECTIVES
 
-TASKS = ("countdown-3", "words-3")
+TASKS = ("countdown-3", "countdown-4")
 # Name -> options of `twotemp grpo`. Ratios differ from 1 only after an update on the same rollouts. The first of each
 # kind of rollouts is what the others are compared with.
 STABLE = ("--likelihood", "d1", "--objective", "stable", "--epsilon-high", "4", "--iterations", "2")
@@ -53,7 +53,7 @@ TRAININGS: dict[str, dict[str, tuple[str, ...]]] = {
     "fork": {"fork-d1": ("--likelihood", "d1"), "fork-stable": STABLE},
 }
 FORK_FACTOR = 9  # Fork's trainings are this much longer: one collapsed after 250,000 NFE
-SEEDS = (1, 0, 2)  # in this order: with seed 1 a training with Fork rollouts and d1 collapsed
+SEEDS = (1, 0, 2)  # in this order: with seed 1 a training with Fork rollouts and d1 collapsed; it is repeated
 SCORED = 64  # held-out problems whose rollouts tell how likely the order is
 BACKWARD = 3  # a pass with its gradient, in forward passes
 RESAMPLES = 4000
@@ -66,17 +66,21 @@ class OrderSize:
     nfe: int
     seeds: int
     held_out: int
-    tasks: Sequence[str] = TASKS[:1]
+    tasks: Sequence[str] = TASKS
 
     def limit(self, rollouts: str) -> int:
         """Return the NFE of a training with these rollouts."""
         return self.nfe * (FORK_FACTOR if rollouts == "fork" else 1)
 
     def runs(self) -> Iterator[tuple[str, str, str, int]]:
-        """Yield (task, rollouts, name, seed) of every training, one seed after the other."""
-        for seed, task, rollouts in product(SEEDS[: self.seeds], self.tasks, TRAININGS):
-            for name in TRAININGS[rollouts]:
+        """Yield (task, rollouts, name, seed) of every training; Fork's are long, so they come last, with one seed."""
+        trainings = [(rollouts, name) for rollouts, each in TRAININGS.items() for name in each]
+        for task, seed, (rollouts, name) in product(self.tasks, SEEDS[: self.seeds], trainings):
+            if rollouts == "tct":
                 yield task, rollouts, name, seed
+        for rollouts, name in trainings:
+            if rollouts == "fork":
+                yield self.tasks[0], rollouts, name, SEEDS[0]
 
 
 def folder(out: Path, task: str, name: str, seed: int) -> Path:
@@ -84,28 +88,72 @@ def folder(out: Path, task: str, name: str, seed: int) -> Path:
     return out / f"{task}-{name}-{seed}"
 
 
-def run(out: Path, size: OrderSize) -> dict[str, Any]:
-    """Run all trainings, one after the other, and return the state of each at its limit."""
-    for task, rollouts, name, seed in size.runs():
-        training = ["--task", task, "--policy", grpo.ROLLOUTS[rollouts], *TRAININGS[rollouts][name]]
-        limits = ["--budget", f"{size.limit(rollouts)}nfe", "--held-out", str(size.held_out)]
-        where = ["--seed", str(seed), "--out", str(folder(out, task, name, seed))]
-        command.twotemp("grpo", *training, *limits, *where)
-    return finished(out, size)
+def run(
+    out: Path,
+    size: OrderSize,
+    earlier: Sequence[dict[str, Any]] = (),
+    keep: Callable[[dict[str, Any]], None] = lambda result: None,
+) -> dict[str, Any]:
+    """Run the trainings that are missing, one after the other, and return the state of each at its limit.
+
+    Args:
+        out: The folder of the trainings.
+        size: What to train.
+        earlier: Results for the same weights; a training that one of them has is not run again.
+        keep: Called with the result so far after each training.
+    """
+    for training in size.runs():
+        if known(earlier, size, *training) is None:
+            task, rollouts, name, seed = training
+            options = ["--task", task, "--policy", grpo.ROLLOUTS[rollouts], *TRAININGS[rollouts][name]]
+            limits = ["--budget", f"{size.limit(rollouts)}nfe", "--held-out", str(size.held_out)]
+            where = ["--seed", str(seed), "--out", str(folder(out, task, name, seed))]
+            command.twotemp("grpo", *options, *limits, *where)
+            earlier = [finished(out, size, earlier)]
+            keep(earlier[0])
+    return finished(out, size, earlier)
 
 
-def finished(out: Path, size: OrderSize) -> dict[str, Any]:
-    """Return the state of each training that has reached its limit."""
-    runs = []
-    for task, rollouts, name, seed in size.runs():
-        path = folder(out, task, name, seed)
-        if not (path / "model").exists():
-            continue
-        row = {"task": task, "rollouts": rollouts, "name": name, "seed": seed}
-        reached = grpo.reached(path, "nfe", size.limit(rollouts))
-        reached["distinct"] = round(float(report.read(path).column("distinct")[: reached["steps"]].mean()), 2)
-        runs.append(row | reached | {"order": round(surprise(path / "model", task), 2)})
-    return {"nfe": size.nfe, "runs": runs}
+def finished(out: Path, size: OrderSize, earlier: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Return the state of each training that has reached its limit, here or in earlier results."""
+    rows = []
+    for training in size.runs():
+        row = known(earlier, size, *training)
+        if row is None and (folder(out, training[0], *training[2:]) / "model").exists():
+            row = state(out, size, *training)
+        if row is not None:
+            rows.append(row)
+    return {"complete": len(rows) == len(list(size.runs())), "nfe": size.nfe, "runs": rows}
+
+
+def known(
+    earlier: Sequence[dict[str, Any]], size: OrderSize, task: str, rollouts: str, name: str, seed: int
+) -> dict[str, Any] | None:
+    """Return the row of a training, with these options and of this size, among earlier results; without, None."""
+    wanted = {"task": task, "rollouts": rollouts, "name": name, "seed": seed, "questions": size.held_out}
+    wanted["options"] = list(TRAININGS[rollouts][name])
+    for result in earlier:
+        for row in result["runs"]:
+            if result["nfe"] == size.nfe and all(row[key] == value for key, value in wanted.items()):
+                found: dict[str, Any] = row
+                return found
+    return None
+
+
+def state(out: Path, size: OrderSize, task: str, rollouts: str, name: str, seed: int) -> dict[str, Any]:
+    """Return the row of a training that has reached its limit."""
+    path = folder(out, task, name, seed)
+    reached = grpo.reached(path, "nfe", size.limit(rollouts))
+    return {
+        "task": task,
+        "rollouts": rollouts,
+        "name": name,
+        "seed": seed,
+        "options": list(TRAININGS[rollouts][name]),
+        **reached,
+        "distinct": round(float(report.read(path).column("distinct")[: reached["steps"]].mean()), 2),
+        "order": round(surprise(path / "model", task), 2),
+    }
 
 
 def surprise(model: Path, task: str) -> float:
@@ -236,7 +284,7 @@ if __name__ == "__main__":
     parser.add_argument("--nfe", type=int, default=40_000)
     parser.add_argument("--seeds", type=int, default=3, choices=range(1, len(SEEDS) + 1))
     parser.add_argument("--held-out", type=int, default=500)
-    parser.add_argument("--tasks", default=TASKS[0], help=f"with commas, of {', '.join(TASKS)}")
+    parser.add_argument("--tasks", default=",".join(TASKS), help=f"with commas, of {', '.join(TASKS)}")
     parser.add_argument("--finished", action="store_true", help="show what is complete; train nothing")
     arguments = parser.parse_args()
     size = OrderSize(arguments.nfe, arguments.seeds, arguments.held_out, arguments.tasks.split(","))

@@ -276,7 +276,11 @@ PARTS: dict[str, Part] = {
     "gradient": Part(
         "`twotemp tune --gradient` against its race at equal NFE",
         20,
-        lambda options: gradient.run(options.runs / "gradient", gradient.TASKS, 3, options.questions),
+        lambda options: gradient.run(
+            *(options.runs / "gradient", gradient.TASKS, 3, options.questions),
+            earlier=options.earlier,
+            keep=options.keep,
+        ),
         {"gradient": gradient.render},
         [
             *(gradient.TASKS, gradient.START, gradient.GRID, gradient.BUDGET, gradient.QUESTIONS),
@@ -285,19 +289,25 @@ PARTS: dict[str, Part] = {
         questions=200,
         samples=None,
         finished=lambda options: gradient.run(
-            options.runs / "gradient", gradient.TASKS, 3, options.questions, finished=True
+            *(options.runs / "gradient", gradient.TASKS, 3, options.questions),
+            finished=True,
+            earlier=options.earlier,
         ),
     ),
     "order": Part(
         "likelihoods and objectives for GRPO at equal NFE",
-        90,
-        lambda options: order.run(options.runs / "order", replace(ORDER, held_out=options.questions)),
+        200,
+        lambda options: order.run(
+            *(options.runs / "order", replace(ORDER, held_out=options.questions)),
+            options.earlier,
+            options.keep,
+        ),
         {"order": order.render},
         [order.TRAININGS, order.SEEDS, asdict(ORDER)],
         questions=ORDER.held_out,
         samples=None,
         finished=lambda options: order.finished(
-            options.runs / "order", replace(ORDER, held_out=options.questions)
+            options.runs / "order", replace(ORDER, held_out=options.questions), options.earlier
         ),
     ),
 }

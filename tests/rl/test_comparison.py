@@ -134,9 +134,11 @@ def test_the_comparison_runs_and_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(order.command, "twotemp", small)
     some = ("tokens", "order", "stable")
     monkeypatch.setattr(order, "TRAININGS", {"tct": {name: order.TRAININGS["tct"][name] for name in some}})
-    size = OrderSize(nfe=60, seeds=1, held_out=4)
+    size = OrderSize(nfe=60, seeds=1, held_out=4, tasks=order.TASKS[:1])
     assert order.finished(tmp_path, size)["runs"] == []
     found = order.run(tmp_path, size)
     assert [run["name"] for run in found["runs"]] == list(some)
     assert "| `stable` |" in order.render(found)
     assert order.run(tmp_path, size) == found
+    assert order.run(tmp_path / "elsewhere", size, [found]) == found  # nothing is trained again
+    assert not (tmp_path / "elsewhere").exists()
