@@ -16,7 +16,7 @@ from benchmarks import peers
 from benchmarks.measure import Contender, EnoughSteps, Spread, interleave, ratio, table
 from benchmarks.peers import FullLogits, Peer, SamplingTask
 from benchmarks.proxies import POLICIES, RATIO, T_TOKEN, VOCABULARY, Proxy, prompts, requests
-from twotemp.engine import Ledger, Observer, StepView, run
+from twotemp.engine import Observer, Profiler, StepView, run
 from twotemp.errors import UserError
 from twotemp.models.llada import LLaDA
 from twotemp.records import Policy, Request
@@ -34,8 +34,8 @@ def steps_of(batch: int) -> int:
     return max(MIN_STEPS, LENGTH // batch)
 
 
-class LimitedLedger(Ledger):
-    """A ledger that ends the run after `steps` steps."""
+class LimitedProfiler(Profiler):
+    """A profiler that ends the run after `steps` steps."""
 
     def __init__(self, model: LLaDA | None, steps: int) -> None:
         super().__init__(model)
@@ -47,12 +47,12 @@ class LimitedLedger(Ledger):
             raise EnoughSteps
 
 
-def limited(model: LLaDA, wanted: list[Request], steps: int, *, timed: bool = False) -> LimitedLedger:
-    """Run the engine for at most `steps` steps and return its ledger; `timed` also times the parts of the model."""
-    ledger = LimitedLedger(model if timed else None, steps)
+def limited(model: LLaDA, wanted: list[Request], steps: int, *, timed: bool = False) -> LimitedProfiler:
+    """Run the engine for at most `steps` steps and return its profiler; `timed` also times the parts of the model."""
+    profiler = LimitedProfiler(model if timed else None, steps)
     with suppress(EnoughSteps):
-        list(run(model, wanted, batch_size=len(wanted), observer=ledger))
-    return ledger
+        list(run(model, wanted, batch_size=len(wanted), observer=profiler))
+    return profiler
 
 
 def introduction(proxy: Proxy) -> str:
@@ -77,18 +77,18 @@ def compare_forwards(batches: list[int], seconds: float) -> None:
                 wanted = requests(prompts(model, batch, PROMPT), chosen, LENGTH, BLOCK)
                 pairs = paired(model, wanted, steps_of(batch), seconds)
                 engine, bare = ([pair[i] for pair in pairs] for i in (0, 1))
-                ledger = limited(model, wanted, steps_of(batch), timed=True)
-                whole = sum(ledger.seconds.values())
+                profiler = limited(model, wanted, steps_of(batch), timed=True)
+                whole = sum(profiler.seconds.values())
                 rows.append(
                     [
                         name,
                         str(batch),
                         f"{1e3 * Spread(tuple(bare)).median:.1f}",
                         ratio(engine, bare).text(3),
-                        *(f"{100 * part / whole:.1f} %" for part in ledger.seconds.values()),
+                        *(f"{100 * part / whole:.1f} %" for part in profiler.seconds.values()),
                     ]
                 )
-        header = ["", "B", "bare, ms per step", "engine / bare", *ledger.seconds]
+        header = ["", "B", "bare, ms per step", "engine / bare", *profiler.seconds]
         print(table(header, rows), flush=True)
 
 

@@ -84,7 +84,7 @@ class FastModel:
         known = {field.name for field in fields(configuration)}
         options = {key: value for key, value in model.config.items() if key in known}
         self.network = modelling.LLaDAModel(configuration(**options), init_params=False).eval()
-        weights = model.original(model.module.state_dict())
+        weights = model.to_checkpoint_layout(model.module.state_dict())
         self.network.load_state_dict({key.removeprefix("model."): w for key, w in weights.items()})
         self.mask_id, self.device = model.mask_id, model.device
         self.calls = 0

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.measure import Contender, Spread, interleave, ratio, table
 from twotemp import tasks
-from twotemp.engine import Ledger, Observer, run
+from twotemp.engine import Observer, Profiler, run
 from twotemp.engine.batch import Batch
 from twotemp.engine.scheduler import widths
 from twotemp.models.base import LanguageModel
@@ -25,7 +25,7 @@ CASES = (
     ("words-2", 20, 64),
 )  # task, prompts, slots
 CHOSEN = policy("tct", t_token=0.8)
-LAPS = 8  # laps that a ledger records in one step, including those of hooks inside the model
+LAPS = 8  # laps that a profiler records in one step, including those of hooks inside the model
 
 
 def report(seconds: float) -> None:
@@ -43,7 +43,7 @@ def report(seconds: float) -> None:
         "plain / refilled",
     ]
     print(table(header, rows))
-    lap = timeit.timeit(lambda: Ledger().lap("draw"), number=10_000) / 10_000
+    lap = timeit.timeit(lambda: Profiler().lap("draw"), number=10_000) / 10_000
     print(f"Cost of timing: {LAPS} laps per step, {1e6 * lap:.1f} µs each.\n")
 
 
@@ -61,9 +61,9 @@ def _case(model: LanguageModel, name: str, count: int, slots: int, seconds: floa
     problems = task.problems().problems[:count]
     asks = (PlannedSample(problem, CHOSEN, index) for problem in problems for index in range(SAMPLES))
     wanted = list(problem_requests(model, asks, length=task.length))
-    ledger = Ledger()
+    profiler = Profiler()
     forwards = {
-        (s.request, s.index): s.forwards for s in run(model, wanted, batch_size=slots, observer=ledger)
+        (s.request, s.index): s.forwards for s in run(model, wanted, batch_size=slots, observer=profiler)
     }
     steps = [forwards[request.id, request.index] for request in wanted]
     slowest = sum(max(steps[at : at + slots]) * slots for at in range(0, len(steps), slots))
@@ -82,7 +82,7 @@ def _case(model: LanguageModel, name: str, count: int, slots: int, seconds: floa
         f"{name}, {count} x {SAMPLES}",
         str(slots),
         f"{min(steps)} to {max(steps)}",
-        f"{100 * ledger.row_steps / (ledger.steps * slots):.1f} %",
+        f"{100 * profiler.row_steps / (profiler.steps * slots):.1f} %",
         f"{len(wanted) / Spread(tuple(ours)).median:.0f}",
         ratio(times["static"].cpu, ours).text(2),
         f"{slowest / sum(steps):.2f}",

@@ -15,7 +15,7 @@ from tests.helpers.large_models import Operations
 from tests.helpers.random_models import MODELS
 from tests.helpers.tiny_checkpoints import MIXTURES
 from twotemp import rng
-from twotemp.engine import Ledger, run
+from twotemp.engine import Profiler, run
 from twotemp.engine.batch import Batch
 from twotemp.engine.rows import Rows, compact
 from twotemp.policies import PRESETS, policy, tokens
@@ -221,9 +221,9 @@ def test_a_cache_that_does_not_fit_halves_the_batch(monkeypatch):
 # --- hooks
 
 
-def test_a_ledger_leaves_nothing_in_the_model():
+def test_a_profiler_leaves_nothing_in_the_model():
     wanted = [Request("q", (2, 3, 4), policy("lc"), 4, 4)]
-    first, second = Ledger(LLADA), Ledger(LLADA)
+    first, second = Profiler(LLADA), Profiler(LLADA)
     list(run(LLADA, wanted, observer=first))
     spent = dict(first.seconds)
     list(run(LLADA, wanted, observer=second))

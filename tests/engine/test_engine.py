@@ -373,18 +373,18 @@ def test_left_to_right_predicts_only_what_it_can_commit():
     assert seen == [2] * 4
 
 
-def test_ledger_accounts_for_the_whole_run():
+def test_profiler_accounts_for_the_whole_run():
     from time import perf_counter
 
-    from twotemp.engine import Ledger
+    from twotemp.engine import Profiler
 
-    model, ledger = ToyModel(vocab=5000), Ledger()
+    model, profiler = ToyModel(vocab=5000), Profiler()
     before = perf_counter()
-    list(run(model, requests_of(model, policy("tlc"), count=16, length=16), observer=ledger))
+    list(run(model, requests_of(model, policy("tlc"), count=16, length=16), observer=profiler))
     elapsed = perf_counter() - before
-    assert sum(ledger.seconds.values()) == pytest.approx(elapsed, rel=0.2)
-    assert ledger.steps == 16
-    assert ledger.row_steps == 16 * 16
-    assert ledger.seconds["draw"] > 0
-    assert ledger.seconds["forward"] > 0
-    assert "16 steps" in ledger.report()
+    assert sum(profiler.seconds.values()) == pytest.approx(elapsed, rel=0.2)
+    assert profiler.steps == 16
+    assert profiler.row_steps == 16 * 16
+    assert profiler.seconds["draw"] > 0
+    assert profiler.seconds["forward"] > 0
+    assert "16 steps" in profiler.report()

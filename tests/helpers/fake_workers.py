@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.helpers.toy import ToyModel
 from twotemp.backends.local import LocalService
-from twotemp.engine import RowHandle, RowStep, Steps
+from twotemp.engine import RowHandle, RowStep, StepCallback
 from twotemp.errors import UserError
 from twotemp.records import Request, Sample, Trace
 
@@ -146,7 +146,9 @@ def broken(index: int, on_turn: Hook) -> LocalService:
 def tiny(index: int, on_turn: Hook, on_step: Hook = nothing) -> LocalService:
     import twotemp
 
-    return LocalService(twotemp.load("tiny"), 4, on_turn=on_turn, observer=Steps(lambda view: on_step()))
+    return LocalService(
+        twotemp.load("tiny"), 4, on_turn=on_turn, observer=StepCallback(lambda view: on_step())
+    )
 
 
 @dataclass(frozen=True)
@@ -159,14 +161,16 @@ class Serving:
         import twotemp
 
         return LocalService(
-            twotemp.load(self.name), 4, on_turn=on_turn, observer=Steps(lambda view: on_step())
+            twotemp.load(self.name), 4, on_turn=on_turn, observer=StepCallback(lambda view: on_step())
         )
 
 
 def micro(index: int, on_turn: Hook, on_step: Hook = nothing) -> LocalService:
     from tests.helpers import toy_task
 
-    return LocalService(toy_task.micro_model(), on_turn=on_turn, observer=Steps(lambda view: on_step()))
+    return LocalService(
+        toy_task.micro_model(), on_turn=on_turn, observer=StepCallback(lambda view: on_step())
+    )
 
 
 @dataclass(frozen=True)

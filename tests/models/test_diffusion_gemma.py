@@ -9,7 +9,7 @@ import twotemp
 from tests.helpers.canvases import EOS, Injected, random_module, record, save_checkpoint
 from tests.helpers.engine_requests import by_key, same
 from twotemp import rng
-from twotemp.engine import Steps, run
+from twotemp.engine import StepCallback, run
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import save
 from twotemp.models.weight_loading import quantized_layers
@@ -82,7 +82,7 @@ def test_every_step_is_that_of_transformers(folders, name, canvases, count, monk
             assert float((logits[slot] - known["logits"]).abs().max()) < 1e-4
             compared.append((row, number, step))
 
-    samples = {sample.request: sample for sample in run(model, requests, observer=Steps(compare))}
+    samples = {sample.request: sample for sample in run(model, requests, observer=StepCallback(compare))}
     for row, request in enumerate(requests):
         assert list(samples[request.id].tokens) == expected.sequences[row].tolist()
     # Every step that the reference took was compared.

@@ -14,7 +14,7 @@ from tests.helpers.engine_requests import by_key, requests_of, same
 from tests.helpers.policy_steps import chi_square
 from tests.helpers.toy import FixedModel, UniformModel
 from twotemp import rng
-from twotemp.engine import LiveBatches, Steps, run
+from twotemp.engine import LiveBatches, StepCallback, run
 from twotemp.engine.scheduler import check
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse, policy
@@ -154,7 +154,7 @@ def test_given_tokens_inside_a_canvas_are_clamped():
     def look(view):
         seen.append([view.canvas[0, i].item() for i in (0, 3, 5)])
 
-    (sample,) = run(model, [Request("q", prompt, policy("eb"), 0, block=8)], observer=Steps(look))
+    (sample,) = run(model, [Request("q", prompt, policy("eb"), 0, block=8)], observer=StepCallback(look))
     assert sample.positions == (1, 2, 4)
     assert seen == [[2, 5, 6]] * len(seen)
     assert len(seen) > 1
@@ -169,7 +169,7 @@ def first_steps(chosen: Policy, table: torch.Tensor, rows: int = 6000):
     model = FixedModel(torch.cat([torch.zeros(1, table.shape[1]), table]), NO_MASK)
     wanted = [Request(f"q{i}", (0,), chosen, len(table), len(table)) for i in range(rows)]
     live = LiveBatches(
-        model, rows, observer=Steps(lambda view: views.append((view.decision, view.canvas.clone())))
+        model, rows, observer=StepCallback(lambda view: views.append((view.decision, view.canvas.clone())))
     )
     for request in wanted:
         live.submit(request)

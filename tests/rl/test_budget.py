@@ -200,7 +200,7 @@ def rollouts() -> Rollouts:
 
 
 def test_the_summary_of_a_step():
-    summary = results.summarise(results.group_numbers(rollouts()), size=2, workers=1)
+    summary = results.summarize(results.group_numbers(rollouts()), size=2, workers=1)
     assert summary == pytest.approx(
         {
             "reward": 0.25,
@@ -219,7 +219,7 @@ def test_the_summary_of_a_step():
 
 
 def test_the_log_drops_steps_after_the_checkpoint_and_a_torn_line(tmp_path):
-    numbers = results.summarise(results.group_numbers(rollouts()), 2, 1)
+    numbers = results.summarize(results.group_numbers(rollouts()), 2, 1)
     rest = dict.fromkeys(("threshold", "loss", "kl", "clipped", "grad_norm", "seconds_updating"), 0.0)
     log = results.open_steps(tmp_path, 0)
     for step in (1, 2, 3):

@@ -41,7 +41,7 @@ def test_the_adapter_has_peft_layout_and_the_merged_model_its_family_layout(tmp_
     assert "after 3 steps of GRPO" in card
     assert '"learning_rate": 0.01' in card
     adapter = checkpoint.latest(tmp_path / "run") / "adapter"
-    assert_adapts(micro_model().original(micro_model().module.state_dict()), adapter, merged)
+    assert_adapts(micro_model().to_checkpoint_layout(micro_model().module.state_dict()), adapter, merged)
 
 
 def own_code(weights: dict[str, torch.Tensor]) -> torch.nn.Module:
@@ -66,7 +66,7 @@ def assert_adapts(untrained: dict[str, torch.Tensor], adapter: Path, trained) ->
     from peft import PeftModel
 
     loaded = PeftModel.from_pretrained(own_code(untrained), str(adapter)).merge_and_unload().state_dict()
-    expected = trained.original(trained.module.state_dict())
+    expected = trained.to_checkpoint_layout(trained.module.state_dict())
     assert any((expected[key] - untrained[key]).abs().max() > 1e-3 for key in loaded)
     for key, weight in loaded.items():
         torch.testing.assert_close(weight, expected[key], atol=1e-5, rtol=1e-5)
@@ -75,7 +75,9 @@ def assert_adapts(untrained: dict[str, torch.Tensor], adapter: Path, trained) ->
 def adapted(family: str, lora_rank: int = 2):
     """A model with a random adapter: the weights before, the model, its network, the adapter."""
     model = random_model(family)
-    untrained = {key: weight.clone() for key, weight in model.original(model.module.state_dict()).items()}
+    untrained = {
+        key: weight.clone() for key, weight in model.to_checkpoint_layout(model.module.state_dict()).items()
+    }
     network = trainable(model, rl_toys.settings(lora_rank=lora_rank))
     weights = {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
     for tensor in weights.values():
@@ -112,7 +114,7 @@ def test_the_export_is_what_peft_merges(family, lora_rank, tmp_path):
     checkpoint.write(tmp_path / "run", checkpoint.State(3), weights, {}, None)
     if lora_rank:
         model.module = network.merge_and_unload()
-    expected = model.original(model.module.state_dict())
+    expected = model.to_checkpoint_layout(model.module.state_dict())
     assert any((expected[key] - untrained[key]).abs().max() > 1e-2 for key in expected)
     files = weight_files(checkpoint.export(source, tmp_path / "run", tmp_path / "model"))
     found = dict(stream(files))

@@ -23,7 +23,7 @@ from twotemp.errors import UserError
 from twotemp.folders import read_log
 from twotemp.policies import policy
 from twotemp.rl import policy_search
-from twotemp.rl.policy_search import Found, SearchSettings, search, worth
+from twotemp.rl.policy_search import SearchResult, SearchSettings, pass_at_k_advantages, search
 
 NAN = math.nan
 
@@ -36,20 +36,20 @@ def test_the_estimate_is_the_gradient_of_pass_at_k(n, k, p):
     for outcome in product((0.0, 1.0), repeat=n):
         probability = math.prod(p if right else 1 - p for right in outcome)
         slopes = torch.tensor([1 / p if r else -1 / (1 - p) for r in outcome], dtype=torch.float64)
-        total += probability * float((worth(torch.tensor([outcome]), k)[0] * slopes).sum())
+        total += probability * float((pass_at_k_advantages(torch.tensor([outcome]), k)[0] * slopes).sum())
     assert total == pytest.approx(k * (1 - p) ** (k - 1), abs=1e-9)
 
 
 def test_with_k_samples_it_is_the_leave_one_out_reward():
     rewards = torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    for row, found in zip(rewards.tolist(), worth(rewards, 3).tolist()):
+    for row, found in zip(rewards.tolist(), pass_at_k_advantages(rewards, 3).tolist()):
         assert found == pytest.approx([max(row) - max(row[:i] + row[i + 1 :]) for i in range(3)])
 
 
 def test_ungraded_samples_count_as_not_drawn():
     rewards = torch.tensor([[1.0, NAN, 0.0, 0.0], [1.0, NAN, NAN, NAN]])
-    found = worth(rewards, 2)
-    torch.testing.assert_close(found[0, [0, 2, 3]], worth(rewards[:1, [0, 2, 3]], 2)[0])
+    found = pass_at_k_advantages(rewards, 2)
+    torch.testing.assert_close(found[0, [0, 2, 3]], pass_at_k_advantages(rewards[:1, [0, 2, 3]], 2)[0])
     assert (found[1] == 0).all()
     assert found[0, 1] == 0
 
@@ -57,7 +57,7 @@ def test_ungraded_samples_count_as_not_drawn():
 SETTINGS = SearchSettings(policy("tct", threshold=0.3, t_pos=0.2, t_token=1.0), k=2, length=4, questions=3)
 
 
-def go(out: Path, budget: float = 150, grader=None, settings: SearchSettings = SETTINGS) -> Found:
+def go(out: Path, budget: float = 150, grader=None, settings: SearchSettings = SETTINGS) -> SearchResult:
     problems = rl_toys.TASK.problems().problems[:5]
     return search(micro_model(), problems, grader or ManyNumbers(), settings, out, budget=budget)
 

@@ -328,14 +328,14 @@ def test_a_loss_that_is_not_a_number_undoes_its_step(tmp_path, monkeypatch, pois
 
 def test_a_failure_after_the_update_saves_no_weights_under_the_old_step(tmp_path, monkeypatch):
     changes = {"groups": 4, "size": 8}  # large groups: the step has a signal
-    true_summary, calls = results.summarise, iter(range(100))
+    true_summary, calls = results.summarize, iter(range(100))
 
     def fails(*args):
         if next(calls) == 3:
             raise RuntimeError("out of memory")
         return true_summary(*args)
 
-    monkeypatch.setattr(results, "summarise", fails)
+    monkeypatch.setattr(results, "summarize", fails)
     with pytest.raises(RuntimeError):
         go(tmp_path / "parts", "5steps", **changes)
     monkeypatch.undo()

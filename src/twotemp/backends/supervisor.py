@@ -193,7 +193,7 @@ class Supervisor:
             if self._closing:
                 raise UserError("the service is closing and accepts no new requests")
             self._waiting.append(jobs)
-            self._hand_out()
+            self._dispatch()
         return jobs
 
     def cancel(self, handle: Handle) -> None:
@@ -231,7 +231,7 @@ class Supervisor:
                 if slot.ready:
                     slot.link.send(order)
 
-    def _hand_out(self) -> None:
+    def _dispatch(self) -> None:
         """Send waiting jobs to the workers with the fewest unfinished ones.
 
         A worker gets more shortly before it runs out, so that it never waits for the driver. Sending earlier would
@@ -256,7 +256,7 @@ class Supervisor:
                 reports = [(0, Failed(f"the workers can no longer be reached: {error!r}"))]
             with self._changed:
                 deliveries = self._update(links, reports)
-                self._hand_out()
+                self._dispatch()
                 self._changed.notify_all()
             # Without the lock: a listener may wait for a thread that submits or cancels.
             for job, event in deliveries:
@@ -277,7 +277,7 @@ class Supervisor:
                     slots[index].last_report = now
                     deliveries += self._process(slots[index], report)
             for slot in slots:
-                deliveries += self._check_clock(slot, now)
+                deliveries += self._check_timeout(slot, now)
         except Exception as error:  # nothing may end this thread and leave callers waiting
             if not isinstance(error, UserError):  # an OSError means that no process can be started
                 log.exception("the supervisor of the workers failed")
@@ -326,7 +326,7 @@ class Supervisor:
         canceled, job.done = job.done, True
         return None if canceled else job
 
-    def _check_clock(self, slot: _WorkerSlot, now: float) -> list[Delivery]:
+    def _check_timeout(self, slot: _WorkerSlot, now: float) -> list[Delivery]:
         limit = self._hang_seconds if slot.ready else LOAD_SECONDS
         if slot not in self._slots or now - slot.last_report <= limit or (slot.ready and not slot.jobs):
             return []

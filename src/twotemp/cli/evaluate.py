@@ -192,14 +192,14 @@ def run_plan(
     show_log()
     with Evaluation(replace(plan, compile=loading.compile), out, shard=shard) as evaluation:
         workload = Workload(model, loading, evaluation.samples, batch_size, plan.cache, profile=profile)
-        with working.backend(workload) as (backend, ledger), progress(backend.name) as bar:
+        with working.backend(workload) as (backend, profiler), progress(backend.name) as bar:
 
             def on_progress(state: Progress) -> None:
                 bar.update(state.samples, state.all_samples, _note(state))
 
             evaluation.run_with(backend, on_progress=on_progress)
-    if ledger is not None:
-        say(ledger.report())
+    if profiler is not None:
+        say(profiler.report())
     return evaluation.grader_names
 
 

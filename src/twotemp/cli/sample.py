@@ -80,14 +80,14 @@ def sample(
     chosen = _policy(policy, {name: value for name, value in shortcuts.items() if value is not None})
     # These need torch; `--help` and the errors above should not wait for its import.
     from twotemp.backends.local import LocalBackend
-    from twotemp.engine import EngineOptions, Ledger
+    from twotemp.engine import EngineOptions, Profiler
     from twotemp.engine.graphs import CudaGraphs
     from twotemp.engine.scheduler import columns_of
     from twotemp.sampling.requests import prompt_ids, prompt_names, prompt_requests
 
     show_log()
     loaded = loading.load_with(model, cache)
-    ledger = Ledger(loaded) if profile else None
+    profiler = Profiler(loaded) if profile else None
     rows = [prompt_ids(loaded, text, False if infill else chat) for text in texts]
     names = prompt_names(rows)
     wanted = prompt_requests(
@@ -104,7 +104,7 @@ def sample(
         extend=extend,
         trace=trace,
     )
-    shape = EngineOptions(batch_size=batch_size, cache=cache, observer=ledger)
+    shape = EngineOptions(batch_size=batch_size, cache=cache, observer=profiler)
     if cuda_graphs:
         requests = list(wanted)
         shape |= {"columns": max(columns_of(r, loaded) for r in requests), "graphs": CudaGraphs()}
@@ -119,8 +119,8 @@ def sample(
             else:
                 answers[drawn.request].add(drawn)
             bar.update(done, len(texts) * n, f"{drawn.nfe} NFE")
-    if ledger is not None:
-        say(ledger.report())
+    if profiler is not None:
+        say(profiler.report())
     if as_json:
         say("samples: on stdout, one JSON object per line; `--trace` adds what `twotemp trace` replays")
         return

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from twotemp.backends.messages import AnyTransport
     from twotemp.backends.pool import WorkerPool
     from twotemp.backends.worker import ModelLoader
-    from twotemp.engine import Ledger
+    from twotemp.engine import Profiler
     from twotemp.models.base import LanguageModel
 
 # Imports inside functions below need torch or transformers, which take seconds: `--help`, and mistakes in options,
@@ -75,14 +75,14 @@ class Workload:
             return max(LARGE_UNIT, self.batch_size or 0)
         return self.unit
 
-    def local(self) -> tuple[LocalBackend, Ledger | None]:
-        """Load the model into this process; return its backend, and the ledger of --profile."""
+    def local(self) -> tuple[LocalBackend, Profiler | None]:
+        """Load the model into this process; return its backend, and the profiler of --profile."""
         from twotemp.backends.local import LocalBackend
-        from twotemp.engine import Ledger
+        from twotemp.engine import Profiler
 
         loaded = self.loading.load_with(self.model, self.cache)
-        ledger = Ledger(loaded) if self.profile else None
-        return LocalBackend(loaded, batch_size=self.batch_size, cache=self.cache, observer=ledger), ledger
+        profiler = Profiler(loaded) if self.profile else None
+        return LocalBackend(loaded, batch_size=self.batch_size, cache=self.cache, observer=profiler), profiler
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class WorkerOptions:
         return bool(self.workers or self.ray)
 
     @contextmanager
-    def backend(self, job: Workload) -> Iterator[tuple[Backend, Ledger | None]]:
-        """Yield the backend and the ledger of --profile, and say how many workers there are."""
+    def backend(self, job: Workload) -> Iterator[tuple[Backend, Profiler | None]]:
+        """Yield the backend and the profiler of --profile, and say how many workers there are."""
         if self.ray_reachable and self.ray != "local":
             raise UserError("--ray-reachable only applies to a cluster that --ray local starts: leave it out")
         if (remote := self._remote(job)) is None:

@@ -2,18 +2,18 @@
 
 from twotemp.engine.batch import Observer, RowStep, StepView
 from twotemp.engine.engine import EngineOptions, LiveBatches, RowEvent, RowHandle, events, run
-from twotemp.engine.observers import Ledger, Steps, states
+from twotemp.engine.observers import Profiler, StepCallback, states
 
 __all__ = [
     "EngineOptions",
-    "Ledger",
     "LiveBatches",
     "Observer",
+    "Profiler",
     "RowEvent",
     "RowHandle",
     "RowStep",
+    "StepCallback",
     "StepView",
-    "Steps",
     "events",
     "run",
     "states",

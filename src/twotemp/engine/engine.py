@@ -18,7 +18,7 @@ from twotemp.engine.scheduler import (
     CatchOutOfMemory,
     Scheduler,
     block_of,
-    check_whole,
+    check_group,
     final_length_of,
     fit_batch,
     gather,
@@ -76,7 +76,7 @@ def events(
         columns: Fixes the shape of every forward pass to `batch_size` rows of this many columns. In half precision,
             rounding depends on the shape, so a sample depends on its request alone only if the shape is fixed.
         graphs: With `columns`: replays forward passes instead of starting every kernel, as `graphs.CudaGraphs` does.
-        observer: Called around every turn and after every step, for instance a `Ledger`, which measures time.
+        observer: Called around every turn and after every step, for instance a `Profiler`, which measures time.
     """
     waiting = list(requests)
     check_options(model, batch_size, cache, columns, graphs)
@@ -91,7 +91,7 @@ def events(
             batch_size, reason = largest, "the largest group of samples that repel each other"
         log.info("batch size %d: %s (set batch_size to change it)", batch_size, reason)
     for group in (group for queue in batches for group in queue):
-        check_whole(group, batch_size)
+        check_group(group, batch_size)
     shape = (batch_size, cache, columns, graphs)
     return (
         event
@@ -191,7 +191,7 @@ class LiveBatches:
     def submit_group(self, requests: Sequence[Request], watch: bool = False) -> list[RowHandle]:
         """Queue a whole group of trusted requests: samples that repel each other, or a single one."""
         first = requests[0]
-        check_whole(requests, self.slots)
+        check_group(requests, self.slots)
         if self.columns is not None and (needed := final_length_of(first, self.model)) > self.columns:
             raise UserError(f"{first.name} needs {needed} columns, more than columns={self.columns}")
         handles = [RowHandle(request, watch) for request in requests]

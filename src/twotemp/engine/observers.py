@@ -20,7 +20,7 @@ from twotemp.records import Request, Sample
 PARTS = ("forward", "head", "draw", "select", "bookkeeping")
 
 
-class Steps(Observer):
+class StepCallback(Observer):
     """Calls a function after every step."""
 
     def __init__(self, on_step: Callable[[StepView], None]) -> None:
@@ -30,7 +30,7 @@ class Steps(Observer):
         self._on_step(view)
 
 
-class Ledger(Observer):
+class Profiler(Observer):
     """The profile that `--profile` prints: the seconds spent in each part of the loop, and the steps they cover.
 
     forward: the network's body; head: its last projection; draw: tokens, confidences and entropies;

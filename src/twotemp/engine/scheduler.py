@@ -148,7 +148,7 @@ def gather(
     return [sorted(group, key=lambda item: request_of(item).index) for group in groups.values()]
 
 
-def check_whole(group: Sequence[Request], slots: int) -> None:
+def check_group(group: Sequence[Request], slots: int) -> None:
     """Raise a UserError for a group that lacks a sample which others depend on, or that no batch can hold."""
     first, size = group[0], len(group)
     if first.group is None:

@@ -22,7 +22,7 @@ from twotemp.evaluation.work import (
     record_data_files,
     record_portfolios,
 )
-from twotemp.folders import unbroken
+from twotemp.folders import defer_interrupt
 from twotemp.graders.base import Grader
 from twotemp.policies import Portfolio, spell
 from twotemp.records import Grade, Policy, Request, Sample
@@ -254,7 +254,7 @@ class _SampleBuffer:
         self._count, self._written = 0, perf_counter()
 
     def _write_cell(self, work: CellWork) -> list[Sample]:
-        with unbroken():
+        with defer_interrupt():
             work.writer.samples(self._samples[work])
             samples = self._samples.pop(
                 work

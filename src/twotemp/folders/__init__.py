@@ -7,13 +7,13 @@ must have one writer, `only_writer` refuses a second one.
 
 from twotemp.folders.files import (
     Log,
+    defer_interrupt,
     disk_errors,
     make_folder,
     only_writer,
     read_json,
     read_log,
     replacing,
-    unbroken,
     write_json,
     write_text,
 )
@@ -25,6 +25,7 @@ __all__ = [
     "RunKind",
     "claim",
     "continued",
+    "defer_interrupt",
     "disk_errors",
     "expect",
     "kind_of",
@@ -34,7 +35,6 @@ __all__ = [
     "read_log",
     "read_run",
     "replacing",
-    "unbroken",
     "write_json",
     "write_run",
     "write_text",

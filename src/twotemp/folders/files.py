@@ -121,7 +121,7 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unbroken() -> Iterator[None]:
+def defer_interrupt() -> Iterator[None]:
     """Defer Ctrl-C to the end of the block, so that its steps are all done or none is begun."""
     if current_thread() is not main_thread():  # only the main thread is ever interrupted
         yield

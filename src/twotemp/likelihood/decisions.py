@@ -43,7 +43,7 @@ def deferral(batch: CompletionBatch, draws: range) -> MaskedQueries:
     row = queries.row
 
     def parameter(name: str) -> Tensor:
-        return of_policies(batch, row, lambda policy: getattr(policy, name))
+        return policy_values(batch, row, lambda policy: getattr(policy, name))
 
     columns = torch.arange(committed.shape[1], device=row.device).expand_as(committed)
     noise = rng.logistic(rng.uniform(batch.keys[row], step, columns, rng.Stream.POSITION))
@@ -112,7 +112,7 @@ def decisions(batch: CompletionBatch) -> tuple[MaskedQueries, Tensor, Tensor]:
     return batch.mask(masked, masked & (batch.block[row] == block), row), committed, step
 
 
-def of_policies(batch: CompletionBatch, row: Tensor, number: Callable[[Policy], float]) -> Tensor:
+def policy_values(batch: CompletionBatch, row: Tensor, number: Callable[[Policy], float]) -> Tensor:
     """Return a number of each row's policy, [Q] float64."""
     values = [0.0 if policy is None else float(number(policy)) for policy in batch.policies]
     return torch.tensor(values, dtype=torch.float64, device=row.device)[row]

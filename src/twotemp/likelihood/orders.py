@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid
 from torch.utils.checkpoint import checkpoint
 
 from twotemp.errors import UserError
-from twotemp.likelihood.decisions import IMPOSSIBLE, ROUNDING, decisions, of_policies, refuse_edits
+from twotemp.likelihood.decisions import IMPOSSIBLE, ROUNDING, decisions, policy_values, refuse_edits
 from twotemp.likelihood.queries import CompletionBatch, MaskedQueries
 from twotemp.records import Policy, Score
 
@@ -47,14 +47,14 @@ def order(batch: CompletionBatch, draws: range) -> MaskedQueries:
     row = queries.row
 
     def parameter(name: str) -> Tensor:
-        return of_policies(batch, row, lambda policy: getattr(policy, name))
+        return policy_values(batch, row, lambda policy: getattr(policy, name))
 
-    budget = of_policies(batch, row, lambda policy: policy.rule == "budget") > 0
+    budget = policy_values(batch, row, lambda policy: policy.rule == "budget") > 0
     return OrderQueries(
         **vars(queries),
         committed=committed,
         lowest=torch.where(committed, batch.confidence[row], inf).amin(1),
-        score=of_policies(batch, row, lambda policy: list(SCORES).index(policy.score)).long(),
+        score=policy_values(batch, row, lambda policy: list(SCORES).index(policy.score)).long(),
         threshold=torch.where(budget, inf, parameter("threshold")),
         t_token=parameter("t_token"),
         t_pos=parameter("t_pos"),

@@ -98,7 +98,7 @@ def at_budget(values: ArrayLike, cost: float | ArrayLike, budgets: ArrayLike) ->
     `cost` is that of a sample, or of each sample in their order if they differ.
 
     A budget buys budget / cost samples. A fraction, say 2.3, means 2 samples with probability 0.7 and 3
-    otherwise, so linear interpolation between neighbouring k is exact, not a smoothing. NaN for less than one
+    otherwise, so linear interpolation between neighboring k is exact, not a smoothing. NaN for less than one
     sample and for more than there are.
     """
     curves = np.asarray(values, dtype=np.float64)
@@ -118,7 +118,7 @@ def at_budget(values: ArrayLike, cost: float | ArrayLike, budgets: ArrayLike) ->
     inside = (bought >= 1) & (bought <= curves.shape[1])
     low = np.clip(np.floor(bought), 1, curves.shape[1]).astype(np.int64)
     share = np.where(inside, bought - low, 0.0)
-    # A whole number of samples has no upper neighbour: that one may be NaN (k > n).
+    # A whole number of samples has no upper neighbor: that one may be NaN (k > n).
     high = np.minimum(low + (share > 0), curves.shape[1])
     return np.where(inside, curves[:, low - 1] + share * (curves[:, high - 1] - curves[:, low - 1]), np.nan)
 

@@ -338,7 +338,7 @@ class LoadedModel(LanguageModel):
             parameters[name].copy_(tensor)
 
 
-def layer_numbers(hidden: int, intermediate: int, experts: int = 0) -> int:
+def activations_per_position(hidden: int, intermediate: int, experts: int = 0) -> int:
     """Return how many numbers per position a layer holds at most at once, a little more than measured.
 
     Beside a few hidden states these are gate, up and their product in the feed-forward part. A mixture of experts has

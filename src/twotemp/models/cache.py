@@ -50,7 +50,7 @@ class KVCache(Cache):
     def rows(self) -> int:
         return self._keys[0].shape[0]
 
-    def aim(self, positions: Tensor, rows: Tensor | None = None) -> None:
+    def set_window(self, positions: Tensor, rows: Tensor | None = None) -> None:
         """Set the columns that the next forward pass writes (>= `columns`: none) and its rows (None: all)."""
         self._targets = positions.clamp(max=self.columns)
         self._subset = rows
@@ -59,7 +59,7 @@ class KVCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Store K, V [rows, kv_heads, W, head_dim] of the window and return all columns; every layer calls this."""
-        assert self._targets is not None, "call aim() before the forward pass"
+        assert self._targets is not None, "call set_window() before the forward pass"
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         targets = self._targets.to(keys.device)
         subset = None if self._subset is None else self._subset.to(keys.device)
@@ -70,7 +70,7 @@ class KVCache(Cache):
             keys, values = keys[subset], values[subset]
         return keys[:, :, : self.columns], values[:, :, : self.columns]
 
-    def reading(self) -> Any:
+    def read_only(self) -> Any:
         """Return the cache as a decoder of `transformers` reads it, which adds nothing to it."""
         parts = zip(self._keys, self._values)
         layers = [

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from twotemp.errors import UserError
-from twotemp.models.base import layer_numbers
+from twotemp.models.base import activations_per_position
 from twotemp.models.cache import KVCache
 from twotemp.models.native import TAKE_PUBLISHED, AllowedValues, check_experts, check_fixed, positive
 from twotemp.models.token_ids import Facts, PublishedIds
@@ -57,7 +57,7 @@ class DiffusionGemma(Transformer):
     native = DiffusionGemmaForBlockDiffusion
     unused = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
     canvases = True
-    spreads: ClassVar[bool] = False
+    supports_device_map: ClassVar[bool] = False
 
     @classmethod
     def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
@@ -132,7 +132,7 @@ class DiffusionGemma(Transformer):
     @property
     def activation_bytes(self) -> int:
         text = self.module.config.text_config
-        numbers = layer_numbers(text.hidden_size, text.intermediate_size, text.top_k_experts)
+        numbers = activations_per_position(text.hidden_size, text.intermediate_size, text.top_k_experts)
         return numbers * self.module.dtype.itemsize
 
     @property
@@ -158,7 +158,7 @@ class DiffusionGemma(Transformer):
         seen = columns <= positions[:, :, None]
         near = seen & (columns > positions[:, :, None] - self.module.config.text_config.sliding_window)
         near = near | (positions >= cache.columns)[:, :, None]  # padding: no softmax over the empty set
-        cache.aim(positions, rows)
+        cache.set_window(positions, rows)
         self.module.model.encoder.language_model(
             input_ids=ids,
             attention_mask={_FULL: seen[:, None], _SLIDING: near[:, None]},
@@ -185,7 +185,7 @@ class DiffusionGemma(Transformer):
             for kind, seen in ((_FULL, before), (_SLIDING, near))
         }
         rotary = {kind: decoder.rotary_emb(hidden, positions, kind) for kind in decoder.unique_layer_types}
-        stored = cache.reading()
+        stored = cache.read_only()
         for layer, kind in zip(decoder.layers, text.layer_types):
             hidden = layer(
                 hidden,

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedConfig
 
 from twotemp.errors import UserError
-from twotemp.models.native import bidirectional, check_fixed, positive
+from twotemp.models.native import bidirectional_config, check_fixed, positive
 from twotemp.models.token_ids import Facts, PublishedIds, resolve
 from twotemp.models.transformer import Transformer
 from twotemp.models.weight_loading import Layout, Weights, rename
@@ -80,7 +80,7 @@ class LLaDA(Transformer):
                 f"llada config.json: d_model={width} must be a multiple of n_heads={heads}, "
                 f"and n_heads of n_kv_heads={kv_heads}"
             )
-        return bidirectional(
+        return bidirectional_config(
             cls,
             vocab_size=positive(family, config, "embedding_size"),
             hidden_size=width,

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from twotemp.errors import UserError
-from twotemp.models.base import LoadedModel, layer_numbers
+from twotemp.models.base import LoadedModel, activations_per_position
 from twotemp.models.checkpoint import read_native
 from twotemp.models.token_ids import Facts, LoadOverrides, TokenIds, read_token_ids
 from twotemp.models.transformer import positions_of
@@ -107,7 +107,7 @@ class MaskedLM(LoadedModel):
     @property
     def activation_bytes(self) -> int:
         sizes = self.module.config.to_dict()
-        numbers = layer_numbers(sizes.get("hidden_size", 0), sizes.get("intermediate_size", 0))
+        numbers = activations_per_position(sizes.get("hidden_size", 0), sizes.get("intermediate_size", 0))
         return numbers * self.module.dtype.itemsize
 
 

@@ -51,7 +51,7 @@ class Native(Transformer):
         check_fixed(family, config, cls.fixed)
         own = {size: positive(family, config, size) for size in cls.sizes}
         own |= {field: config.get(field, default) for field, default in cls.optional.items()}
-        return bidirectional(cls, **common_fields(family, config, cls.rope_types), **own)
+        return bidirectional_config(cls, **common_fields(family, config, cls.rope_types), **own)
 
 
 class OnQwen2(Native):
@@ -108,7 +108,7 @@ class OnLlama(Native):
     rope_types: ClassVar[tuple[str, ...]] = ("default", "llama3")
 
 
-def bidirectional(cls: type[Transformer], **fields: Any) -> PreTrainedConfig:
+def bidirectional_config(cls: type[Transformer], **fields: Any) -> PreTrainedConfig:
     """Return the native class's config without its causal default: every mask is passed explicitly.
 
     No family passes its `pad_token_id` on: it would freeze that row of the embedding in training, and pad = EOS.

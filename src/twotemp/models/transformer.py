@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from twotemp.errors import UserError
-from twotemp.models.base import LoadedModel, layer_numbers
+from twotemp.models.base import LoadedModel, activations_per_position
 from twotemp.models.cache import KVCache
 from twotemp.models.checkpoint import read_headers, weight_files, write_shards
 from twotemp.models.token_ids import Facts, LoadOverrides, TokenIds, read_token_ids
@@ -45,7 +45,7 @@ class Transformer(LoadedModel):
     head: ClassVar[str] = "lm_head.weight"  # the head's name in a checkpoint
     float32_weights: ClassVar[tuple[str, ...]] = ()  # endings of native names that stay in float32
     unused: ClassVar[tuple[str, ...]] = ()  # beginnings of a checkpoint's names that are not loaded
-    spreads: ClassVar[bool] = True  # over several devices
+    supports_device_map: ClassVar[bool] = True  # over several devices
     module: PreTrainedModel
     # How many positions before a wanted one a window must also hold: 1 where row i of the network predicts
     # position i + 1, as in models made from autoregressive ones. The shift is undone only here.
@@ -159,7 +159,7 @@ class Transformer(LoadedModel):
     @classmethod
     def build(cls, config: PreTrainedConfig, files: Sequence[Path], storage: Storage) -> PreTrainedModel:
         """Return the native module with the weights of these files."""
-        if storage.device_map and not cls.spreads:
+        if storage.device_map and not cls.supports_device_map:
             raise UserError(
                 f"{cls.facts.family} cannot be spread over several devices yet; leave device_map out "
                 "(dtype='bfloat16' needs half the memory of float32)"
@@ -186,7 +186,7 @@ class Transformer(LoadedModel):
         if stored.keys() != plain.keys():
             extra = sorted(stored.keys() ^ plain.keys())[0]
             raise UserError(f"cannot save adapters such as {extra}: merge them into the model first")
-        write_shards(self.original(stored), folder)
+        write_shards(self.to_checkpoint_layout(stored), folder)
 
     def published_modules(self) -> dict[str, str]:
         """Return by the names of the checkpoint's own code those of the native modules that are the same."""
@@ -198,7 +198,7 @@ class Transformer(LoadedModel):
             if name.endswith(".weight") and len(parts) == 1 and id(parts[0]) in names
         }
 
-    def original(self, native: Weights) -> Weights:
+    def to_checkpoint_layout(self, native: Weights) -> Weights:
         """Return native weights in the family's layout."""
         layout = self.layout(native, self.module.config)
         return {
@@ -234,7 +234,8 @@ class Transformer(LoadedModel):
         config = self.module.config
         experts = getattr(config, "num_experts_per_tok", 0)
         return (
-            layer_numbers(config.hidden_size, config.intermediate_size, experts) * self.module.dtype.itemsize
+            activations_per_position(config.hidden_size, config.intermediate_size, experts)
+            * self.module.dtype.itemsize
         )
 
     @property
@@ -280,7 +281,7 @@ class Transformer(LoadedModel):
             columns = torch.arange(cache.columns, device=ids.device)
             attend = attend & (columns // self.block_size <= (positions // self.block_size)[:, :, None])
         attend = attend | padding[:, :, None]  # avoid a softmax over the empty set
-        cache.aim(positions, rows)
+        cache.set_window(positions, rows)
         return self._head(self._hidden(ids, positions, attend, cache), want, positions)
 
     def _hidden(

@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from twotemp.policies.positions import DrawnTokens, StackedParameters, listed
+from twotemp.policies.positions import DrawnTokens, StackedParameters, required
 from twotemp.policies.tokens import Need
 from twotemp.rng import Noise
 
@@ -107,9 +107,9 @@ class Renoising:
         """Return how many of a block's open positions a budget has already kept, [B]; None if it has kept none."""
         if memory is None:
             return None
-        return (listed(memory.accepted) & (memory.positions == positions)).sum(1)
+        return (required(memory.accepted) & (memory.positions == positions)).sum(1)
 
-    def close(
+    def complete(
         self,
         decision: Decision,
         noise: Noise,
@@ -135,14 +135,14 @@ class Renoising:
         Returns:
             The decision, and what to carry into the next step.
         """
-        at, likeliest = drawn.positions, listed(drawn.likeliest)
+        at, likeliest = drawn.positions, required(drawn.likeliest)
         unchanged = torch.zeros_like(at)
         if before is not None:
-            same = (before.positions == at) & (listed(before.likeliest) == likeliest)
-            unchanged = torch.where(same, listed(before.unchanged) + 1, 0)
+            same = (before.positions == at) & (required(before.likeliest) == likeliest)
+            unchanged = torch.where(same, required(before.unchanged) + 1, 0)
         settled = ((unchanged >= parameters.stop_steps[:, None]) | ~masked).all(1)
         count = masked.sum(1)
-        mean = listed(drawn.entropy).masked_fill(~masked, 0).sum(1) / count.clamp_min(1)
+        mean = required(drawn.entropy).masked_fill(~masked, 0).sum(1) / count.clamp_min(1)
         # As many steps as masking takes at most, unless the policy says how many.
         least = (count + parameters.k - 1) // parameters.k
         most = torch.where(parameters.steps > 0, parameters.steps, least)
@@ -152,7 +152,7 @@ class Renoising:
         canvas = Canvas(
             tokens=torch.where(ends[:, None], likeliest, tokens),
             likeliest=likeliest,
-            confidence=listed(drawn.log_top).exp(),
+            confidence=required(drawn.log_top).exp(),
             changed=masked & (unchanged == 0),
             ends=ends,
         )

@@ -24,7 +24,7 @@ from twotemp import records, rng
 from twotemp.policies.tokens import Need
 
 # Stands for T_pos = inf. A power of two scales noise exactly; this one makes every score negligible without overflow.
-_HOTTEST = 2.0**1000
+_MAX_T_POS = 2.0**1000
 _DREAM_EPS = 1e-3  # where Dream's time grid ends
 _DTYPES = {float: torch.float64, int: torch.int64}
 
@@ -102,10 +102,10 @@ class CommitRule(NamedTuple):
 SCORES: dict[records.Score, ScoreFunction] = {
     "log_confidence": ScoreFunction(lambda drawn: drawn.log_confidence.double()),
     "confidence": ScoreFunction(lambda drawn: drawn.confidence.double()),
-    "log_top": ScoreFunction(lambda drawn: listed(drawn.log_top).double(), ("top",)),
-    "log_margin": ScoreFunction(lambda drawn: listed(drawn.log_margin).double(), ("margin",)),
-    "entropy": ScoreFunction(lambda drawn: listed(drawn.entropy).double(), ("entropy",)),
-    "neg_entropy": ScoreFunction(lambda drawn: -listed(drawn.entropy).double(), ("entropy",)),
+    "log_top": ScoreFunction(lambda drawn: required(drawn.log_top).double(), ("top",)),
+    "log_margin": ScoreFunction(lambda drawn: required(drawn.log_margin).double(), ("margin",)),
+    "entropy": ScoreFunction(lambda drawn: required(drawn.entropy).double(), ("entropy",)),
+    "neg_entropy": ScoreFunction(lambda drawn: -required(drawn.entropy).double(), ("entropy",)),
     "position": ScoreFunction(lambda drawn: -drawn.positions.double()),
 }
 
@@ -116,7 +116,7 @@ def perturb(score: Tensor, t_pos: Tensor, noise: Tensor) -> Tensor:
     With Gumbel noise on log c, the K highest are K draws without replacement from Cat(c^(1/T_pos)) (TLC);
     with Logistic noise on c, P(above lambda) = sigma((c - lambda) / T_pos) (TCT).
     """
-    return score + t_pos.clamp_max(_HOTTEST)[:, None] * noise
+    return score + t_pos.clamp_max(_MAX_T_POS)[:, None] * noise
 
 
 def rank(score: Tensor, masked: Tensor, late: Tensor | None) -> Tensor:
@@ -139,7 +139,7 @@ def above(ranked: Ranked) -> Tensor:
 
 def stable(ranked: Ranked) -> Tensor:
     """KLASS: find ready what is above the threshold and has been stable for the last n steps."""
-    return above(ranked) & (listed(ranked.stable) >= ranked.parameters.kl_steps[:, None])
+    return above(ranked) & (required(ranked.stable) >= ranked.parameters.kl_steps[:, None])
 
 
 def within_entropy(ranked: Ranked) -> Tensor:
@@ -147,7 +147,7 @@ def within_entropy(ranked: Ranked) -> Tensor:
 
     The left side bounds the joint dependence that committing U in parallel ignores (Ben-Hamu et al., 2025).
     """
-    entropy = listed(ranked.entropy).double().masked_fill(~ranked.masked, torch.inf)
+    entropy = required(ranked.entropy).double().masked_fill(~ranked.masked, torch.inf)
     h = entropy.gather(1, ranked.order)
     # Where nothing is masked inf - inf is NaN, which never fits.
     fits = h.cumsum(1) - h.cummax(1).values <= ranked.parameters.entropy_bound[:, None]
@@ -217,7 +217,7 @@ def _linspace(index: Tensor, steps: Tensor) -> Tensor:
     return torch.where(index < (steps + 1) // 2, 1 + spacing * index, end - spacing * (steps - index)).float()
 
 
-def listed(value: Tensor | None) -> Tensor:
+def required(value: Tensor | None) -> Tensor:
     """Return a value that the score or rule listed in its `needs`, so that it was computed."""
     assert value is not None, "an entry of SCORES or RULES reads what it does not list in `needs`"
     return value

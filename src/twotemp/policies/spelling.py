@@ -71,7 +71,7 @@ def parse(spec: str) -> Policy:
 class Portfolio:
     """Policies with the number of samples that each draws, in the order of the sample index.
 
-    `parse_portfolio` makes one, in canonical form: neighbours differ.
+    `parse_portfolio` makes one, in canonical form: neighbors differ.
     """
 
     entries: tuple[tuple[int, Policy], ...]
@@ -111,7 +111,7 @@ class Portfolio:
         """Return the portfolio of the changed policies."""
         return _canonical([(count, change(policy)) for count, policy in self.entries], self.cycle)
 
-    def written(self, name: Callable[[Policy], str]) -> str:
+    def join_names(self, name: Callable[[Policy], str]) -> str:
         """Return it as a sum of names with their counts, as in `3*ct + tct`."""
         last = len(self.entries) - 1
         return " + ".join(
@@ -161,11 +161,11 @@ def spell(given: AnyPolicy) -> str:
 
     A policy that no preset can spell gets its name and a hash of all of its fields.
     """
-    return _spell_policy(given) if isinstance(given, Policy) else given.written(_spell_policy)
+    return _spell_policy(given) if isinstance(given, Policy) else given.join_names(_spell_policy)
 
 
 def _canonical(entries: list[tuple[int, Policy]], cycle: bool) -> AnyPolicy:
-    """Return the portfolio with equal neighbours merged, or the policy if only one is left."""
+    """Return the portfolio with equal neighbors merged, or the policy if only one is left."""
     runs: list[tuple[int, Policy]] = [
         (sum(count for count, _ in run), policy) for policy, run in groupby(entries, lambda entry: entry[1])
     ]

@@ -16,7 +16,7 @@ from twotemp.experimental.editing import EDITS, BlockText, choose_edits
 from twotemp.experimental.repulsion import Repulsion
 from twotemp.policies import positions, tokens
 from twotemp.policies.decision import Decision, Memory, Renoising
-from twotemp.policies.positions import DrawnTokens, StackedParameters, listed
+from twotemp.policies.positions import DrawnTokens, StackedParameters, required
 from twotemp.records import Policy
 from twotemp.rng import Noise
 
@@ -245,7 +245,7 @@ class PolicyBatch:
             decision = self._rewrite(decision, drawn, masked, text)
         if self.renoising is None:
             return decision, carried
-        return self.renoising.close(
+        return self.renoising.complete(
             decision, noise, drawn, masked, self.parameters, block_step, memory, carried
         )
 
@@ -279,12 +279,12 @@ class PolicyBatch:
 
     def _remember(self, memory: Memory | None, drawn: DrawnTokens, masked: Tensor) -> Memory:
         """Compare predictions with the step before: stable where KL(q_now || q_before) < epsilon."""
-        at, now = drawn.positions, listed(drawn.probabilities)
+        at, now = drawn.positions, required(drawn.probabilities)
         if memory is None:
             return Memory(at, now, torch.zeros_like(at))
-        kl = (torch.special.xlogy(now, now) - torch.special.xlogy(now, listed(memory.weights))).sum(-1)
+        kl = (torch.special.xlogy(now, now) - torch.special.xlogy(now, required(memory.weights))).sum(-1)
         still = masked & (at == memory.positions) & (kl < self.parameters.kl_bound[:, None])
-        return Memory(at, now, torch.where(still, listed(memory.stable) + 1, 0))
+        return Memory(at, now, torch.where(still, required(memory.stable) + 1, 0))
 
 
 def _remaining(masked: Tensor, kept: Tensor | None) -> Tensor:

@@ -61,7 +61,7 @@ def parameters(policy: AnyPolicy, hide: Collection[str] = ()) -> dict[str, Any]:
 def label(policy: AnyPolicy, *, plain: bool = False, hide: Collection[str] = ()) -> str:
     """Return `TCT ($T_pos=0.1$)` for figures and LaTeX; plain: `TCT (t_pos=0.1)`, for terminals and Markdown."""
     if isinstance(policy, Portfolio):
-        return policy.written(lambda component: label(component, plain=plain, hide=hide))
+        return policy.join_names(lambda component: label(component, plain=plain, hide=hide))
     return _labelled(policy.name, parameters(policy, hide), plain)
 
 

@@ -133,7 +133,7 @@ class Learner(TrainedWeights):
         # A row without advantage matters only for the KL, or for the weights of its group. Otherwise it adds nothing,
         # so leave it out to save time.
         used = graded if settings.beta else advantage != 0
-        if goal.normalises:
+        if goal.normalizes:
             used = graded & signal.repeat_interleave(rollouts.size)
         totals = {
             "tokens": lambda: self._tokens(_select(graded, rollouts.samples)),

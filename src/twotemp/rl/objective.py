@@ -64,17 +64,17 @@ def advantages(rewards: Tensor, *, scale: bool) -> Tensor:
     A NaN reward is ungraded: it counts in no mean and has advantage 0. So have all samples of a group with equal
     rewards, or with fewer than two graded ones.
     """
-    centred = _centred(rewards)
-    return centred / (group_std(rewards)[:, None] + STD_FLOOR) if scale else centred
+    centered = _centered(rewards)
+    return centered / (group_std(rewards)[:, None] + STD_FLOOR) if scale else centered
 
 
 def group_std(rewards: Tensor) -> Tensor:
     """Return the standard deviation of the graded rewards of each group (n - 1), [groups]; 0 for fewer than two."""
     count = (~rewards.isnan()).sum(1)
-    return (_centred(rewards).square().sum(1) / (count - 1).clamp_min(1)).sqrt()
+    return (_centered(rewards).square().sum(1) / (count - 1).clamp_min(1)).sqrt()
 
 
-def _centred(rewards: Tensor) -> Tensor:
+def _centered(rewards: Tensor) -> Tensor:
     """Return r - mean of the group's graded rewards; 0 for the ungraded, and exactly 0 where all are equal."""
     graded = ~rewards.isnan()
     known = rewards.nan_to_num()
@@ -87,9 +87,9 @@ def _centred(rewards: Tensor) -> Tensor:
 
 def signed_softmax(rewards: Tensor) -> Tensor:
     """Return softmax(A) - softmax(-A) over each group's graded samples, [groups, size]: wd1's weights at psi = 1."""
-    graded, centred = ~rewards.isnan(), _centred(rewards)
-    up, down = (torch.where(graded, sign * centred, -torch.inf).softmax(1) for sign in (1, -1))
-    return torch.where(graded & (centred != 0).any(1, keepdim=True), up - down, 0.0)
+    graded, centered = ~rewards.isnan(), _centered(rewards)
+    up, down = (torch.where(graded, sign * centered, -torch.inf).softmax(1) for sign in (1, -1))
+    return torch.where(graded & (centered != 0).any(1, keepdim=True), up - down, 0.0)
 
 
 def _clipped(ratio: Tensor, advantage: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
@@ -196,7 +196,7 @@ class Objective:
     # The loss of a term depends on it alone; or on differences of log q of whole rows; or on their values.
     needs: Literal["terms", "differences", "values"] = "terms"
     advantages: Callable[[Tensor], Tensor] | None = None  # of the rewards, in place of `advantages`
-    normalises: bool = False  # each group's weights add up to 1
+    normalizes: bool = False  # each group's weights add up to 1
     ratio: bool = True  # uses the ratio to the weights that drew the samples
     kl: bool = False  # supports a KL to the untrained model
 
@@ -204,7 +204,7 @@ class Objective:
 OBJECTIVES: dict[str, Objective] = {
     "grpo": Objective(grpo, kl=True),
     "sequence": Objective(sequence, "rows", "differences", kl=True),
-    "stable": Objective(stable, "groups", "differences", normalises=True),
+    "stable": Objective(stable, "groups", "differences", normalizes=True),
     "wd1": Objective(weighted, "groups", advantages=signed_softmax, ratio=False),
     "spg": Objective(sandwiched, "tokens", "values", ratio=False),
 }

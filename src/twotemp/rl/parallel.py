@@ -67,7 +67,7 @@ def distribute(module: nn.Module, accelerator: Accelerator, *, fsdp: bool, layer
 
 
 @contextmanager
-def _unsynchronised(module: Any) -> Iterator[None]:
+def _unsynchronized(module: Any) -> Iterator[None]:
     module.set_requires_gradient_sync(False)
     try:
         yield
@@ -78,7 +78,7 @@ def _unsynchronised(module: Any) -> Iterator[None]:
 def accumulating(module: Any) -> AbstractContextManager[Any]:
     """Return a context in which backward passes add to this worker's gradients only."""
     if _is_sharded(module):
-        return _unsynchronised(module)
+        return _unsynchronized(module)
     return module.no_sync() if hasattr(module, "no_sync") else nullcontext()
 
 

@@ -72,14 +72,14 @@ class SearchStep:
 
     step: int  # from 1
     pass_at_k: float  # on the step's questions, with the numbers that it began with
-    signal: float  # share of the questions whose samples differ in `worth`
+    signal: float  # share of the questions whose samples differ in `pass_at_k_advantages`
     numbers: dict[str, float]  # that it began with
     spent: float  # NFE so far: those of the samples, and one for every scored row
     state: dict[str, list[float]]  # of the knobs after it
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search."""
 
     policy: Policy
@@ -88,7 +88,7 @@ class Found:
     spent: float  # NFE
 
 
-def worth(rewards: Tensor, k: int) -> Tensor:
+def pass_at_k_advantages(rewards: Tensor, k: int) -> Tensor:
     """Return what each sample adds to the estimate of pass@k of its question, less what it would add by chance.
 
     With n graded samples, c of the others right, and r its own reward of 0 or 1, the estimate
@@ -129,7 +129,7 @@ def search(
     budget: float,
     batch_size: int | None = None,
     on_step: Callable[[SearchStep], None] = lambda step: None,
-) -> Found:
+) -> SearchResult:
     """Search until the budget is spent; the same call continues a search that was stopped or killed.
 
     The policy found has the mean of the numbers over the last half of the steps.
@@ -164,7 +164,7 @@ def search(
             on_step(done[-1])
     half = done[len(done) // 2 :]
     mean = {name: [sum(step.state[name][0] for step in half) / len(half)] for name in names}
-    return Found(with_learned(settings.policy, mean), settings.policy, len(done), done[-1].spent)
+    return SearchResult(with_learned(settings.policy, mean), settings.policy, len(done), done[-1].spent)
 
 
 def _step(
@@ -191,12 +191,12 @@ def _step(
         block=settings.block,
         chat=settings.chat,
     )
-    advantage = worth(rollouts.rewards, settings.k)
+    advantage = pass_at_k_advantages(rollouts.rewards, settings.k)
     used = advantage.flatten() != 0
     samples = [rollouts.samples[index] for index in used.nonzero()[:, 0].tolist()]
     spent = float(sum(sample.nfe for sample in rollouts.samples))
     if samples:
-        spent += _climb(backend.text, samples, advantage.flatten()[used], settings, knobs)
+        spent += _ascend(backend.text, samples, advantage.flatten()[used], settings, knobs)
     graded = ~rollouts.rewards.isnan()
     rates = metrics.pass_at_k(
         graded.sum(1).numpy(), rollouts.rewards.nan_to_num().sum(1).long().numpy(), [settings.k]
@@ -211,7 +211,7 @@ def _step(
     )
 
 
-def _climb(
+def _ascend(
     model: LanguageModel, samples: Sequence[Sample], advantage: Tensor, settings: SearchSettings, knobs: Knobs
 ) -> int:
     """Take an ascent step on sum A log p; return how many rows were scored."""

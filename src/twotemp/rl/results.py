@@ -109,7 +109,7 @@ def group_numbers(rollouts: Rollouts) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64).view(-1, len(COLUMNS))
 
 
-def summarise(numbers: Tensor, size: int, workers: int) -> dict[str, Any]:
+def summarize(numbers: Tensor, size: int, workers: int) -> dict[str, Any]:
     """Return the rollouts' part of a `StepRecord`.
 
     Args:

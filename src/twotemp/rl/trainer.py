@@ -280,7 +280,7 @@ class Trainer:
         begin = perf_counter()
         update = self.learner.update(rollouts.with_signal() if settings.resample else rollouts)
         seconds_updating = perf_counter() - begin
-        means = results.summarise(numbers, settings.size, accelerator.num_processes)
+        means = results.summarize(numbers, settings.size, accelerator.num_processes)
         rows = len(numbers) * settings.size
         threshold = settings.policy.for_sample(0).threshold if state.threshold is None else state.threshold
         controlled = state.threshold

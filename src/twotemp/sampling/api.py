@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, SupportsIndex, TypeVar, Unpack, get_type_hints, overload
 
 from twotemp.backends.local import LocalBackend
-from twotemp.engine import EngineOptions, Observer, Steps, StepView
+from twotemp.engine import EngineOptions, Observer, StepCallback, StepView
 from twotemp.errors import UserError, unknown
 from twotemp.models.base import Denoiser
 from twotemp.models.load import load_name
@@ -289,7 +289,7 @@ def _prepare(
             raise UserError(
                 "give on_step or an observer, not both: an observer's `step` is called with the same view"
             )
-        decoding["observer"] = Steps(on_step)
+        decoding["observer"] = StepCallback(on_step)
     model = load_name(model)
     return LocalBackend(model, **decoding), prompt_requests(model, *prompting, **options)
 
