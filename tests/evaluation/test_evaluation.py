@@ -274,11 +274,12 @@ def test_killed_at_twenty_random_moments_it_ends_up_the_same(model, tmp_path, mo
     forks = multiprocessing.get_context("fork")
     rng = random.Random(1)
     for _ in range(20):
-        hear, tell = forks.Pipe(duplex=False)
+        parent, end = forks.Pipe()
 
-        def reporting(backend, requests, tell=tell):
+        def reporting(backend, requests, end=end):
             for sample in original(backend, requests):
-                tell.send(".")
+                end.send("drawn")
+                end.recv()  # go on: so that it cannot come to its end before it is killed
                 yield sample
 
         def child(batch_size: int, stream=reporting) -> None:
@@ -289,7 +290,8 @@ def test_killed_at_twenty_random_moments_it_ends_up_the_same(model, tmp_path, mo
         process.start()
         # A moment is a random time after a random number of samples: the machine's speed does not matter.
         for _ in range(rng.randrange(25)):
-            hear.recv()
+            parent.recv()
+            parent.send("go on")
         time.sleep(rng.uniform(0, 0.02))
         os.kill(process.pid or 0, signal.SIGKILL)
         process.join()
