@@ -94,7 +94,7 @@ class Metrics:
 class Guard:
     """Middleware that checks the key and where a request comes from, limits its time, and counts it.
 
-    A server without a key results to loopback names only. Otherwise another site could point its own name to this
+    A server without a key answers to loopback names only. Otherwise another site could point its own name to this
     machine (DNS rebinding), and a browser would treat the server as part of that site.
     """
 
@@ -114,7 +114,7 @@ class Guard:
             inner: The application.
             metrics: Counts the requests.
             api_key: Clients must send it; None for no key.
-            hosts: The host names that the server results to; None for any.
+            hosts: The host names that the server answers to; None for any.
             connection_seconds: Seconds for a request and its answer; after that the connection is closed.
         """
         self._inner, self._metrics, self._key, self._hosts = inner, metrics, api_key, hosts
@@ -147,7 +147,7 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
         if self._hosts is not None and _host(headers.get("host", "")) not in self._hosts:
-            return error(403, "this server results to loopback names only; start it with --host and a key")
+            return error(403, "this server answers to loopback names only; start it with --host and a key")
         if scope["method"] not in SAFE_METHODS and not is_same_site(headers):
             message = (
                 "pages of other sites may not use this server; send the request from a program or a proxy"
