@@ -244,9 +244,7 @@ class Request:
     stop: tuple[str, ...] = ()  # strings before which the text ends; the engine does not see them
     # Neither identity nor noise depend on these.
     tag: str = ""  # by which a caller recognizes its sample
-    label: str = field(
-        default="", compare=False
-    )  # the prompt in words, for error messages; "": its id says enough
+    label: str = field(default="", compare=False)  # the prompt in words, for messages; "": the id will do
 
     def __post_init__(self) -> None:
         if not self.prompt:

@@ -23,9 +23,8 @@ from twotemp.backends.worker import MakeService, Worker
 from twotemp.processes import minimal_environment, python_command, start
 
 HOLD_SECONDS = 0.2  # see `Worker`
-EXIT_SECONDS = (
-    5  # how long a worker that has closed its end may take to exit; its status and last line say why
-)
+# How long a worker that has closed its end may take to exit; its status and last line say why.
+EXIT_SECONDS = 5
 _CODE = "from twotemp.backends.process import main; main({})"
 
 

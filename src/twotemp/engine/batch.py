@@ -29,9 +29,8 @@ class RowStep(NamedTuple):
     """What one step wrote into a row."""
 
     step: int  # of this row, from 0
-    commits: list[
-        tuple[int, int, float]
-    ]  # position, token (the mask if it was masked or renoised), confidence
+    # Position, token (the mask if it was masked or renoised), confidence.
+    commits: list[tuple[int, int, float]]
     final: int | None = None  # columns before this one will not change again; None: what is written stays
 
 

@@ -24,9 +24,8 @@ class CanvasRunner:
         self.model = model
         self.embed: Embed | None = model.soft_embeddings
         self.cache = model.new_cache(rows, columns)
-        self.prompts: list[tuple[int, ...] | None] = [
-            None
-        ] * rows  # the prompt that each row of the cache holds
+        # The prompt that each row of the cache holds.
+        self.prompts: list[tuple[int, ...] | None] = [None] * rows
         self.soft: Tensor | None = None  # [B, W, D]: what the last step predicted
 
     def logits(self, rows: Rows, window: Window) -> Tensor:

@@ -175,9 +175,8 @@ class LiveBatches:
         self.model, self.slots, self.cache, self.columns, self.graphs = model, slots, cache, columns, graphs
         self.observer = observer or Observer()
         self._loops: dict[Hashable, _BatchLoop] = {}
-        self._groups: dict[
-            Hashable, list[RowHandle]
-        ] = {}  # the rows of each `Request.group`, whose samples repel each other
+        # The rows of each `Request.group`, whose samples repel each other.
+        self._groups: dict[Hashable, list[RowHandle]] = {}
 
     @property
     def idle(self) -> bool:

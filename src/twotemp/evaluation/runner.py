@@ -258,7 +258,7 @@ class _SampleBuffer:
             work.writer.samples(self._samples[work])
             samples = self._samples.pop(
                 work
-            )  # popped first, so that it is not written again if the next cell fails
+            )  # now, so that they are not written again if the next cell fails
         self._counter.drawn((work.loaded.task.name, sample.request) for sample in samples)
         return samples
 

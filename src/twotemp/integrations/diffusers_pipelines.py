@@ -118,8 +118,7 @@ def write_canvas(rows: PipelineCall, decision: Decision, vocab_size: int) -> tup
     """
     assert decision.canvas is not None
     assert decision.soft is not None
-    over = rows.final[:, None]
-    rows.tokens = torch.where(over, rows.tokens, decision.canvas.tokens)
+    rows.tokens = torch.where(rows.final[:, None], rows.tokens, decision.canvas.tokens)
     rows.final = rows.final | decision.canvas.ends
     certain = log(torch.nn.functional.one_hot(rows.tokens, vocab_size).to(decision.soft.dtype))
     return rows.tokens, torch.where(rows.final[:, None, None], certain, decision.soft)

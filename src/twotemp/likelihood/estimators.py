@@ -190,9 +190,8 @@ class Estimator:
 
     build: BuildQueries
     random: bool = False  # each draw asks different queries
-    strata: Callable[[int], int] = lambda draws: (
-        1
-    )  # number of strata for this many draws; draw i is in i mod strata
+    # Number of strata for this many draws; draw i is in i mod strata.
+    strata: Callable[[int], int] = lambda draws: 1
     check: Callable[[Policy], None] = lambda policy: None  # refuses policies whose samples it cannot score
     by_block: bool = False  # needs to know the blocks that a sample was decoded in
     merges: bool = False  # may treat several steps of a rollout as one (`CompletionBatch.merged`)

@@ -264,9 +264,8 @@ def _nodes(length: Tensor, start: Tensor, *, tail_above: bool) -> tuple[Tensor, 
     """
     panels = max(1, int(torch.ceil(length.max() / 2)))
     x, w = (torch.as_tensor(a, dtype=length.dtype, device=length.device) for a in _PANEL)
-    inside = (
-        torch.arange(panels, device=length.device)[:, None] + (x + 1) / 2
-    ).flatten() / panels  # in (0, 1)
+    inside = torch.arange(panels, device=length.device)[:, None] + (x + 1) / 2
+    inside = inside.flatten() / panels  # in (0, 1)
     share = (w / 2).repeat(panels) / panels
     tau, omega = (torch.as_tensor(a, dtype=length.dtype, device=length.device) / 2 for a in _TAIL)
     tau = tau + 0.5

@@ -159,9 +159,7 @@ class LanguageModel(ABC):
     first_id: int | None = None  # the token that every row starts with; `encode` adds it
     extends: bool = False  # was trained on rows that end with the block being written
     canvases: bool = False  # writes canvases of `block_size` one after another, from the end of the prompt
-    completes_blocks: bool = (
-        True  # of a block-causal one: its sampler also writes what a last, partial block lacks
-    )
+    completes_blocks: bool = True  # if block-causal: also writes what a last, partial block lacks
     module: nn.Module | None = None  # the network, if there is one to train
     tokenizer_fix: str = "put the tokenizer files into its folder"  # what to do about a missing one
     # Variables of its chat template, as its authors' code sets them.

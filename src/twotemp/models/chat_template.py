@@ -180,9 +180,8 @@ def render(tokenizer: Any, turns: list[dict[str, str]], **options: bool) -> str:
     Raises:
         TemplateError: The template refuses the messages, or exceeds the limits above.
     """
-    from transformers.utils.chat_template_utils import (
-        _compile_jinja_template,  # its environment is not public
-    )
+    # The environment that templates are written for is not public.
+    from transformers.utils.chat_template_utils import _compile_jinja_template
 
     source = tokenizer.get_chat_template()
     if len(source) > SIZE:
@@ -197,7 +196,7 @@ def render(tokenizer: Any, turns: list[dict[str, str]], **options: bool) -> str:
         "**": _power,
         "%": _remainder,
     }
-    environment.filters = {name: _limited(name, one) for name, one in environment.filters.items()}
+    environment.filters = {name: _limited(name, filter) for name, filter in environment.filters.items()}
     environment.finalize = _checked
     plain_call = environment.call
 

@@ -272,9 +272,8 @@ class Transformer(LoadedModel):
         entry with position >= cache.columns is padding: written nowhere, never wanted.
         """
         padding = positions >= cache.columns
-        if want.dtype == torch.bool and bool(
-            (want & padding).any()
-        ):  # checking indices would cost a round trip
+        # Only flags are checked: checking indices would cost a round trip.
+        if want.dtype == torch.bool and bool((want & padding).any()):
             raise ValueError("a padding entry of the window is wanted")
         attend = visible[:, None, :]
         if self.block_size is not None:

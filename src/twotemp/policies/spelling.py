@@ -75,9 +75,7 @@ class Portfolio:
     """
 
     entries: tuple[tuple[int, Policy], ...]
-    cycle: bool = (
-        False  # after the last entry start again; otherwise the last policy draws all further samples
-    )
+    cycle: bool = False  # start again after the last entry; otherwise its policy draws all further samples
 
     def __post_init__(self) -> None:
         for count, policy in self.entries:

@@ -151,37 +151,53 @@ def as_csv(measured: Sequence[CellDiversity]) -> str:
     """Return one line per cell and measure."""
 
     def rows() -> Iterator[list[object]]:
-        for one in measured:
-            config, policy = one.cell.config, one.cell.config.policy
-            shared = [config.model, config.task, label(policy, plain=True), policy.t_token, policy.t_pos, config.seed,
-                      one.prompts, one.n, one.nfe, one.forwards, one.words, one.ended, one.perplexity]  # fmt: skip
+        for entry in measured:
+            config, policy = entry.cell.config, entry.cell.config.policy
+            shared = [
+                config.model,
+                config.task,
+                label(policy, plain=True),
+                policy.t_token,
+                policy.t_pos,
+                config.seed,
+            ]
+            shared += [getattr(entry, name) for name in COLUMNS[6:13]]
+            estimate = entry.estimate
             for column, name in enumerate(MEASURES):
-                numbers = (float(x[column]) for x in (one.estimate.mean, one.estimate.low, one.estimate.high))
-                yield [*shared, name, *numbers]
+                yield [
+                    *shared,
+                    name,
+                    *(float(x[column]) for x in (estimate.mean, estimate.low, estimate.high)),
+                ]
 
     return rows_as_csv(COLUMNS, rows())
 
 
 def markdown(measured: Sequence[CellDiversity]) -> str:
     """Return the table, a row per cell, and what a reader must know."""
-    traced = any(np.isfinite(one.perplexity) for one in measured)
+    traced = any(np.isfinite(entry.perplexity) for entry in measured)
     costs = ["NFE", "forwards", "words", "ended", *["perplexity"] * traced]
     lines = [f"| {' | '.join(['Model, task', 'Policy', 'T_token', 'T_pos', *costs, *MEASURES])} |"]
     lines.append("|---|---|" + "---:|" * (2 + len(costs) + len(MEASURES)))
-    for one in measured:
-        config, policy = one.cell.config, one.cell.config.policy
-        numbers = [f"{policy.t_token:g}", f"{policy.t_pos:g}", f"{one.nfe:.1f}", f"{one.forwards:.1f}"]
-        numbers += [f"{one.words:.1f}", f"{100 * one.ended:.0f} %"]
-        numbers += [f"{one.perplexity:.2f}{' *' if on_frontier(one, measured) else ''}"] * traced
-        ends = zip(one.estimate.mean, one.estimate.low, one.estimate.high)
+    for entry in measured:
+        config, policy = entry.cell.config, entry.cell.config.policy
+        numbers = [
+            f"{policy.t_token:g}",
+            f"{policy.t_pos:g}",
+            f"{entry.nfe:.1f}",
+            f"{entry.forwards:.1f}",
+        ]
+        numbers += [f"{entry.words:.1f}", f"{100 * entry.ended:.0f} %"]
+        numbers += [f"{entry.perplexity:.2f}{' *' if on_frontier(entry, measured) else ''}"] * traced
+        ends = zip(entry.estimate.mean, entry.estimate.low, entry.estimate.high)
         numbers += [
             f"{mean:.3f} ({low:.3f}–{high:.3f})" if low == low else f"{mean:.3f}" for mean, low, high in ends
         ]
         where = f"{model_name(config.model)}, {task_name(config.task)}"
         lines.append(f"| {' | '.join([where, label(policy, plain=True), *numbers])} |")
-    sizes = unique(f"{task_name(one.cell.config.task)}: {counted(one.prompts, 'prompt')}, the first "
-                   f"{one.n} samples of each" for one in measured)  # fmt: skip
-    seeds = ", ".join(str(seed) for seed in unique(one.cell.config.seed for one in measured))
+    sizes = unique(f"{task_name(entry.cell.config.task)}: {counted(entry.prompts, 'prompt')}, the first "
+                   f"{entry.n} samples of each" for entry in measured)  # fmt: skip
+    seeds = ", ".join(str(seed) for seed in unique(entry.cell.config.seed for entry in measured))
     notes = [
         f"{'; '.join(sizes)}. {INTERVALS}",
         "distinct-n: different n-grams of words / all; self-BLEU: BLEU-4 against the other samples (lower: more "
@@ -192,7 +208,7 @@ def markdown(measured: Sequence[CellDiversity]) -> str:
             "*: no other policy has a higher overlap distance and a lower perplexity."
         ]
         * traced,
-        f"Seed {seeds}: the noise of a sample depends on seed, prompt, index, step and position alone.",
+        f"Seed {seeds}: the noise of a sample depends on seed, prompt, index, step and position aldiversity.",
     ]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
 

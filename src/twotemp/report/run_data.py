@@ -38,9 +38,8 @@ class RunData:
     chunks: list[str]  # one for each question
     pieces: dict[int, str]  # the text of each token id in the traces
     special: list[int]
-    traced: (
-        int | None
-    )  # samples of each question and policy whose traces are in the chunks; None: no cell has any
+    # Samples of each question and policy whose traces are in the chunks; None: no cell has any.
+    traced: int | None
 
 
 def collect(
@@ -209,8 +208,8 @@ class _Question:
             ordered = sorted(rows, key=lambda row: row["index"])
             outcomes = (grades[row["grade"]] for row in ordered)
             verdicts[cell] = "".join(_PENDING if g is None else VERDICTS[g.outcome] for g in outcomes)
-        found = {"id": self.name, "task": self.task, "verdicts": verdicts}
-        return found if self.problem is None else {**found, "prompt": self.problem.prompt}
+        prompt = {} if self.problem is None else {"prompt": self.problem.prompt}
+        return {"id": self.name, "task": self.task, "verdicts": verdicts, **prompt}
 
     def content(self) -> dict[str, Any]:
         """Return the chunk: distinct texts and grades, and by policy a list for each column."""

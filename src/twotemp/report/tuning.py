@@ -147,9 +147,8 @@ def tuned_yaml(tuned: Tuned) -> str:
     """Return a file whose `policies` `twotemp eval --policies @tuned.yaml` reads; the rest records their origin."""
     ends = [standing for standing in tuned.standings if standing.on_frontier]
     lines = [
-        f"# {line}" for line in (f"{tuned.model}, {tuned.task.name}: {tuned.goal}", recommendation(tuned))
-    ]
-    lines += [
+        f"# {tuned.model}, {tuned.task.name}: {tuned.goal}",
+        f"# {recommendation(tuned)}",
         "policies:",
         f'  - "{spell(tuned.standings[0].candidate)}"',
         "frontier:  # from the cheapest to the best",

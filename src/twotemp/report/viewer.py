@@ -182,11 +182,11 @@ def _race_blocks(run: Path) -> list[Part]:
         return []
     race = read_json(path)
     series = []
-    for one in race["standings"]:
-        ends = (one["low"], one["high"])
-        low, high = ([np.nan if end is None else end] for end in ends)
-        color = line(parse(one["candidate"]))["color"] if one["finalist"] else "#999999"
-        series.append(curve(one["candidate"], color, [one["cost"]], [one["mean"]], low, high, points=True))
+    for entry in race["standings"]:
+        name, cost, mean = entry["candidate"], entry["cost"], entry["mean"]
+        low, high = ([np.nan if end is None else end] for end in (entry["low"], entry["high"]))
+        color = line(parse(name))["color"] if entry["finalist"] else "#999999"
+        series.append(curve(name, color, [cost], [mean], low, high, points=True))
     chart = curve_chart(f"{race['goal']} against cost", "NFE per question", series, log=True, percent=True)
     return [
         sentences("Recommendation", [race["recommendation"]]),
@@ -243,7 +243,7 @@ def _grpo_blocks(runs: Sequence[grpo.GrpoRun]) -> list[Part]:
             curve(name, _COLORS[n % len(_COLORS)], run.column("step"), run.column(column))
             for n, (run, name) in enumerate(zip(runs, names))
         ]
-        if any(value is not None for one in series for value in one["y"]):
+        if any(value is not None for shown in series for value in shown["y"]):
             steps.append(curve_chart(title, "step", series))
     checkups = []
     for n, (run, name) in enumerate(zip(runs, names)):

@@ -59,9 +59,8 @@ class Iteration:
 
     batch: list[MaskedQueries]  # micro-batches, the same number on every worker
     rows: RowNumbers
-    old: (
-        list[Tensor] | None
-    )  # log q of every query before the first iteration; None: it is the current one, or not needed
+    # Log q of every query before the first iteration; None: it is the current one, or not needed.
+    old: list[Tensor] | None
     reference: list[Tensor] | None  # log q of every query under the untrained model; None: no KL
 
     def terms(self, new: Tensor, part: slice) -> Terms:

@@ -31,7 +31,7 @@ def accelerator(
     for name in trackers:
         if isinstance(name, str) and name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS)
-        if isinstance(name, str) and name not in {str(found) for found in get_available_trackers()}:
+        if isinstance(name, str) and name not in map(str, get_available_trackers()):
             raise UserError(f"--track {name}: {name} is not installed; pip install {name}")
     precision = "bf16" if bf16 else "no"
     return Accelerator(

@@ -195,7 +195,7 @@ def collect(
     by_key = {sample.key: sample for sample in backend.sample(requests)}
     drawn_at = perf_counter()
     samples = tuple(by_key[request.key] for request in requests)
-    sample_problems = [ask.problem for ask in planned]
+    sample_problems = [sample.problem for sample in planned]
     texts = [assistant_turn(problem, sample.text) for problem, sample in zip(sample_problems, samples)]
     grades = tuple(grader.grade(zip(sample_problems, texts)))
     totals = total_rewards(rewards, texts, reward_columns(sample_problems, samples, grades))

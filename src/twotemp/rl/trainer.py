@@ -169,9 +169,8 @@ class Trainer:
         if accelerator.is_main_process:
             write_run(out, described)
         self.learner = Learner(model, settings, accelerator)
-        self._counted = (
-            self.learner.changes
-        )  # as of `state`: where the learner has more, its weights are of no step
+        # The changes that `state` counts: where the learner has more, its weights are of no step.
+        self._counted = self.learner.changes
         if saved is None:
             self._save()
         else:

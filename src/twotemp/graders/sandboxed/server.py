@@ -37,9 +37,7 @@ _TICK = 0.5  # seconds; longer than a runnable process waits for its turn on a b
 _IDLE = 0.02  # share of a tick: a process that used less of the processor was waiting, not kept from it
 _BUSY = 4.0  # a slowdown that one program and its judge, on the same core as the server, cannot cause
 _PROBE_SECONDS = 0.02
-_WAITS_PER_TURN = (
-    2  # a program waits for a request, and perhaps for space to reply, whenever the judge waits for it
-)
+_WAITS_PER_TURN = 2  # when the judge waits for it: for a request, and perhaps for space to reply
 _BLOCKS_PER_WAIT = 32  # read from disk, while modules are imported: the kernel reads ahead
 _OTHER_WAITS = 10  # a program that only computes has two
 
