@@ -15,9 +15,7 @@ from transformers import PreTrainedConfig
 from twotemp.errors import UserError, unknown
 from twotemp.models import masked_lm
 from twotemp.models.diffusion_gemma import DiffusionGemma
-from twotemp.models.llada import LLaDA, UniformLLaDA
-from twotemp.models.llada2 import LLaDA2
-from twotemp.models.llada_moe import LLaDAMoE
+from twotemp.models.llada import LLaDA, LLaDA2, LLaDAMoE, UniformLLaDA
 from twotemp.models.masked_lm import MaskedLM
 from twotemp.models.native import AllowedValues, OnLlama, OnQwen2, OnQwen3, OnQwen3Moe
 from twotemp.models.token_ids import Facts, PublishedIds

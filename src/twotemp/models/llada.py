@@ -1,18 +1,27 @@
-"""LLaDA (model_type `llada`) on `LlamaForCausalLM`: fully bidirectional, logits at their own position."""
+"""LLaDA on `LlamaForCausalLM`, LLaDA-MoE on Qwen3-MoE and LLaDA 2 on `Glm4MoeForCausalLM`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedConfig
+from transformers import Glm4MoeForCausalLM, LlamaForCausalLM, PreTrainedConfig
 
 from twotemp.errors import UserError
-from twotemp.models.native import bidirectional_config, check_fixed, positive
+from twotemp.models.native import (
+    AllowedValues,
+    Native,
+    OnQwen3Moe,
+    bidirectional_config,
+    check_experts,
+    check_fixed,
+    positive,
+    rope_fields,
+)
 from twotemp.models.token_ids import Facts, PublishedIds, resolve
 from twotemp.models.transformer import Transformer
-from twotemp.models.weight_loading import Layout, Weights, rename
+from twotemp.models.weight_loading import Layout, Weights, rename, split_experts
 
 # Two different `ff_out`: the block's is the down projection, the top level's is the head.
 # `ff_proj` is the gate (the side that goes through silu). Rotary halves need no permutation.
@@ -57,6 +66,8 @@ class Llama(LlamaForCausalLM):  # type: ignore[no-untyped-call]
 
 
 class LLaDA(Transformer):
+    """LLaDA (model_type `llada`): fully bidirectional, logits at their own position."""
+
     native = Llama
     head = "model.transformer.ff_out.weight"
     facts = Facts(
@@ -108,6 +119,129 @@ class UniformLLaDA(LLaDA):
     """The same network for tokens that are replaced by random ones instead of masked, as in `tiny-uniform`."""
 
     facts = Facts("llada-uniform", end_tokens=LLaDA.facts.end_tokens, masks=False)
+
+
+class LLaDAMoE(OnQwen3Moe):
+    """LLaDA-MoE (architectures `LLaDAMoEModel...`, model_type `llada` like the dense one): bidirectional.
+
+    The router takes a softmax over all experts and leaves the weights of the chosen ones as they are.
+    """
+
+    facts = Facts(
+        "llada-moe",
+        end_tokens=("<|endoftext|>", "<|role_end|>"),
+        published=PublishedIds((157_184,), mask_id=156_895, eos_ids=(156_892,)),
+    )
+    fixed: ClassVar[AllowedValues] = {
+        **OnQwen3Moe.fixed,
+        "clip_qkv": (None,),
+        "moe_router_enable_expert_bias": (False, None),
+        "moe_router_score_function": ("softmax", None),
+        "partial_rotary_factor": (1,),
+        "qk_layernorm": (True,),
+        "shared_expert_intermediate_size": (None,),
+    }
+
+    @classmethod
+    def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
+        family = cls.facts.family
+        if 0 in (config.get("moe_layer_freq") or ()):
+            raise UserError(f"{family} config.json: moe_layer_freq has dense layers, which is not supported")
+        width, heads, experts = (
+            positive(family, config, field)
+            for field in ("hidden_size", "num_attention_heads", "expert_intermediate_size")
+        )
+        names = {
+            "head_dim": width // heads,
+            "num_key_value_heads": config.get("num_key_value_heads"),
+            "moe_intermediate_size": experts,
+            "intermediate_size": config.get("dense_intermediate_size") or experts,
+            "norm_topk_prob": False,  # as in the reference, whatever the config says
+        }
+        return super().native_config({**config, **names})
+
+
+LLADA2_NAMES = {
+    "model.embed_tokens": "model.word_embeddings",
+    "model.layers.{}.self_attn.o_proj": "model.layers.{}.attention.dense",
+    "model.layers.{}.self_attn.q_norm": "model.layers.{}.attention.query_layernorm",
+    "model.layers.{}.self_attn.k_norm": "model.layers.{}.attention.key_layernorm",
+}
+
+
+class LLaDA2(Native):
+    """LLaDA 2 (model_type `llada2_moe`): block-causal, a mixture of experts.
+
+    The router is the native one: sigmoid scores, groups ranked by the sum of their two best biased scores, the bias
+    used for selection only, weights normalized and scaled.
+    """
+
+    native = Glm4MoeForCausalLM
+    facts = Facts(
+        "llada2_moe",
+        end_tokens=("<|endoftext|>", "<|role_end|>"),
+        published=PublishedIds((157_184,), mask_id=156_895, eos_ids=(156_892,), block_size=32),
+        blocks="always",
+    )
+    float32_weights = ("e_score_correction_bias",)  # rounding it changes which experts are chosen
+    fixed: ClassVar[AllowedValues] = {
+        "hidden_act": ("silu",),
+        "moe_router_enable_expert_bias": (True,),
+        "norm_head": (False,),
+        "norm_softmax": (False,),
+        "score_function": ("sigmoid",),
+        "use_bias": (False,),
+        "use_qk_norm": (True,),
+        "use_qkv_bias": (False,),
+        "use_rmsnorm": (True,),
+        "use_sliding_window": (False,),
+        "using_split_qkv_in_self_attention": (False,),
+    }
+    sizes = (
+        "head_dim",
+        "moe_intermediate_size",
+        "n_routed_experts",
+        "n_shared_experts",
+        "num_experts_per_tok",
+        "n_group",
+        "topk_group",
+    )
+    optional: ClassVar[Mapping[str, Any]] = {
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": None,
+        "num_mtp_layers": 0,
+        "routed_scaling_factor": None,
+        "use_qk_norm": True,
+    }
+
+    @classmethod
+    def native_config(cls, config: Mapping[str, Any]) -> PreTrainedConfig:
+        family = cls.facts.family
+        partial = positive(family, config, "partial_rotary_factor", float)
+        names = {
+            "n_routed_experts": positive(family, config, "num_experts"),
+            "n_shared_experts": positive(family, config, "num_shared_experts"),
+            "rope_parameters": {**rope_fields(family, config), "partial_rotary_factor": partial},
+            "routed_scaling_factor": positive(family, config, "routed_scaling_factor", float),
+            # The reference normalizes by this and ignores its own flag.
+            "norm_topk_prob": positive(family, config, "num_experts_per_tok") > 1,
+        }
+        native = super().native_config({**config, **names})
+        groups = native.n_group, native.topk_group
+        check_experts(family, native.n_routed_experts, native.num_experts_per_tok, *groups)
+        return native
+
+    @classmethod
+    def layout(cls, native: Weights, config: PreTrainedConfig) -> Layout:
+        layout = rename(split_experts(super().layout(native, config)), LLADA2_NAMES)
+        for layer in range(config.num_hidden_layers):
+            prefix = f"model.layers.{layer}."
+            projections = (layout.pop(f"{prefix}self_attn.{name}_proj.weight") for name in "qkv")
+            layout[f"{prefix}attention.query_key_value.weight"] = sum(projections, ())
+            if layer >= config.first_k_dense_replace:
+                bias = layout.pop(f"{prefix}mlp.gate.e_score_correction_bias")
+                layout[f"{prefix}mlp.gate.expert_bias"] = bias
+        return layout
 
 
 def new(
