@@ -62,7 +62,6 @@ def test_imports_in_functions_are_of_torch_or_optional_packages():
     heavy = ("torch", "lm_eval", "twotemp.engine", "twotemp.models", "twotemp.sampling", "twotemp.serving")
     heavy += (
         "twotemp.cli.model_checks",
-        "twotemp.cli.gpu_checks",
         "twotemp.cli.dry_run",
         "twotemp.integrations.lm_eval",
         "twotemp.backends",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from twotemp.cli.gpu_checks import gpu_checks
+from twotemp.cli.model_checks import gpu_checks
 from twotemp.models.transformer import Transformer
 
 

@@ -1,8 +1,11 @@
-"""The table of subcommands, and how a function becomes one that is imported only when it is used."""
+"""The program `twotemp`: the table of its subcommands, each of which is imported only when it is used."""
 
 from __future__ import annotations
 
+import logging
+import os
 import re
+import sys
 from collections.abc import Callable
 from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
@@ -14,6 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_origin, get_type_hin
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from twotemp import __version__
 from twotemp.errors import UserError
 from twotemp.plugins import load_plugins
 
@@ -194,3 +198,40 @@ def _option(name: str, kind: Any, default: Any, panel: str | None = None) -> Par
         kind = Annotated[kind.__origin__, option]
     default = Parameter.empty if default is MISSING else default
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+app = typer.Typer(
+    name="twotemp",
+    cls=LazyGroup,
+    help="Simple, efficient and diverse sampling from masked diffusion language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=RICH,
+    pretty_exceptions_enable=False,
+)
+# What these loggers say while torchao is imported (extensions for other GPUs, deprecations) concerns its developers.
+_NOISY_LOGGERS = ("torchao", "torch.utils._pytree")
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; an error that the user can fix is printed as one message, without a traceback."""
+    # Before torch is imported: its threads, when they wait, spin for some microseconds only, then sleep. Beside
+    # another busy program torch's own choice makes the embedded model several times slower (docs/log.md).
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    for name in _NOISY_LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        app()
+    except UserError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(STOPPED)

@@ -49,7 +49,7 @@ def doctor(
       twotemp doctor --gpu
     """
     if gpu:
-        from twotemp.cli.gpu_checks import gpu_checks
+        from twotemp.cli.model_checks import gpu_checks
 
         checks = gpu_checks(model or "tiny")
     elif model is None:

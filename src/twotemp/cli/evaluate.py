@@ -17,7 +17,7 @@ from twotemp.cli.workers import DrawingOptions, WorkerOptions, Workload
 from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, Plan, Progress, comparison
 from twotemp.evaluation.plan import read_experiment
-from twotemp.report.diversity import without_verdicts
+from twotemp.evaluation.work import without_verdicts
 from twotemp.report.style import model_name
 from twotemp.serialization import json_text
 

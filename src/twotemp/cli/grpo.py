@@ -38,8 +38,7 @@ from twotemp.rl.checkpoint import export
 from twotemp.rl.knobs import with_learned
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.results import Checkup, StepRecord
-from twotemp.rl.rollout_workers import RolloutBackend, RolloutLoader
-from twotemp.rl.rollouts import Dataset
+from twotemp.rl.rollouts import Dataset, RolloutBackend, RolloutLoader
 from twotemp.rl.settings import (
     LARGE,
     RECIPES,

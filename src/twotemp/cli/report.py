@@ -32,6 +32,7 @@ from twotemp.cli.console import next_command, output, progress, say, status
 from twotemp.cli.options import Altered, DataFiles, Graders, Json, graders_by_task, task_files
 from twotemp.cli.trace import tokenizer_of
 from twotemp.errors import UserError, counted
+from twotemp.evaluation.work import without_verdicts
 from twotemp.folders import expect
 from twotemp.report import (
     NO_FIGURES,
@@ -45,7 +46,6 @@ from twotemp.report import (
     write,
     write_selection,
 )
-from twotemp.report.diversity import without_verdicts
 from twotemp.report.diversity import write as write_diversity
 from twotemp.report.style import label as policy_label
 from twotemp.report.tables import TableBlock
