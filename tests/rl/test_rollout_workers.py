@@ -24,7 +24,7 @@ from twotemp.records import Request
 from twotemp.rl import results
 from twotemp.rl.learner import Learner
 from twotemp.rl.parallel import accelerator
-from twotemp.rl.rollout_workers import RolloutLoader
+from twotemp.rl.rollouts import RolloutLoader
 
 # Strong enough that samples differ after each step.
 CHANGES = {"learning_rate": 5e-3, "groups": 3, "beta": 0.0}

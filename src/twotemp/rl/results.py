@@ -26,8 +26,7 @@ from twotemp.policies import policy
 from twotemp.records import Grade, Problem
 from twotemp.rl.objective import group_std
 from twotemp.rl.rollouts import Rollouts
-from twotemp.sampling.requests import PlannedSample, problem_requests
-from twotemp.sampling.text import assistant_turn
+from twotemp.sampling.requests import PlannedSample, assistant_turn, problem_requests
 from twotemp.serialization import from_json, json_text, record
 
 if TYPE_CHECKING:

@@ -5,25 +5,30 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from twotemp.backends import Backend
+from twotemp.backends.worker import ModelLoader
 from twotemp.errors import UserError
 from twotemp.graders.base import Grader
 from twotemp.graders.rewards import Reward, reward_name
 from twotemp.policies import AnyPolicy
 from twotemp.records import Grade, Problem, Sample
+from twotemp.rl.checkpoint import trainable
 from twotemp.rl.objective import group_std
-from twotemp.sampling.requests import PlannedSample, problem_requests
-from twotemp.sampling.text import assistant_turn
+from twotemp.rl.settings import GrpoSettings
+from twotemp.sampling.requests import PlannedSample, assistant_turn, problem_requests
 from twotemp.tasks import SOURCES, Task
+
+if TYPE_CHECKING:
+    from twotemp.models.base import LanguageModel
 
 TRAIN = "train"  # the subset of a published task that is for training
 
@@ -254,3 +259,30 @@ def _reward_values(
         if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
             raise UserError(f"the reward {name!r} returned {value!r}; it must be a finite number, or None")
     return values
+
+
+class RolloutBackend(Backend, Protocol):
+    """A backend with copies of the trained model; `backends.pool.WorkerPool` is one."""
+
+    def assign(self, weights: Mapping[str, Tensor]) -> None:
+        """Overwrite parameters of the network, by name; what is asked for afterwards is drawn with them."""
+        ...
+
+
+@dataclass(frozen=True)
+class RolloutLoader(ModelLoader):
+    """Loads a worker's copy of the model that `settings` train, with adapters in the base's dtype.
+
+    The trained model is on the first GPU, so workers begin with the second.
+    """
+
+    settings: GrpoSettings = field(kw_only=True)
+
+    def load(self, index: int) -> LanguageModel:
+        """Return the untrained model of worker number `index`; the trained weights are assigned later."""
+        model = super().load(index + 1)
+        network = trainable(model, self.settings).eval()  # type: ignore[arg-type]
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(model.module.dtype)  # type: ignore[union-attr, arg-type]
+        return model

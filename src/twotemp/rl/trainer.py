@@ -28,8 +28,7 @@ from twotemp.rl.checkpoint import State
 from twotemp.rl.learner import Learner, NotANumber
 from twotemp.rl.parallel import global_max
 from twotemp.rl.results import Checkup, StepRecord
-from twotemp.rl.rollout_workers import RolloutBackend
-from twotemp.rl.rollouts import Dataset, Rollouts, collect, joined
+from twotemp.rl.rollouts import Dataset, RolloutBackend, Rollouts, collect, joined
 from twotemp.rl.settings import Budget, GrpoSettings
 
 # Settings that change time and memory; results change only by rounding.
