@@ -15,11 +15,10 @@ import zstandard
 from tests.helpers.store_worker import CONFIG, GRADER, evaluate
 from twotemp.analysis import survey
 from twotemp.errors import UserError
-from twotemp.evaluation.work import DATA, problems_of
+from twotemp.evaluation.work import DATA, IMPORTED, imported, problems_of
 from twotemp.folders import expect, read_log
 from twotemp.folders.files import SUFFIX, FrameFile, read_batches
 from twotemp.store import Cell, Store, export
-from twotemp.tasks.data import IMPORTED, imported
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 

@@ -18,12 +18,13 @@ from twotemp.folders import read_json, write_json
 from twotemp.graders.base import Grader, grades
 from twotemp.policies import Portfolio, policy_from_dict, spell
 from twotemp.records import Grade, Problem, Sample
-from twotemp.sampling.requests import CHUNK, PlannedSample
-from twotemp.sampling.text import assistant_turn
+from twotemp.sampling.requests import CHUNK, PlannedSample, assistant_turn
+from twotemp.serialization import record
 from twotemp.store import Cell, Store, Writer
 from twotemp.tasks import ProblemSet, Task
-from twotemp.tasks.data import imported
 
+IMPORTED = "problems.json"  # in the folder of a cell: the problems imported with its samples
+RECORDED = "recorded"  # the grader that stands for the grades of another harness
 DATA = "data.json"  # beside run.json: the local data files by task
 PORTFOLIOS = "portfolios.json"  # beside run.json
 WRITE_GRADES = 64  # grades written together; a kill loses at most these
@@ -34,6 +35,39 @@ T = TypeVar("T")
 def task_of(cell: Cell) -> Task:
     """Return the task of a cell: the one imported with its samples, or else the registered task."""
     return imported(cell.config.task, cell.path) or tasks.get(cell.config.task)
+
+
+def without_verdicts(runs: Sequence[Path]) -> bool:
+    """Return whether no sample of these runs can have a verdict."""
+    cells = [cell for run in runs for cell in Store.open(run).cells()]
+    return bool(cells) and all(task_of(cell).grader == "none" for cell in cells)
+
+
+def imported(name: str, folder: Path) -> Task | None:
+    """Return the task whose problems are in this folder; None if it has none."""
+    path = folder / IMPORTED
+    if not path.exists():
+        return None
+
+    def load(data: object, prompt: object, subset: object) -> ProblemSet:
+        try:
+            content = read_json(path)
+            problems = tuple(record(Problem, problem, str(path)) for problem in content["problems"])
+            if not all(
+                isinstance(problem.id, str) and isinstance(problem.prompt, str) for problem in problems
+            ):
+                raise ValueError("a problem's id and prompt must be strings")
+            return ProblemSet(problems, str(content["digest"]), str(path))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} is damaged ({error}); import the results again") from error
+
+    return Task(name, "imported", RECORDED, length=0, load=load)
+
+
+def record_problems(cell: Cell, problems: ProblemSet) -> None:
+    """Record the problems that were imported with the samples of a cell."""
+    content = {"digest": problems.digest, "problems": [vars(problem) for problem in problems.problems]}
+    write_json(cell.path / IMPORTED, content)
 
 
 def record_data_files(run: Path, files: Mapping[str, tuple[Path, bool]]) -> None:

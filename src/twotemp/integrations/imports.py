@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from twotemp.errors import UserError, reading, unknown
-from twotemp.folders import write_json
+from twotemp.evaluation.work import RECORDED, record_problems
 from twotemp.policies import policy_from_dict, spell
 from twotemp.records import Grade, Key, Policy, Problem, Sample
 from twotemp.serialization import json_text
 from twotemp.store import Config, Store
 from twotemp.tasks import ProblemSet
-from twotemp.tasks.data import IMPORTED, RECORDED, to_dict
 
 DAMAGED = "it is damaged, or another version of the harness wrote it"
 
@@ -68,7 +67,7 @@ def import_cells(results: Iterable[HarnessCell], out: Path) -> dict[str, int]:
             config = result.config
         name = re.sub(r"[^\w.,:=@+-]", "-", f"{result.task}@{spell(config.policy)}")
         cell = store.cell(name, config)
-        write_json(cell.path / IMPORTED, to_dict(result.problem_set))
+        record_problems(cell, result.problem_set)
         stored = {(row["request"], row["index"]) for row in cell.light_rows()}
         samples = [sample for sample in result.samples if (sample.request, sample.index) not in stored]
         with cell.writer() as writer:

@@ -17,7 +17,6 @@ import numpy as np
 from twotemp import metrics
 from twotemp.analysis import unique
 from twotemp.errors import UserError, counted
-from twotemp.evaluation.work import task_of
 from twotemp.folders import disk_errors
 from twotemp.metrics import Estimate
 from twotemp.records import Sample
@@ -52,12 +51,6 @@ class CellDiversity:
     @property
     def prompts(self) -> int:
         return int(self.estimate.questions[0])
-
-
-def without_verdicts(runs: Sequence[Path]) -> bool:
-    """Return whether no sample of these runs can have a verdict."""
-    cells = [cell for run in runs for cell in Store.open(run).cells()]
-    return bool(cells) and all(task_of(cell).grader == "none" for cell in cells)
 
 
 def measure(runs: Sequence[Path]) -> list[CellDiversity]:

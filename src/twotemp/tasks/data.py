@@ -1,4 +1,4 @@
-"""Problems from files: the rows of published benchmarks, and the problems imported from other harnesses.
+"""Problems from files: the rows of published benchmarks.
 
 Rows come from the hub or a local file and must be the published ones. Rows are compared, not bytes: the same
 questions come as parquet or jsonl, compressed or not.
@@ -17,13 +17,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from twotemp.errors import UserError, unknown
-from twotemp.folders import read_json
 from twotemp.records import Problem
 from twotemp.serialization import read_yaml, record
 from twotemp.tasks.base import ProblemSet, Task
 
-IMPORTED = "problems.json"  # in the folder of a cell: the problems imported with its samples
-RECORDED = "recorded"  # the grader that stands for the grades of another harness
 DataRow = dict[str, Any]
 T = TypeVar("T")
 
@@ -230,29 +227,3 @@ def _check_fields(published: PublishedFile, path: Path, rows: list[DataRow]) -> 
             raise UserError(
                 f"{path}: rows {first} and {number} have the same {published.key} {row[published.key]!r}; remove one"
             )
-
-
-def imported(name: str, folder: Path) -> Task | None:
-    """Return the task whose problems are in this folder; None if it has none."""
-    path = folder / IMPORTED
-    if not path.exists():
-        return None
-
-    def load(data: object, prompt: object, subset: object) -> ProblemSet:
-        try:
-            content = read_json(path)
-            problems = tuple(record(Problem, problem, str(path)) for problem in content["problems"])
-            if not all(
-                isinstance(problem.id, str) and isinstance(problem.prompt, str) for problem in problems
-            ):
-                raise ValueError("a problem's id and prompt must be strings")
-            return ProblemSet(problems, str(content["digest"]), str(path))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is damaged ({error}); import the results again") from error
-
-    return Task(name, "imported", RECORDED, length=0, load=load)
-
-
-def to_dict(problems: ProblemSet) -> dict[str, Any]:
-    """Return the JSON data that `imported` reads."""
-    return {"digest": problems.digest, "problems": [vars(problem) for problem in problems.problems]}
