@@ -46,8 +46,7 @@ from twotemp.models.load import load
 from twotemp.policies import parse
 from twotemp.records import Problem
 from twotemp.rewards.denoiser import answer_row, checks, scaled_thirds, with_checks
-from twotemp.sampling.requests import PlannedSample, problem_requests
-from twotemp.sampling.text import assistant_turn
+from twotemp.sampling.requests import PlannedSample, assistant_turn, problem_requests
 from twotemp.serialization import read_yaml, record
 from twotemp.tasks import SOURCES
 from twotemp.tasks.base import Split

@@ -20,7 +20,7 @@ from twotemp.engine import LiveBatches, RowStep, run
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, policy
 from twotemp.records import Request, Sample
-from twotemp.sampling.text import settle
+from twotemp.sampling.requests import settle
 
 FAMILIES = ("llada", "Dream", "sdar", "llada2_moe")
 CASES = [(f, c) for f in FAMILIES for c in ((None, "prefix", "dual") if f in FAMILIES[:2] else (None,))]

@@ -17,6 +17,7 @@ from tests.helpers.engine_requests import by_key, same
 from tests.helpers.engine_steps import batch_of, blind, step
 from tests.helpers.tiny_checkpoints import random_model
 from tests.helpers.toy import FixedModel, ToyModel
+from twotemp.backends import local
 from twotemp.backends.local import LocalService
 from twotemp.backends.pool import cut
 from twotemp.engine import LiveBatches, run, states
@@ -29,7 +30,6 @@ from twotemp.policies.step import PolicyBatch
 from twotemp.records import Policy, Request, Sample
 from twotemp.rl.settings import GrpoSettings
 from twotemp.rng import Noise, row_key
-from twotemp.sampling import requests as sampling_requests
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "odd.json"
 ODD = policy("odd")
@@ -328,9 +328,9 @@ def test_requests_are_cut_at_groups(monkeypatch):
     wanted = list(chain(*(group(ODD, n, str(n)) for n in (5, 2, 6, 1, 4)), group(policy("lc"), 9)))
     with monkeypatch.context() as patch:
         for name in ("CHUNK", "LARGEST_CHUNK"):
-            patch.setattr(sampling_requests, name, 3)
-        assert [len(chunk) for chunk in sampling_requests.chunks(wanted)] == [5, 8, 5, 3, 3, 3]
-        assert list(chain(*sampling_requests.chunks(wanted))) == wanted
+            patch.setattr(local, name, 3)
+        assert [len(chunk) for chunk in local.chunks(wanted)] == [5, 8, 5, 3, 3, 3]
+        assert list(chain(*local.chunks(wanted))) == wanted
     mixed = wanted[::2] + wanted[1::2]
     units = list(cut(mixed, 7))
     assert sorted(map(str, chain(*units))) == sorted(map(str, wanted))

@@ -22,7 +22,7 @@ from twotemp.models.base import language_model
 from twotemp.policies import PRESETS, policy
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import Sample, Trace
-from twotemp.sampling.text import Prefix
+from twotemp.sampling.requests import Prefix
 
 EDITORS = [name for name, preset in PRESETS.items() if preset.policy.edit != "never"]
 Q = (0.5, 0.3, 0.15, 0.05)

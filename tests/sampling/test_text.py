@@ -19,10 +19,9 @@ from twotemp.policies import policy
 from twotemp.records import Grade, Problem, Request, Sample
 from twotemp.rl import rollouts
 from twotemp.rl.results import evaluate
-from twotemp.sampling import text as sampling_text
+from twotemp.sampling import requests as sampling_requests
 from twotemp.sampling.api import infill
-from twotemp.sampling.requests import PlannedSample, problem_requests
-from twotemp.sampling.text import assistant_turn, finish
+from twotemp.sampling.requests import PlannedSample, assistant_turn, finish, problem_requests
 
 AR = policy("ar")
 PROBLEM = Problem("p/1", "t", "1 + 2 =", prefill="3")
@@ -165,11 +164,10 @@ def test_no_other_module_turns_problems_into_requests():
     """No other module of ours reads a problem's prefill."""
     from pathlib import Path
 
-    root = Path(sampling_text.__file__).parents[1]
+    root = Path(sampling_requests.__file__).parents[1]
     # The pages show a prefill, and the playground sends it back as the assistant's turn.
     allowed = {
         "sampling/requests.py",
-        "sampling/text.py",
         "records.py",
         "models/base.py",
         "serving/playground.py",

@@ -23,10 +23,10 @@ from twotemp.errors import UserError
 from twotemp.models.base import Denoiser, LanguageModel, LoadedModel, language_model
 from twotemp.policies import policy
 from twotemp.records import Request, Sample
-from twotemp.sampling.requests import chunks
-from twotemp.sampling.text import Prefix, finish
+from twotemp.sampling.requests import CHUNK, Prefix, finish
 
 log = logging.getLogger("twotemp")
+LARGEST_CHUNK = 8192  # only a prompt with more samples is divided
 # Steps of a watched row, then the request's sample or its error.
 Event = RowStep | Sample | UserError
 OnEvent = Callable[[Event], None]
@@ -111,6 +111,27 @@ class Service(Protocol):
     def close(self, *, drop: bool = False) -> None:
         """Accept no new requests and return when all have finished; with `drop`, cancel them instead."""
         ...
+
+
+def chunks(requests: Iterable[Request]) -> Iterator[list[Request]]:
+    """Yield requests in lists of about `CHUNK` with one tag; the requests of a question stay together.
+
+    Samples that repel each other belong to one question, and are never separated.
+    """
+    chunk: list[Request] = []
+    for request in requests:
+        if chunk and _starts_chunk(request, chunk[-1], len(chunk)):
+            yield chunk
+            chunk = []
+        chunk.append(request)
+    if chunk:
+        yield chunk
+
+
+def _starts_chunk(request: Request, last: Request, size: int) -> bool:
+    if request.tag != last.tag or (size >= CHUNK and request.id != last.id):
+        return True
+    return size >= LARGEST_CHUNK and (request.group is None or request.group != last.group)
 
 
 class LocalBackend:

@@ -8,14 +8,13 @@ from itertools import chain
 from math import ceil
 from queue import SimpleQueue
 
-from twotemp.backends.local import Event
+from twotemp.backends.local import Event, chunks
 from twotemp.backends.messages import AnyTransport
 from twotemp.backends.supervisor import HANG_SECONDS, Supervisor
 from twotemp.engine.scheduler import gather
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel
 from twotemp.records import Request, Sample
-from twotemp.sampling.requests import chunks
 
 # Requests of a unit: enough for four of the engine's batches of up to 64, so that freed slots are refilled.
 UNIT, UNIT_BATCHES = 256, 4

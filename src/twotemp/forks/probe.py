@@ -30,7 +30,7 @@ from twotemp.graders.base import Grader
 from twotemp.models.base import LanguageModel, refuse_without_mask
 from twotemp.policies import policy
 from twotemp.records import Policy, Problem, Request, Sample
-from twotemp.sampling.text import assistant_turn
+from twotemp.sampling.requests import assistant_turn
 from twotemp.serialization import record
 
 _NO_PROGRAM = ("SyntaxError", "IndentationError", "TabError")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from twotemp.errors import UserError
 from twotemp.records import Problem
-from twotemp.sampling.text import assistant_turn
+from twotemp.sampling.requests import assistant_turn
 from twotemp.store import Cell, Config, Key, row_key
 
 if TYPE_CHECKING:

@@ -151,7 +151,7 @@ def answer_row(model: LanguageModel, problem: Problem, text: str) -> Completion:
     Args:
         model: the denoiser.
         problem: the question; its prefill, with which `text` begins, is part of the prompt.
-        text: the assistant's whole turn (`sampling.text.assistant_turn`).
+        text: the assistant's whole turn (`sampling.requests.assistant_turn`).
     """
     start = len(encode_problem(model, problem))
     written = model.encode(problem.prompt, prefill=text)

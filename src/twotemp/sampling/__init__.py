@@ -1,1 +1,1 @@
-"""From prompts to requests and from token ids to text (`text`), and the library's functions (`api`)."""
+"""From prompts to requests, and from token ids to text (`requests`); and the library's functions (`api`)."""

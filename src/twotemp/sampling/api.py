@@ -18,8 +18,7 @@ from twotemp.models.base import Denoiser
 from twotemp.models.load import load_name
 from twotemp.policies import AnyPolicy
 from twotemp.records import PARAMETERS, Key, Request, Sample
-from twotemp.sampling.requests import Length, Prompt, prompt_requests
-from twotemp.sampling.text import Prefix
+from twotemp.sampling.requests import Length, Prefix, Prompt, prompt_requests
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,12 +1,16 @@
-"""From prompts and problems to requests, which are made here and nowhere else; each is checked when it is made.
+"""What surrounds decoding: prompts and problems become requests, and the token ids of a sample become its text.
 
-`prompt_requests` reads what a caller of the library may write: text, chat messages or token ids. `problem_requests`
-reads the problems of tasks, for evaluation, GRPO, forks and drift. Importing this module does not import torch.
+Requests are made here and nowhere else; each is checked when it is made. `prompt_requests` reads what a caller of the
+library may write: text, chat messages or token ids. `problem_requests` reads the problems of tasks, for evaluation,
+GRPO, forks and drift. `finish` gives a sample its text, and `Prefix` knows how much of it is already certain.
+
+Importing this module does not import torch.
 """
 
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -14,41 +18,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from twotemp.errors import UserError
 from twotemp.policies import AnyPolicy, Portfolio, parse_portfolio
-from twotemp.records import Policy, Problem, Request, integer
+from twotemp.records import Finish, Policy, Problem, Request, Sample, first_eos, integer
 
 if TYPE_CHECKING:
+    from twotemp.engine import RowStep
     from twotemp.models.base import Denoiser, LanguageModel
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # text, chat messages, or token ids
 Length = int | Literal["auto"]
 # Requests that a backend draws at a time: enough for freed slots to be refilled, few enough that a run that is
-# stopped early has nearly as many samples of every policy and task. Only a prompt with more samples than
-# `LARGEST_CHUNK` is divided.
-CHUNK, LARGEST_CHUNK = 1024, 8192
+# stopped early has nearly as many samples of every policy and task.
+CHUNK = 1024
 # Tokens of an answer where no length is given: a quarter of the context, within these bounds.
 LONGEST_ANSWER, SHORTEST_ANSWER = 256, 32
 LABEL_CHARACTERS = 60  # of a prompt in error messages
-
-
-def chunks(requests: Iterable[Request]) -> Iterator[list[Request]]:
-    """Yield requests in lists of about `CHUNK` with one tag; the requests of a question stay together.
-
-    Samples that repel each other belong to one question, and are never separated.
-    """
-    chunk: list[Request] = []
-    for request in requests:
-        if chunk and _starts_chunk(request, chunk[-1], len(chunk)):
-            yield chunk
-            chunk = []
-        chunk.append(request)
-    if chunk:
-        yield chunk
-
-
-def _starts_chunk(request: Request, last: Request, size: int) -> bool:
-    if request.tag != last.tag or (size >= CHUNK and request.id != last.id):
-        return True
-    return size >= LARGEST_CHUNK and (request.group is None or request.group != last.group)
 
 
 # Problems.
@@ -280,7 +263,137 @@ def _given_names(ids: Sequence[str], count: int) -> list[str]:
 
 
 def _stop_strings(stop: Sequence[str]) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else tuple(stop)
+    strings = tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
     if not all(isinstance(string, str) and string for string in strings):
         raise UserError(f"stop must be a list of strings, none of them empty, not {stop!r}")
     return strings
+
+
+# Text.
+
+
+def assistant_turn(problem: Problem, text: str) -> str:
+    """Return the assistant's whole turn, with its prefill, for graders and reward models.
+
+    A prefill may open the code block that the text closes.
+    """
+    return problem.prefill + text
+
+
+def stop_index(text: str, stop: Sequence[str]) -> int:
+    """Return where the first stop string begins, or the length of the text if it contains none."""
+    return min((index for string in stop if (index := text.find(string)) >= 0), default=len(text))
+
+
+def finish(model: LanguageModel, request: Request, sample: Sample) -> Sample:
+    """Return the engine's sample with its text, why it ended, and the request's tag.
+
+    The text is the answer, or the whole row where masks inside a text were filled. It ends at the first end-of-text
+    token that was *generated* (a prompt may hold others, between its turns), and before the first stop string.
+    Without a tokenizer it is the token ids, separated by spaces.
+    """
+    if model.tokenizer is None:
+        return replace(sample, text=" ".join(map(str, sample.tokens)), tag=request.tag)
+    if request.length:
+        text = model.decode(sample.tokens)
+    else:
+        row = list(sample.prompt)
+        for position, token in zip(sample.positions, sample.tokens):
+            row[position] = token
+        written = first_eos(sample.tokens, model.eos_ids)
+        end = sample.positions[written] if written < len(sample.tokens) else len(row)
+        text = model.decode(row[:end], cut=False)
+    end = stop_index(text, request.stop)
+    reason: Finish = "stop" if end < len(text) else sample.finish
+    return replace(sample, text=text[:end], finish=reason, tag=request.tag)
+
+
+class Prefix:
+    """The part of a row's answer that nothing can change any more, while its steps arrive.
+
+    - It ends before the first mask or end of text, and before an ending that may yet become a stop string.
+    - In an infilled row, the answer is what was written in place of the masks.
+    - If the policy edits, nothing is certain before the row ends.
+    - Without a mask, a canvas is certain once it has ended.
+    """
+
+    def __init__(self, model: LanguageModel, request: Request) -> None:
+        self._model, self._stop = model, request.stop
+        self._edits = request.policy.edit != "never"
+        given = len(request.prompt)
+        # A block-causal model also writes the rest of its last block, which is no part of the answer.
+        self._positions: Sequence[int] = (
+            range(given, given + request.length)
+            if request.length
+            else [n for n, token in enumerate(request.prompt) if token == model.mask_id]
+        )
+        self._index = {position: n for n, position in enumerate(self._positions)}
+        self.canvas: list[int | None] = [None] * len(self._positions)  # None: a mask
+        self.steps = 0
+        self.length = 0  # tokens of the prefix, without the end of text
+        self.text = ""
+        self.stopped = False  # a stop string has ended the text, which is final
+        self._taken = 0  # characters that `take` has returned
+
+    def write(self, step: RowStep) -> list[tuple[int, int, float]]:
+        """Take in a step and return what it wrote into the answer: (index, token, confidence)."""
+        commits = [
+            (self._index[position], token, confidence)
+            for position, token, confidence in step.commits
+            if position in self._index
+        ]
+        for index, token, _ in commits:
+            self.canvas[index] = None if token == self._model.mask_id else token
+        self.steps = step.step + 1
+        before = self.length
+        end = len(self.canvas) if step.final is None else bisect_left(self._positions, step.final)
+        while not self._edits and self.length < end and self._is_text(self.canvas[self.length]):
+            self.length += 1
+        if self.length > before and self._model.tokenizer is not None:
+            self.text, self.stopped = settle(self._decoded(), self._stop)
+        return commits
+
+    def take(self) -> str:
+        """Return the certain text that was not returned before."""
+        piece = self.text[self._taken :]
+        self._taken = max(self._taken, len(self.text))
+        return piece
+
+    def rest(self, text: str) -> str:
+        """Return the part of the final text that `take` has not returned."""
+        return text[self._taken :]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(token for token in self.canvas[: self.length] if token is not None)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The columns of `tokens` in the row."""
+        return tuple(self._positions[: self.length])
+
+    def _is_text(self, token: int | None) -> bool:
+        return token is not None and token not in self._model.eos_ids
+
+    def _decoded(self) -> str:
+        # A character may be spread over several tokens, of which the last are still missing.
+        return self._model.decode(self.tokens).rstrip("\ufffd")
+
+
+def settle(text: str, stop: Sequence[str]) -> tuple[str, bool]:
+    """Return the part of a text that later tokens cannot change, and whether a stop string ends it.
+
+    >>> settle("one. tw", ["two"])
+    ('one. ', False)
+    >>> settle("one. two", ["two"])
+    ('one. ', True)
+    """
+    end = stop_index(text, stop)
+    begun = min((_begun(text, string) for string in stop), default=len(text))
+    return (text[:begun], False) if begun < end else (text[:end], end < len(text))
+
+
+def _begun(text: str, string: str) -> int:
+    """Return the index from which the text may be the beginning of the string; its length if there is none."""
+    ends = range(max(0, len(text) - len(string) + 1), len(text))
+    return next((n for n in ends if text[n] == string[0] and string.startswith(text[n:])), len(text))

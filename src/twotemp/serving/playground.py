@@ -18,7 +18,7 @@ from twotemp.models.base import LanguageModel
 from twotemp.policies import PRESETS
 from twotemp.records import PARAMETERS, Problem
 from twotemp.report.pages import compose, content_security_policy
-from twotemp.sampling.text import assistant_turn
+from twotemp.sampling.requests import assistant_turn
 from twotemp.serialization import json_text
 from twotemp.tasks import SOURCES
 

@@ -22,7 +22,7 @@ from twotemp.models.base import LanguageModel
 from twotemp.policies import spell
 from twotemp.records import NO_MASK, Request, Sample, first_eos
 from twotemp.report.trace_page import pieces
-from twotemp.sampling.text import Prefix, stop_index
+from twotemp.sampling.requests import Prefix, stop_index
 from twotemp.serving.bodies import CompletionRequest, Limits
 
 MASK = "░"  # a position of a canvas where nothing is written yet

@@ -28,7 +28,7 @@ from twotemp.errors import UserError, reading
 from twotemp.models.base import LanguageModel
 from twotemp.policies import policy
 from twotemp.records import Request, Sample, Trace, first_eos
-from twotemp.sampling.text import finish
+from twotemp.sampling.requests import finish
 from twotemp_sglang import NAME
 
 UNIT, CONNECTIONS = 64, 4  # samples of a unit, and units at the server at once
