@@ -27,15 +27,15 @@ LENGTH = 4
 SHARP = 4.0
 
 
-def micro_model(seed: int = 2, tied: bool = False) -> LLaDA:
+def micro_model(seed: int = 2, tied: bool = False, width: int = 16) -> LLaDA:
     """Return a random LLaDA model with the tokenizer of the embedded tasks."""
     words = tokenizer.build()
     vocabulary = words.get_vocab()
     config = {
-        "d_model": 16,
+        "d_model": width,
         "n_heads": 2,
         "n_layers": 2,
-        "mlp_hidden_size": 32,
+        "mlp_hidden_size": 2 * width,
         "vocab_size": len(vocabulary),
         "max_sequence_length": 64,
         "mask_token_id": vocabulary[tokenizer.MASK],

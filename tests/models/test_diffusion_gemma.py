@@ -12,7 +12,7 @@ from twotemp import rng
 from twotemp.engine import StepCallback, run
 from twotemp.errors import UserError
 from twotemp.models.checkpoint import save
-from twotemp.models.weight_loading import quantized_layers
+from twotemp.models.quantization import quantized_layers
 from twotemp.policies import parse, policy
 from twotemp.records import Request
 
@@ -168,7 +168,7 @@ def test_refusals(folders, tmp_path):
         with pytest.raises(UserError, match=message):
             twotemp.load(folder, **options)
     with pytest.raises(UserError, match="mixture of experts"):
-        quantized_layers(model.module)
+        quantized_layers(model.module, "int8")
     with pytest.raises(UserError, match="needs a mask token"):
         twotemp.score(model, "w5", "w6 w7")
     with pytest.raises(UserError, match="text only"):

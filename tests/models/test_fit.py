@@ -17,11 +17,12 @@ from tests.helpers.large_models import Operations
 from tests.helpers.tiny_checkpoints import CONFIGS, MASK, random_model
 from twotemp.engine.observers import drift
 from twotemp.errors import UserError
-from twotemp.models import weight_loading
+from twotemp.models import quantization
 from twotemp.models.checkpoint import INDEX, fingerprint, save
 from twotemp.models.families import FAMILIES
 from twotemp.models.load import load
-from twotemp.models.weight_loading import quantize_layer
+from twotemp.models.quantization import PACKAGES, quantize_layer, quantized_layers
+from twotemp.models.weight_loading import weight_bytes
 from twotemp.policies import policy
 from twotemp.records import Request
 
@@ -51,9 +52,7 @@ LARGER: dict[str, dict[str, Any]] = {
 }
 MEASURE = """
 import sys, json, torch
-from twotemp.models import weight_loading
 from twotemp.models.load import load
-from twotemp.models.weight_loading import quantize_layer
 options = json.loads(sys.argv[2])
 load("tiny", quantize=options.get("quantize"))  # whatever is imported or allocated once
 def field(name):
@@ -113,24 +112,62 @@ def test_quantized_loading_needs_its_extra_and_a_kind_that_exists() -> None:
             load("tiny", quantize="int8")
 
 
-def test_int8(tmp_path: Path) -> None:
-    pytest.importorskip("torchao", reason="needs the extra: pip install 'twotemp[quantize]'")
-    plain, small = load("tiny"), load("tiny", quantize="int8")
+@pytest.mark.parametrize(
+    ("kind", "share", "kl", "changed"),
+    [("int8", 0.4, 0.01, 0.05), ("nf4", 0.5, 0.2, 0.2)],
+    ids=["int8", "nf4"],
+)
+def test_quantized_weights(kind: str, share: float, kl: float, changed: float, tmp_path: Path) -> None:
+    """They take a share of the memory and change some tokens; they cannot be saved."""
+    pytest.importorskip(PACKAGES[kind], reason="needs the extra: pip install 'twotemp[quantize]'")
+    plain, small = load("tiny"), load("tiny", quantize=kind)
     size = [sum(t.numel() * t.element_size() for t in model.tensors().values()) for model in (plain, small)]
-    assert size[1] < 0.4 * size[0]
+    assert size[1] < share * size[0]
+    assert size[1] == pytest.approx(weight_bytes(plain.module, kind), rel=0.08)
     wanted = [Request(str(i), (5, 6, 7 + i), policy("ct"), length=24) for i in range(8)]
     found = drift(small, wanted, against=plain)
     assert found.predictions > 0
-    assert 0 < found.kl_mean < 0.01
-    assert found.changed_tokens < 0.05
-    assert fingerprint(plain) != fingerprint(small) == fingerprint(load("tiny", quantize="int8"))
+    assert 0 < found.kl_mean < kl
+    assert found.changed_tokens < changed
+    assert fingerprint(plain) != fingerprint(small) == fingerprint(load("tiny", quantize=kind))
     with pytest.raises(UserError, match="quantized and cannot be saved"):
         save(small, tmp_path / "copy")
-    with pytest.raises(UserError, match="NVIDIA"):
-        load("tiny", quantize="int4", device="cpu")
     folder = save(random_model("sdar_moe"), tmp_path / "moe")
     with pytest.raises(UserError, match="experts"):
-        load(folder, quantize="int8")
+        load(folder, quantize=kind)
+
+
+def test_int4_needs_an_nvidia_gpu() -> None:
+    pytest.importorskip("torchao", reason="needs the extra: pip install 'twotemp[quantize]'")
+    with pytest.raises(UserError, match="NVIDIA"):
+        load("tiny", quantize="int4", device="cpu")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_an_nf4_layer_computes_with_the_weights_that_its_numbers_stand_for(bias: bool) -> None:
+    """The product, its gradient and the error of one weight: half a step of the scale's 16 values at most."""
+    functional = pytest.importorskip("bitsandbytes.functional", reason="needs the extra [quantize]")
+    layer = torch.nn.Linear(128, 96, bias=bias)
+    original = layer.weight.detach().clone()
+    quantize_layer(layer, "nf4", torch.device("cpu"))
+    weight: Any = layer.weight
+    assert weight.dtype == torch.uint8
+    assert weight.numel() == original.numel() // 2
+    values = functional.dequantize_4bit(weight.data, weight.quant_state)
+    largest = original.reshape(-1, 64).abs().amax(1, keepdim=True)
+    step = weight.quant_state.code.diff().max() / 2
+    assert ((values - original).reshape(-1, 64).abs() <= 1.05 * step * largest).all()
+    inputs = torch.randn(2, 3, 128, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    product = layer(inputs)
+    torch.testing.assert_close(product, torch.nn.functional.linear(inputs, values, layer.bias))
+    product.sum().backward()
+    torch.testing.assert_close(inputs.grad, values.sum(0).expand_as(inputs))
+
+
+def test_nf4_leaves_layers_alone_whose_rows_are_no_whole_blocks() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(128, 96), torch.nn.Linear(96, 128))
+    assert quantized_layers(module, "nf4") == [module[0]]
+    assert quantized_layers(module, "int8") == [*module]
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -141,7 +178,7 @@ def test_a_quantized_layer_in_slices_is_the_same_layer(monkeypatch, bias: bool) 
     inputs = torch.randn(2, 3, 48, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         whole = layer(inputs)
-        monkeypatch.setattr(weight_loading, "_SLICE_BYTES", 0)
+        monkeypatch.setattr(quantization, "_SLICE_BYTES", 0)
         with Operations() as operations:
             sliced = layer(inputs)
     assert operations.counts["aten.cat.default"] == 1

@@ -24,6 +24,7 @@ from twotemp.graders import rewards
 from twotemp.graders.rewards import REWARDS, parse_rewards
 from twotemp.models.checkpoint import save, weight_files
 from twotemp.models.load import load
+from twotemp.models.quantization import PACKAGES
 from twotemp.policies import parse
 from twotemp.report import grpo as drawing
 from twotemp.rl import parallel
@@ -237,15 +238,17 @@ def test_the_way_a_model_is_loaded_belongs_to_the_run(checkpoint, tmp_path):
     assert "device-map" in str(grpo(checkpoint, tmp_path / "x", "--device-map", "auto").exception)
 
 
-def test_adapters_are_trained_beside_a_quantized_base(checkpoint, tmp_path):
-    pytest.importorskip("torchao")
-    go(tmp_path / "learns", "4steps", model=load(checkpoint, device="cpu", quantize="int8"))
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_adapters_are_trained_beside_a_quantized_base(tmp_path, kind):
+    pytest.importorskip(PACKAGES[kind])
+    checkpoint = save(micro_model(width=64), tmp_path / "wider")  # nf4 is for layers of at least this width
+    go(tmp_path / "learns", "10steps", model=load(checkpoint, device="cpu", quantize=kind))
     steps = read_steps(tmp_path / "learns")
     assert max(step.grad_norm for step in steps) > 0
     assert max(step.kl or 0.0 for step in steps) > 0
-    done = grpo(checkpoint, tmp_path / "run", "--quantize", "int8")
+    done = grpo(checkpoint, tmp_path / "run", "--quantize", kind)
     assert done.exit_code == 0, done.output
-    assert read_run(tmp_path / "run")["loading"] == {"quantize": "int8"}
+    assert read_run(tmp_path / "run")["loading"] == {"quantize": kind}
     exported = load(tmp_path / "run" / "model", device="cpu")
     assert len(weight_files(tmp_path / "run" / "model")) == 1
     assert exported.tensors().keys() == load(checkpoint, device="cpu").tensors().keys(), "not quantized"
@@ -253,7 +256,7 @@ def test_adapters_are_trained_beside_a_quantized_base(checkpoint, tmp_path):
     assert config["model_type"] == "llada"
     with pytest.raises(UserError, match="quantized weights cannot be trained"):
         Learner(
-            load(checkpoint, device="cpu", quantize="int8"),
+            load(checkpoint, device="cpu", quantize=kind),
             rl_toys.settings(lora_rank=0),
             accelerator(cpu=True),
         )

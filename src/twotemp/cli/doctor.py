@@ -24,6 +24,7 @@ EXTRAS = {
     "accelerate": ("train", "GRPO post-training, models over several GPUs"),
     "peft": ("train", "LoRA adapters"),
     "torchao": ("quantize", "int8 and int4 weights"),
+    "bitsandbytes": ("quantize", "nf4 weights"),
 }
 CheckResult = tuple[str, str, str]  # name, ok | missing | broken, detail
 

@@ -192,9 +192,9 @@ class LoadingOptions:
         ),
     ] = None
     block_size: Annotated[int | None, "Block size of a block-causal checkpoint."] = None
-    quantize: Annotated[str | None, "int8, or (on NVIDIA GPUs) int4: smaller weights, different samples."] = (
-        None
-    )
+    quantize: Annotated[
+        str | None, "int8, nf4, or (on NVIDIA GPUs) int4: smaller weights, different samples."
+    ] = None
     device_map: Annotated[str | None, "auto: spread the layers over all GPUs."] = None
     compile: Annotated[bool, "torch.compile the network: slow to start, faster for long runs."] = False
 

@@ -18,9 +18,10 @@ from twotemp.models.card import HUB_ID
 from twotemp.models.checkpoint import DTYPES, read_headers, read_json, weight_files
 from twotemp.models.families import family
 from twotemp.models.masked_lm import MaskedLM
+from twotemp.models.quantization import check_quantize
 from twotemp.models.token_ids import LoadOverrides
 from twotemp.models.transformer import Transformer
-from twotemp.models.weight_loading import Storage, check_device_map, check_quantize
+from twotemp.models.weight_loading import Storage, check_device_map
 from twotemp.records import NO_MASK
 
 EMBEDDED = ("tiny", "tiny-ar", "tiny-uniform")
@@ -51,7 +52,7 @@ def load(
         device: None is CUDA if available, else the CPU.
         dtype: None is float32 on the CPU and the checkpoint's own elsewhere.
         revision: Of a hub id.
-        quantize: "int8" or (on NVIDIA GPUs) "int4" of the linear layers, while they are read; samples differ.
+        quantize: "int8", "nf4" or (on NVIDIA GPUs) "int4" of the linear layers, while they are read; samples differ.
         device_map: "auto" distributes the layers over all GPUs.
         compile: torch.compile the network. The first calls take a while, and sums are rounded in another order, so a
             sample may differ from the uncompiled model's.

@@ -13,9 +13,9 @@ from twotemp.models import catalogue
 from twotemp.models.checkpoint import INDEX, read_json
 from twotemp.models.families import family
 from twotemp.models.load import locate
+from twotemp.models.quantization import quantized_layers
 from twotemp.models.token_ids import LoadOverrides, read_token_ids
 from twotemp.models.transformer import Transformer
-from twotemp.models.weight_loading import quantized_layers
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def summarize(source: str, revision: str | None = None) -> ModelSummary:
     )
     weights = weights or parameters * dtype.itemsize
     try:
-        quantized = sum(layer.weight.numel() for layer in quantized_layers(module))
+        quantized = sum(layer.weight.numel() for layer in quantized_layers(module, "int8"))
         int8 = (
             quantized + (parameters - quantized) * dtype.itemsize if issubclass(kind, Transformer) else None
         )

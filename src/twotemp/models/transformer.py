@@ -18,15 +18,14 @@ from twotemp.errors import UserError
 from twotemp.models.base import LoadedModel, activations_per_position
 from twotemp.models.cache import KVCache
 from twotemp.models.checkpoint import read_headers, weight_files, write_shards
+from twotemp.models.quantization import is_quantized, plain_tensors
 from twotemp.models.token_ids import Facts, LoadOverrides, TokenIds, read_token_ids
 from twotemp.models.weight_loading import (
     Layout,
     Storage,
     Weights,
     add_device_hooks,
-    is_quantized,
     load_weights,
-    plain_tensors,
 )
 
 _TILE = 768  # tokens computed at once on a CPU, so that activations stay in its cache

@@ -2,13 +2,11 @@
 
 A family defines where its checkpoint's tensors lie in the native ones (`Layout`). The rest follows from that: the
 check of names and shapes before anything is read, loading into place, and saving. There is never more in memory than
-the model and one shard. Quantized linear layers have 8 or 4 bits (torchao, weights only); the embedding and the head
-are not quantized. A device map distributes the layers over several GPUs (accelerate).
+the model and one shard. A device map distributes the layers over several GPUs (accelerate).
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections import Counter
@@ -20,21 +18,17 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from twotemp.errors import UserError, unknown
+from twotemp.errors import UserError
 from twotemp.models.checkpoint import check_shapes, main_dtype, read_headers, stream
+from twotemp.models.quantization import BYTES, quantize_layer, quantized_layers
 
 T = TypeVar("T")
 Weights = dict[str, Tensor]
 # By the checkpoint's names: views of native tensors which, concatenated, are the checkpoint's tensor.
 Layout = dict[str, tuple[Tensor, ...]]
 EXPERTS = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)")
-KINDS = ("int8", "int4")
 _MEMINFO, _OWN_CGROUP, _CGROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-_SLICE_BYTES, _SLICE_ROWS = 2 << 20, 64  # of converted weights: about, and a multiple of
-_QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5}  # per weight of a linear layer
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,7 @@ class Storage:
 
     device: torch.device
     dtype: torch.dtype | None = None  # None: that of the checkpoint's largest tensor
-    quantize: str | None = None  # "int8", "int4": of all linear layers but the head
+    quantize: str | None = None  # "int8", "nf4", "int4": of all linear layers but the head
     device_map: str | None = None  # "auto": layer by layer over all GPUs
 
 
@@ -78,11 +72,12 @@ def load_weights(
         tensor.data = tensor.data.to(torch.float32 if name.endswith(float32) else dtype)
     if not storage.device_map:
         check_room(module, storage.device, storage.quantize)
+    kind = storage.quantize
     # What is to be quantized is read into the host's memory (taken only as it is written to), layer by layer.
     host = torch.device("cpu")
     try:
         for name, device in (assign_devices(module) if storage.device_map else {"": storage.device}).items():
-            module.get_submodule(name).to_empty(device=host if storage.quantize else device)
+            module.get_submodule(name).to_empty(device=host if kind else device)
     except RuntimeError as error:  # OutOfMemoryError on a GPU, the allocator's own on the host
         size = sum(weight.numel() * weight.element_size() for weight in module.parameters())
         raise UserError(
@@ -91,15 +86,15 @@ def load_weights(
         ) from error
     targets = layout()
     left = Counter(_base(part) for parts in targets.values() for part in parts)
-    linear = {_base(layer.weight): layer for layer in quantized_layers(module)} if storage.quantize else {}
+    linear = {_base(layer.weight): layer for layer in quantized_layers(module, kind)} if kind else {}
     for key, tensor in stream(files, unused):
         parts = targets.pop(key)  # removed, so that no reference keeps unquantized weights alive
         for part, values in zip(parts, tensor.split_with_sizes([p.shape[0] for p in parts])):
             part.copy_(values)
             left[_base(part)] -= 1
             if not left[_base(part)] and (layer := linear.pop(_base(part), None)) is not None:
-                quantize_layer(layer, storage.quantize or "", storage.device)
-    if storage.quantize:
+                quantize_layer(layer, kind or "", storage.device)
+    if kind:
         module.to(storage.device)
 
 
@@ -140,91 +135,6 @@ def split_experts(layout: Layout) -> Layout:
                 split[f"{prefix}gate_proj.weight"] = (gate,)
                 split[f"{prefix}up_proj.weight"] = (up,)
     return split
-
-
-# Quantized layers.
-
-
-def check_quantize(kind: str | None, device: torch.device) -> None:
-    """Raise a UserError for what is impossible on this machine, before anything is read."""
-    if kind is None:
-        return
-    if kind not in KINDS:
-        raise unknown("quantize", kind, KINDS)
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # it warns about kernels for other machines
-    try:
-        import torchao.quantization  # noqa: F401
-    except ImportError:
-        raise UserError("quantize needs torchao: pip install 'twotemp[quantize]'") from None
-    finally:
-        logging.disable(before)
-    if kind == "int4" and device.type != "cuda":
-        raise UserError(
-            f"quantize='int4' works on NVIDIA GPUs only, not on {device.type}; use quantize='int8'"
-        )
-
-
-def quantized_layers(module: nn.Module) -> list[nn.Linear]:
-    """Return the layers to quantize."""
-    if any(name.endswith("experts.gate_up_proj") for name, _ in module.named_parameters()):
-        raise UserError(
-            "a mixture of experts cannot be quantized: its experts, nearly all of its weights, are not linear "
-            "layers; load it with dtype='bfloat16', over several GPUs with device_map='auto'"
-        )
-    return [
-        layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name != "lm_head"
-    ]
-
-
-def quantize_layer(layer: nn.Linear, kind: str, device: torch.device) -> None:
-    """Move a layer to the device and quantize it."""
-    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
-
-    layer.to(device)
-    if kind == "int8":
-        quantize_(layer, Int8WeightOnlyConfig())
-        if device.type == "cpu":
-            layer.__class__ = SlicedLinear
-    else:
-        quantize_(layer, Int4WeightOnlyConfig(group_size=128, int4_packing_format="tile_packed_to_4d"))
-
-
-class SlicedLinear(nn.Linear):
-    """A quantized layer on a CPU, of which some outputs are computed at a time.
-
-    torchao converts all weights of a layer to the format of its inputs in every call. For a large layer that is
-    memory which the system has to provide anew each time, and takes several times as long as the product; a slice of
-    the weights stays in the processor's cache.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        row = self.in_features * input.dtype.itemsize
-        rows = _SLICE_ROWS * max(1, _SLICE_BYTES // (row * _SLICE_ROWS))
-        if rows >= self.out_features or torch.is_grad_enabled():  # slices would be kept for the backward pass
-            return super().forward(input)
-        weight: Any = self.weight
-        slices = (part.to(input.dtype) for part in weight.qdata.split(rows))
-        product: Tensor = torch.cat([functional.linear(input, part) for part in slices], -1)
-        scaled: Tensor = product * weight.scale.flatten().to(input.dtype)
-        return scaled if self.bias is None else scaled + self.bias
-
-
-def is_quantized(module: nn.Module) -> bool:
-    """Return whether any weight is quantized."""
-    return any(is_traceable_wrapper_subclass(weight) for weight in module.parameters())
-
-
-def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's tensors by name; a quantized one as its parts (integers, scales)."""
-    tensors: dict[str, Tensor] = {}
-    for key, tensor in module.state_dict().items():
-        if is_traceable_wrapper_subclass(tensor):
-            inner: Any = tensor
-            tensors |= {f"{key}.{part}": getattr(inner, part) for part in inner.__tensor_flatten__()[0]}
-        else:
-            tensors[key] = tensor
-    return tensors
 
 
 # Several GPUs.
@@ -307,8 +217,8 @@ def weight_bytes(module: nn.Module, quantize: str | None = None) -> int:
     """Return what a network's weights take, in their number formats or with its linear layers quantized."""
     size = sum(weight.numel() * weight.element_size() for weight in module.parameters())
     if quantize is not None:
-        for layer in quantized_layers(module):
-            saved = layer.weight.element_size() - _QUANTIZED_BYTES[quantize]
+        for layer in quantized_layers(module, quantize):
+            saved = layer.weight.element_size() - BYTES[quantize]
             size -= int(layer.weight.numel() * saved)
     return size
 

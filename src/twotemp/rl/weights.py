@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from twotemp.errors import UserError
 from twotemp.likelihood.queries import MaskedQueries, empty_query, log_q
 from twotemp.models.base import refuse_without_mask
+from twotemp.models.quantization import is_quantized
 from twotemp.models.transformer import Transformer
-from twotemp.models.weight_loading import is_quantized
 from twotemp.rl.checkpoint import ADAPTER_NAME, PREFIX, published_adapter, trainable
 from twotemp.rl.parallel import assign, distribute, gathered, reshard, unsharded
 from twotemp.rl.settings import GrpoSettings
