@@ -153,28 +153,16 @@ def commands(folder: Path) -> dict[str, list[str]]:
     """Return what each part runs."""
     this = [sys.executable, "-m", "benchmarks.real_size", str(folder), "--part"]
     cli = [sys.executable, "-c", "import sys; from twotemp.cli import main; sys.exit(main())"]
-    out = str(folder / "grpo")
+    size = f"--length {LENGTH} --groups 1 --size 2 --lora-rank 1 --micro-batch 1 --held-out 0 --budget 1steps"
+    grpo = [*cli, "grpo", "--model", str(folder), "--task", "countdown-3", "--policy", POLICY, *size.split()]
+    grpo += ["--device", "cpu", "--dtype", "bfloat16"]
     return {
         "doctor": [*cli, "doctor", "--model", str(folder)],
         "bfloat16": [*this, "bfloat16"],
         "int8": [*this, "int8"],
-        "grpo": [
-            *cli,
-            *("grpo", "--model", str(folder), "--out", out, "--budget", "1steps", "--task", "countdown-3"),
-            *(
-                "--policy",
-                POLICY,
-                "--length",
-                str(LENGTH),
-                "--groups",
-                "1",
-                "--size",
-                "2",
-                "--lora-rank",
-                "1",
-            ),
-            *("--micro-batch", "1", "--held-out", "0", "--device", "cpu", "--dtype", "bfloat16"),
-        ],
+        "nf4": [*this, "nf4"],
+        "grpo": [*grpo, "--out", str(folder / "grpo")],
+        "grpo-nf4": [*grpo, "--out", str(folder / "grpo-nf4"), "--quantize", "nf4"],
     }
 
 
@@ -202,11 +190,11 @@ def main() -> None:
     parser.add_argument(
         "--layers", type=int, default=CONFIG["n_layers"], help="of the model, to try the script"
     )
-    parser.add_argument("--parts", default="doctor,bfloat16,int8,grpo", help="what to measure")
-    parser.add_argument("--part", choices=["make", "bfloat16", "int8"], help=argparse.SUPPRESS)
+    parser.add_argument("--parts", default="doctor,bfloat16,int8,nf4,grpo,grpo-nf4", help="what to measure")
+    parser.add_argument("--part", choices=["make", "bfloat16", "int8", "nf4"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.part and arguments.part != "make":
-        draw(arguments.folder, "int8" if arguments.part == "int8" else None)
+        draw(arguments.folder, None if arguments.part == "bfloat16" else arguments.part)
         return
     heads = max(1, arguments.width // 128)
     sizes = {"d_model": arguments.width, "mlp_hidden_size": 3 * arguments.width, "n_layers": arguments.layers}
