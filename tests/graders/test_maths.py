@@ -108,6 +108,11 @@ def test_extraction(text: str, answer: str | None, rule: str) -> None:
         ("16", r"\sqrt{16}", False),
         ("4", r"\sqrt{16}", True),
         ("3", "3 or 4", False),
+        ("5", "not 5", False),
+        ("5", r"\text{not }5", False),
+        ("5", "more than 5", False),
+        ("5", "5 or more", False),
+        ("5", "it is no other than five apples", False),
     ],
 )
 def test_numbers(grader: MathsGrader, gold: str, answer: str, right: bool) -> None:
@@ -127,6 +132,20 @@ def test_numbers(grader: MathsGrader, gold: str, answer: str, right: bool) -> No
         ("5x-7y+11z+4=0", "-20x-12y-4z+16=0", False),
         (r"\text{Evelyn}", "Carla", False),
         ("256", r"\sqrt{2^{16}}", True),
+        (r"\pi", r"7 = \pi", False),
+        (r"\pi", r"\pi = \frac{2\pi}{2}", True),
+        # What is not read as a whole is no answer, whatever parts of it are.
+        (r"\frac{1}{2}", r"7 \to \frac{1}{2}", False),
+        (r"\frac{1}{2}", r"\frac{1}{3} \& \frac{1}{2}", False),
+        (r"\frac{1}{2}", r"\neg \frac{1}{2}", False),
+        (r"\frac{1}{2}", r"\begin{cases} 7 \\ \frac{1}{2} \end{cases}", False),
+        ("(1,2)", "$7$ $(1,2)$", False),
+        # Very small numbers differ, too.
+        (r"\frac{1}{2^{98}}", r"\frac{1}{2^{99}}", False),
+        (r"\frac{1}{2^{98}}", r"2^{-98}", True),
+        (r"\frac{1}{2^{98}}", r"\sqrt{0}", False),
+        ("2^{98}", "2^{98} + 10^{-20}", False),
+        (r"\sqrt{3 + 2\sqrt{2}}", r"1 + \sqrt{2}", True),
     ],
 )
 def test_latex(grader: MathsGrader, gold: str, answer: str, right: bool) -> None:
@@ -177,7 +196,7 @@ def test_plain_numbers_need_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_name_has_versions(grader: MathsGrader) -> None:
-    assert grader.name.startswith("maths 3 / math-verify 0.")
+    assert grader.name.startswith("maths 4 / math-verify 0.")
 
 
 def test_order_and_cache(grader: MathsGrader) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,6 +49,13 @@ def test_any_other_text_fails_with_a_reason(text: str, reason: str) -> None:
     assert reason in grade.detail
 
 
+def test_a_long_answer_is_read_in_linear_time() -> None:
+    began = time.process_time()
+    for text in ("1" * 300_000, "1+" * 150_000, "(" * 300_000 + "=", "1 = " * 100_000):
+        assert graded("expression", {"numbers": [1], "target": 2}, rf"\boxed{{{text}}}").outcome == "failed"
+    assert time.process_time() - began < 10
+
+
 def test_division_is_exact() -> None:
     assert (
         graded("expression", {"numbers": [8, 3, 3, 8], "target": 24}, r"\boxed{8/(3-8/3)}").outcome
@@ -90,6 +98,8 @@ PAIRS = plus(
     "similar_elements", "def similar_elements(a, b):\n    return tuple(set(a) & set(b))\n", [[(1, 2), (2, 3)]]
 )
 ZERO = plus("find_zero", "def find_zero(xs):\n    return -xs[0] / xs[1]\n", [[[1.0, 2.0]]], atol=1e-4)
+NESTED = plus("rows", "def rows(x):\n    return [[x, 0.5], [2.5]]\n", [[1.5], [2.5]], atol=1e-6)
+INFINITE = plus("limit", "def limit(x):\n    return float('inf')\n", [[1]])
 BODY = plus("add", "def add(a, b):\n    return a + b\n", [[1, 2]], prompt='def add(a, b):\n    """Add."""\n')
 
 
@@ -107,6 +117,16 @@ BODY = plus("add", "def add(a, b):\n    return a + b\n", [[1, 2]], prompt='def a
         (PAIRS, "def similar_elements(a, b):\n    return list(a)", "failed"),
         (ZERO, "def find_zero(xs):\n    return -0.50001", "passed"),
         (ZERO, "def find_zero(xs):\n    return -0.6", "failed"),
+        (NESTED, "rows = lambda x: [[x + 1e-9, 0.5], (2.5,)]", "passed"),
+        (NESTED, "rows = lambda x: [[x, 0.5], []]", "failed"),
+        (
+            NESTED,
+            "class A:\n    n = 0\n    __iter__ = lambda self: iter(())\n"
+            "    def __len__(self): A.n += 1; return A.n % 2 + 1\nrows = lambda x: [A(), A()]",
+            "failed",
+        ),
+        (INFINITE, "limit = lambda x: float('inf')", "passed"),
+        (INFINITE, "limit = lambda x: 7.0", "failed"),
         (BODY, "    return b + a", "passed"),
         (BODY, "    _reference = None\n    return 3", "passed"),
     ],

@@ -23,18 +23,15 @@ _COMPARE = """
 from copy import deepcopy as _copy
 
 def _close(given, expected, tolerance):
-    if type(given) is not type(expected):
-        return False
-    if isinstance(expected, (list, tuple)):
-        return len(given) == len(expected) and all(_near(a, b, tolerance) for a, b in zip(given, expected))
-    return _near(given, expected, tolerance)
+    return type(given) is type(expected) and _near(given, expected, tolerance)
 
 def _near(given, expected, tolerance):
     if isinstance(expected, (list, tuple)):
+        given = list(given)  # an object of the program need not have as many items as its length says
         return len(given) == len(expected) and all(_near(a, b, tolerance) for a, b in zip(given, expected))
     if not isinstance(given, (int, float, complex)) or not isinstance(expected, (int, float, complex)):
         return given == expected
-    return given == expected or abs(given - expected) <= tolerance + 1e-7 * abs(expected)
+    return given == expected or abs(given - expected) <= tolerance + 1e-7 * abs(expected) < float("inf")
 
 def _floats(value):
     return isinstance(value, float) or (

@@ -15,7 +15,7 @@ from twotemp.graders.workers import Child, GraderWorker, PooledGrader, Verdict
 from twotemp.processes import minimal_environment, python_command
 from twotemp.records import Grade, Problem
 
-VERSION = "3"
+VERSION = "4"
 LONGEST = 300  # characters of an answer; longer ones are not answers, and may be slow to parse
 SECONDS = 10.0  # to parse and compare one pair; the slowest real one seen takes 0.4 s on an idle machine
 START_SECONDS = 120.0  # importing sympy on a busy machine
@@ -30,9 +30,10 @@ class MathsGrader(PooledGrader[tuple[str, str]]):
     """Problem.reference = {"answer": "\\frac{1}{2}", "kind": "number" (default) or "latex"}.
 
     One number, in digits or words, is compared exactly, and units only where both sides name one. math-verify
-    compares everything else, in worker processes with limits of time and memory. There as well a decimal is an
-    exact fraction: 3.14159265 is not pi, nor is 0.333333 a third. Percentages are never scaled for a "number"; as
-    "latex", 50 % is also 1/2. In an equation between numbers (2 + 2 = 5) every side must be the answer.
+    compares everything else, in worker processes with limits of time and memory. An answer that it cannot read as a
+    whole is wrong, whatever parts of it are. There as well a decimal is an exact fraction: 3.14159265 is not pi, nor
+    is 0.333333 a third. Percentages are never scaled for a "number"; as "latex", 50 % is also 1/2. In an equation
+    between numbers (2 + 2 = 5) every side must be the answer.
 
     Args:
         workers: The number of worker processes; by default one for each usable core.
@@ -91,7 +92,8 @@ def _reference(problem: Problem) -> tuple[str, str]:
 
 def _numeric(side: str) -> bool:
     """Return whether a side of an equation is a sum of numbers, and not a name, a formula or a sentence."""
-    return any(c.isdigit() for c in side) and not any(c.isalpha() for c in _ARITHMETIC.sub("", side))
+    named = any(c.isalpha() for c in _ARITHMETIC.sub("", side))
+    return not named and (r"\pi" in side or any(c.isdigit() for c in side))
 
 
 def _for_math_verify(text: str, quantity: quantities.Quantity | None) -> str:

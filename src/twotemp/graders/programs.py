@@ -16,7 +16,7 @@ from twotemp.graders.sandbox import Program, Sandbox, working_confinement
 from twotemp.graders.workers import PooledGrader
 from twotemp.records import Grade, Problem
 
-VERSION = "4"
+VERSION = "5"
 RUNS_TEXT = {"eval", "exec", "compile", "pickle.loads", "pickle.load", "marshal.loads", "marshal.load"}
 SECONDS = 3.0  # of processor time (and sleep) for a program, unless the problem says otherwise
 LONGEST = 100_000  # characters; no real answer is longer

@@ -16,7 +16,7 @@ from twotemp.tasks.countdown import apply
 
 _STEP = re.compile(r"\s*(\d{1,9})\s*([-+*/])\s*(\d{1,9})\s*=\s*(\d{1,9})\s*", re.ASCII)
 _COMMUTES = "+*"
-_BEFORE_EQUALS = re.compile(r"([0-9+\-*/() ]+)=[0-9. ]+", re.ASCII)
+_BEFORE_EQUALS = re.compile(r"(?<![0-9+\-*/() ])([0-9+\-*/() ]+)=[0-9. ]+")  # linear: tried once in each run
 _LONGEST = 200  # characters of an expression
 _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,

@@ -102,9 +102,9 @@ _NEGATIVE = re.compile(r"(?:^|(?<=\s))(?:minus|negative)\s+$", re.I)
 # Words that change the value of a number: anywhere near it, right after it, right before it.
 _MATHS = {"pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "mod", "factorial", "infinity"}
 _MATHS |= {word + s for word in _SCALES for s in ("", "s")}
-_AFTER = {"squared", "cubed"} | {word + s for word in _PARTS for s in ("", "s")}
+_AFTER = {"squared", "cubed", "or"} | {word + s for word in _PARTS for s in ("", "s")}
 _AFTER.remove("quarters")  # up to three have been read as a fraction; more are coins
-_BEFORE = rf"(?:twice|double|triple|(?:root|square|cube|{_PART}s?)\s+(?:of|past|to))"
+_BEFORE = rf"(?:not|than|twice|double|triple|(?:root|square|cube|{_PART}s?)\s+(?:of|past|to))"
 _CHANGED = re.compile(rf"\b{_BEFORE}\s+$", re.I)
 _COUNTS = re.compile(rf"[0-9]|\b(?:{_BEFORE}|{_any([*_WORDS, *_MATHS, *_AFTER])})\b", re.I)
 _NOT_WHOLE = re.compile(rf"(?<![0-9.])(?:{_REPEATING}|[0-9]*\.[0-9]+)(?![0-9.])")

@@ -15,6 +15,9 @@ from functools import lru_cache
 from typing import Any
 
 ORPHAN_SECONDS = 60
+# Decimal digits of a numerical comparison. Differences below 10 to the minus this are dropped: with the library's 15,
+# 2^{-98} is 2^{-99}.
+DIGITS = 100
 
 
 def main() -> None:
@@ -28,7 +31,8 @@ def main() -> None:
 
     @lru_cache(maxsize=4096)
     def parsed(latex: str) -> Any:
-        return parse(rf"\boxed{{{latex}}}", boxed, parsing_timeout=None)
+        # The whole box or nothing: by default a part of it is read where the whole makes no sense.
+        return parse(rf"\boxed{{{latex}}}", boxed, extraction_mode="first_match", parsing_timeout=None)
 
     def say(answer: dict[str, Any]) -> None:
         answers.write(json.dumps(answer) + "\n")
@@ -39,7 +43,8 @@ def main() -> None:
         question = json.loads(line)
         signal.alarm(ORPHAN_SECONDS)
         try:
-            same = verify(parsed(question["gold"]), parsed(question["answer"]), timeout_seconds=None)
+            gold, answer = parsed(question["gold"]), parsed(question["answer"])
+            same = verify(gold, answer, numeric_precision=DIGITS, timeout_seconds=None)
             say({"same": bool(same)})
         except Exception as error:  # an answer that breaks math-verify is not the right one
             say({"same": False, "detail": f"math-verify: {type(error).__name__}"})
