@@ -35,7 +35,7 @@ from twotemp.records import Problem
 from twotemp.sampling.requests import prompt_names, prompt_requests
 from twotemp.tasks import ProblemSet
 
-# A prompt for the embedded model, and one for a random DiffusionGemma, which has no mask and writes three canvases.
+# A prompt for the embedded models, and one for a random DiffusionGemma, which has no mask and writes three canvases.
 PROMPT, WORDS = "20 10 15 -> 45", "w5 w6 w7 w8"
 POLICY, N, LENGTH, SEED = "tct:t_pos=0.3,t_token=1", 12, 24, 3
 PORTFOLIO = "2*lc:t_token=1 + tct:t_pos=0.3,t_token=1 + 2*tlc:t_pos=0.5,t_token=1"
@@ -52,8 +52,13 @@ def canvas_model(tmp_path_factory):
     return twotemp.load(save_checkpoint(tmp_path_factory.mktemp("models") / "gemma", sharpness=0.3))
 
 
+@pytest.fixture(scope="module")
+def uniform_model():
+    return twotemp.load("tiny-uniform")
+
+
 def prompt_of(model) -> str:
-    return PROMPT if model.name == "tiny" else WORDS
+    return PROMPT if model.name in ("tiny", "tiny-uniform") else WORDS
 
 
 def body(policy: str, model=None) -> dict[str, Any]:
@@ -205,7 +210,12 @@ def inspect(setting: Setting) -> list[str]:
 WAYS = [stream, eval_in_process, eval_resumed, eval_workers, eval_ray, http, serve_workers, lm_eval, inspect]
 
 
-CASES = {"policy": ("model", POLICY), "portfolio": ("model", PORTFOLIO), "canvases": ("canvas_model", POLICY)}
+CASES = {
+    "policy": ("model", POLICY),
+    "portfolio": ("model", PORTFOLIO),
+    "uniform": ("uniform_model", POLICY),
+    "canvases": ("canvas_model", POLICY),
+}
 
 
 @pytest.mark.parametrize(("kind", "policy"), CASES.values(), ids=CASES)

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from tests.helpers.large_models import Operations
 from tests.helpers.tiny_checkpoints import CONFIGS, MASK, random_model
+from twotemp.engine import run
 from twotemp.engine.observers import drift
 from twotemp.errors import UserError
 from twotemp.models import quantization
@@ -168,6 +169,21 @@ def test_nf4_leaves_layers_alone_whose_rows_are_no_whole_blocks() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(128, 96), torch.nn.Linear(96, 128))
     assert quantized_layers(module, "nf4") == [module[0]]
     assert quantized_layers(module, "int8") == [*module]
+
+
+def test_int8_without_a_mask() -> None:
+    """Every position is predicted nearly as by the exact weights, and a sample does not depend on its batch."""
+    pytest.importorskip("torchao", reason="needs the extra: pip install 'twotemp[quantize]'")
+    plain, small = load("tiny-uniform"), load("tiny-uniform", quantize="int8")
+    ids = torch.randint(5, plain.vocab_size, (8, 30), generator=torch.Generator().manual_seed(0))
+    exact, ours = (
+        m.logits(ids, None, torch.ones_like(ids, dtype=torch.bool)).log_softmax(-1) for m in (plain, small)
+    )
+    assert 0 < float((exact.exp() * (exact - ours)).sum(-1).mean()) < 0.01
+    wanted = [Request(str(i), (5, 6, 7 + i), policy("tct", steps=6), length=12) for i in range(3)]
+    alone = [sample.tokens for request in wanted for sample in run(small, [request])]
+    together = {sample.request: sample.tokens for sample in run(small, wanted)}
+    assert alone == [together[request.id] for request in wanted]
 
 
 @pytest.mark.parametrize("bias", [False, True])

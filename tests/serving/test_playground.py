@@ -13,11 +13,13 @@ pytest.importorskip("starlette", reason="needs the extra `serve`")
 pytest.importorskip("httpx", reason="needs httpx, Starlette's test client")
 
 import twotemp
-from tests.helpers.serving_clients import client_of, listening, wait_for
+from tests.helpers.serving_clients import PROMPT, client_of, listening, wait_for
 from twotemp import graders
-from twotemp.engine import states
+from twotemp.engine import StepCallback, run, states
 from twotemp.graders import get
 from twotemp.graders.puzzles import CountdownGrader
+from twotemp.records import Request
+from twotemp.sampling.requests import prompt_requests
 from twotemp.serving import Server
 from twotemp.serving.playground import TASKS
 
@@ -25,6 +27,12 @@ from twotemp.serving.playground import TASKS
 @pytest.fixture(scope="module")
 def model():
     return twotemp.load("tiny")
+
+
+@pytest.fixture(scope="module")
+def uniform():
+    """Return an embedded model that has no mask."""
+    return twotemp.load("tiny-uniform")
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +62,47 @@ def test_verdicts_are_the_grader_s(client):
     expected = list(get("countdown").grade([(given, text) for text in texts]))
     assert [one["outcome"] for one in found] == [grade.outcome for grade in expected]
     assert found[0]["outcome"] == "passed"
+
+
+def canvases_of(model, request: Request) -> list[list[int]]:
+    """Return what the open positions of a row hold after each step."""
+    rows, begin = [], len(request.prompt)
+    callback = StepCallback(lambda view: rows.append(view.canvas[0, begin : begin + request.length].tolist()))
+    list(run(model, [request], observer=callback))
+    return rows
+
+
+def test_a_stream_of_a_model_without_masks_holds_its_random_tokens(uniform):
+    """At every step what was accepted and the noise make up the engine's canvas; no policy that edits is offered."""
+    policy, length = "tct:t_pos=0.3", 12
+    (request,) = prompt_requests(uniform, PROMPT, policy, 1, length, seed=3, chat=False)
+    expected = [[uniform.decode([t], cut=False) for t in row] for row in canvases_of(uniform, request)]
+    body = {
+        "prompt": PROMPT,
+        "max_tokens": length,
+        "policy": policy,
+        "seed": 3,
+        "stream": True,
+        "diffusing": True,
+    }
+    with client_of(uniform) as client:
+        offered = client.get("/playground/about").json()["policies"]
+        with client.stream("POST", "/v1/completions", json=body) as reply:
+            parts = [json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: {")]
+    facts = [
+        part["choices"][0]["twotemp"] for part in parts if "commits" in part["choices"][0].get("twotemp", {})
+    ]
+    shown = []
+    for step in facts:
+        written = {place: text for place, text, _ in step["commits"] if text is not None}
+        noise = dict(step.get("noise", []))
+        assert not written.keys() & noise.keys()
+        shown.append([(written | noise)[place] for place in range(length)])
+    assert shown == expected
+    assert any(step.get("noise") for step in facts[:-1])
+    assert "noise" not in facts[-1], "the last step leaves the text"
+    assert "tct" in offered
+    assert not {"llada2.1", "t2m"} & offered.keys()
 
 
 def test_a_slow_grader_delays_no_other_request(model, monkeypatch):
@@ -253,6 +302,36 @@ def test_a_replay_shows_what_was_rewritten(tab, address, model, name):
         assert panel.locator(".tok.on").all_inner_texts() == expected
         tab.keyboard.press("ArrowRight")
     assert "rewritten, mean" in panel.locator(".facts").inner_text()
+
+
+def test_a_canvas_shows_its_random_tokens_as_noise(browser, uniform):
+    """At every step of the replay; the end of text is a square, and a token that stays is written once."""
+    policy = "tct:t_pos=0.3,t_token=0.8"
+    (request,) = prompt_requests(uniform, "22 26 31 -> 79", policy, 1, 12, seed=3)
+    rows = canvases_of(uniform, request)
+    with listening(Server(uniform, slots=4)) as (_, port):
+        opened = browser.new_page(viewport={"width": 1300, "height": 900})
+        errors = []
+        opened.on("pageerror", lambda error: errors.append(str(error)))
+        opened.goto(f"http://127.0.0.1:{port}/{STATE.replace('n=12', 'n=1').replace('a=lc', 'a=eb')}")
+        settled(opened)
+        panel = opened.locator("main > section").nth(1)
+        slider = opened.get_by_label("Step of the sample").nth(1)
+        slider.focus()
+        opened.keyboard.press("Home")
+        assert panel.locator(".tok.noise, .tok.on").count() == 0, "the first noise is in no step"
+        noisy = 0
+        for row in rows:
+            opened.keyboard.press("ArrowRight")
+            expected = [uniform.decode([token], cut=False).strip() or "▪" for token in row]
+            assert panel.locator(".tok").all_inner_texts() == expected
+            assert panel.locator(".tok.noise, .tok.on").count() == len(row)
+            assert panel.locator(".tok.noise.on").count() == 0
+            noisy += panel.locator(".tok.noise").count()
+        assert noisy > 0
+        assert panel.locator(".tok.noise").count() == 0, "the last step leaves the text"
+        assert errors == []
+        opened.close()
 
 
 def test_a_link_pasted_into_the_same_tab_is_followed(tab, address):

@@ -36,11 +36,13 @@ from twotemp.tuning.tuner import Tuned
 # --- with a model
 
 
-@pytest.mark.parametrize("goal", ["pass@2", "pass@NFE=24"])
-def test_a_small_race_is_an_ordinary_run_that_can_be_continued(tmp_path, goal):
+@pytest.mark.parametrize(
+    ("name", "goal"), [("tiny", "pass@2"), ("tiny", "pass@NFE=24"), ("tiny-uniform", "pass@2")]
+)
+def test_a_small_race_is_an_ordinary_run_that_can_be_continued(tmp_path, name, goal):
     candidates = expand(["lc:t_token=0.8,k=2|6", "ct:t_token=0.8,threshold=0.5"])
     plan = Plan((TaskChoice("countdown-3"),), candidates, questions=10, seed=1)
-    backend = LocalBackend(load("tiny"), batch_size=32)
+    backend = LocalBackend(load(name), batch_size=32)
     first = Tuner(plan, Goal.parse(goal), backend, tmp_path / "run", budget=5000).race()
     cells = Store.open(tmp_path / "run").cells()
     assert {cell.config.policy for cell in cells} == set(candidates)

@@ -32,6 +32,7 @@ class RowStep(NamedTuple):
     # Position, token (the mask if it was masked or renoised), confidence.
     commits: list[tuple[int, int, float]]
     final: int | None = None  # columns before this one will not change again; None: what is written stays
+    noise: Sequence[tuple[int, int]] = ()  # position, random token: what stands where a position was renoised
 
 
 @dataclass(frozen=True)
@@ -76,24 +77,28 @@ class StepView:
         """Return what the step wrote into these rows, with one transfer for all of them."""
         decision, canvas = self.decision, self.decision.canvas
         commit, tokens, confidence = decision.commit, decision.tokens, decision.confidence
-        ends = torch.zeros_like(self.step)
+        ends, noise = torch.zeros_like(self.step), torch.zeros_like(commit)
         if canvas is not None:  # everything was written: tokens, or noise
             ends = canvas.ends.long()
             text = canvas.ends[:, None]
-            tokens = torch.where(text, canvas.likeliest, torch.where(commit, tokens, NO_MASK))
+            tokens, noise = canvas.tokens, ~(text | commit)
             confidence = torch.where(text, canvas.confidence, confidence)
             commit = self.window.predicted
         # Confidences are sent as their bits, so that integers and floats share the transfer.
         bits = confidence.float().view(torch.int32).long()
         facts = [each[:, None].expand_as(bits) for each in (self.step, ends)]
-        parts = torch.stack([commit.long(), self.window.positions, tokens, bits, *facts])
-        commit, positions, tokens, bits, step, ends = parts[:, torch.tensor(rows, device=parts.device)].cpu()
+        parts = torch.stack([commit.long(), noise.long(), self.window.positions, tokens, bits, *facts])
+        parts = parts[:, torch.tensor(rows, device=parts.device)].cpu()
+        commit, noise, positions, tokens, bits, step, ends = parts
         confidence = bits.int().view(torch.float32)
+        shown = torch.where(noise.bool(), NO_MASK, tokens)
         row_steps = []
-        for i, (slot, chosen) in enumerate(zip(rows, commit.bool())):
-            commits = list(zip(*(v[i][chosen].tolist() for v in (positions, tokens, confidence))))
+        for i, (slot, chosen, random) in enumerate(zip(rows, commit.bool(), (commit * noise).bool())):
+            commits = list(zip(*(v[i][chosen].tolist() for v in (positions, shown, confidence))))
             reach = self.window.end if int(ends[i, 0]) else self.window.start
-            row_steps.append(RowStep(int(step[i, 0]), commits, None if canvas is None else int(reach[slot])))
+            final = None if canvas is None else int(reach[slot])
+            renoised = list(zip(positions[i][random].tolist(), tokens[i][random].tolist()))
+            row_steps.append(RowStep(int(step[i, 0]), commits, final, renoised))
         return row_steps
 
 

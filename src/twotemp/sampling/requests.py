@@ -353,6 +353,10 @@ class Prefix:
             self.text, self.stopped = settle(self._decoded(), self._stop)
         return commits
 
+    def noise(self, step: RowStep) -> list[tuple[int, int]]:
+        """Return the random tokens that a step left in the answer: (index, token)."""
+        return [(self._index[position], token) for position, token in step.noise if position in self._index]
+
     def take(self) -> str:
         """Return the certain text that was not returned before."""
         piece = self.text[self._taken :]

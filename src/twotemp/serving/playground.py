@@ -16,7 +16,7 @@ from twotemp.errors import UserError, unknown
 from twotemp.graders.base import Grader
 from twotemp.models.base import LanguageModel
 from twotemp.policies import PRESETS
-from twotemp.records import PARAMETERS, Problem
+from twotemp.records import NO_MASK, PARAMETERS, Problem
 from twotemp.report.pages import compose, content_security_policy
 from twotemp.sampling.requests import assistant_turn
 from twotemp.serialization import json_text
@@ -60,7 +60,7 @@ class Playground:
         return {
             "model": self._name,
             "chat": self._model.has_chat,
-            "policies": described_policies(),
+            "policies": described_policies(masks=self._model.mask_id != NO_MASK),
             "tasks": described_tasks(TASKS),
         }
 
@@ -94,8 +94,8 @@ class Playground:
             grader.close()
 
 
-def described_policies() -> dict[str, Any]:
-    """Return for each policy its adjustable numbers, their defaults and its formula."""
+def described_policies(masks: bool = True) -> dict[str, Any]:
+    """Return the adjustable numbers of each policy, their defaults and its formula; without masks none edits."""
     return {
         name: {
             "parameters": [p for p in preset.parameters if PARAMETERS[p].kind in (int, float)],
@@ -103,7 +103,8 @@ def described_policies() -> dict[str, Any]:
             "formula": preset.formula,
         }
         for name, preset in PRESETS.items()
-        if not preset.policy.repel  # drawn in whole groups, which a server refuses
+        # Samples that repel each other are drawn in whole groups, which a server refuses; only a mask can be edited.
+        if not preset.policy.repel and (masks or preset.policy.edit == "never")
     }
 
 

@@ -264,7 +264,9 @@ class RowStream:
         placed = self._prefix.write(step)
         if self._diffusing:
             commits = [(index, _token_text(self._model, token), p) for index, token, p in placed]
-            return self._canvas(), {"step": step.step, "commits": commits}
+            noise = [(index, _token_text(self._model, token)) for index, token in self._prefix.noise(step)]
+            facts = {"step": step.step, "commits": commits}
+            return self._canvas(), facts | ({"noise": noise} if noise else {})
         piece = self._prefix.take()
         return (piece, None) if piece else None
 

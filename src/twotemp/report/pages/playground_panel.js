@@ -12,10 +12,11 @@ const written = (cell, step = Infinity) => {
   const last = cell.filter((one) => one.step < step).at(-1);
   return last && last.text !== null ? last : null;
 };
+const writes = (cell) => cell.filter((one) => one.text !== null).length;
 // The same as a cell of a `TokenStrip`.
 const asCell = (commits) => {
   const last = commits.at(-1), done = last && last.text !== null;
-  const before = (done ? commits.slice(0, -1) : commits).map(({step, text}) => [step, text]);
+  const before = (done ? commits.slice(0, -1) : commits).map(({step, text, noise}) => [step, text, noise]);
   return {text: done ? last.text : "", step: done ? last.step : Infinity, confidence: last?.surely, ...(before.length ? {before} : {})};
 };
 
@@ -108,7 +109,11 @@ class Panel {
   }
   take(choice) {
     const row = this.rows[choice.index], ours = choice.twotemp || {};
-    for (const [place, text, surely] of ours.commits || []) row.cells[place].push({text, surely, step: ours.step});
+    const noise = new Map(ours.noise || []);
+    for (const [place, text, surely] of ours.commits || []) {
+      // On a canvas of random tokens a step decides again on what stands: only a change is something written.
+      if (text === null || row.cells[place].at(-1)?.text !== text) row.cells[place].push({text, surely, step: ours.step, noise: noise.get(place)});
+    }
     if (ours.commits) row.steps = ours.step + 1;
     if (choice.finish_reason) { row.text = choice.delta ? choice.delta.content : choice.text; row.nfe = ours.nfe; }
     if (!this.due) { this.due = true; requestAnimationFrame(() => { this.due = false; this.draw(); }); }
@@ -134,7 +139,7 @@ class Panel {
     if (!done.length) return;
     this.facts.append(fact(`${found.length} of ${done.length}`, "texts distinct"), fact(bits(found).toFixed(2), "bits of entropy"),
       fact((done.reduce((sum, row) => sum + row.nfe, 0) / done.length).toFixed(1), "NFE, mean"));
-    const again = done.reduce((sum, row) => sum + row.cells.reduce((most, cell) => most + Math.max(0, cell.length - 1), 0), 0);
+    const again = done.reduce((sum, row) => sum + row.cells.reduce((more, cell) => more + Math.max(0, writes(cell) - 1), 0), 0);
     if (again) this.facts.append(fact((again / done.length).toFixed(1), "rewritten, mean"));
     if (this.grades.size) {
       const kinds = new Set([...this.grades.values()].filter((g) => g.outcome === "passed").map((g) => g.answer));
@@ -170,7 +175,8 @@ class Panel {
     this.strip.show(step, this.last);
     this.strip.nodes.forEach(({node}, place) => {
       const cell = row.cells[place], now = written(cell, step);
-      node.title = now ? `position ${place}, step ${now.step + 1}, confidence ${now.surely.toFixed(2)}${cell.length > 1 ? `, written ${cell.filter((one) => one.text !== null).length} times` : ""}` : "";
+      const noise = cell.filter((one) => one.step < step).at(-1)?.noise;
+      node.title = noise !== undefined ? `position ${place}, a random token` : now ? `position ${place}, step ${now.step + 1}, confidence ${now.surely.toFixed(2)}${writes(cell) > 1 ? `, written ${writes(cell)} times` : ""}` : "";
     });
   }
   start() {

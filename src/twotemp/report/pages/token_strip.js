@@ -1,11 +1,10 @@
 // The tokens of one sample. A cell is {text, step, special, confidence, entropy, before}: `step` is when its token was
 // written (undefined: given by the prompt, Infinity: not yet, below 0: never), `before` lists [step, text or null] of
-// what stood there earlier; null is a mask.
-const standing = (cell, done) => {
-  if (cell.step >= 0 && cell.step < done) return cell.text;
-  return (cell.before || []).filter(([step]) => step < done).at(-1)?.[1] ?? null;
-};
-const lastWrite = (cell, done) => cell.step < done || !cell.before ? cell.step : cell.before.filter(([step]) => step < done).at(-1)?.[0] ?? 0;
+// what stood there earlier; null is a mask, or, with a third entry, that random token.
+const earlier = (cell, done) => (cell.before || []).filter(([step]) => step < done).at(-1);
+const standing = (cell, done) => cell.step >= 0 && cell.step < done ? cell.text : earlier(cell, done)?.[1] ?? null;
+const noiseAt = (cell, done) => standing(cell, done) === null ? earlier(cell, done)?.[2] : undefined;
+const lastWrite = (cell, done) => cell.step < done || !cell.before ? cell.step : earlier(cell, done)?.[0] ?? 0;
 // A token's text inside its box. A line break at its end stands after the box.
 const face = (text, special) => special ? "▪" : text.replace(/^ /, "").replace(/\n/g, "⏎\n").replace(/\n$/, "").replace(/\t/g, "⇥") || "∅";
 const boxed = (text) => text.trim().replace(/\n/g, "⏎") || "▪";
@@ -40,10 +39,12 @@ class TokenStrip {
   // Show what stood there after `done` of `last` steps.
   show(done, last) {
     for (const {cell, node} of this.nodes) {
-      const stands = standing(cell, done), final = cell.step < done;
+      const stands = standing(cell, done), noise = noiseAt(cell, done), final = cell.step < done;
       node.classList.toggle("on", stands !== null);
-      node.classList.toggle("now", done < last && (cell.step === done - 1 || !!cell.before?.some(([step]) => step === done - 1)));
-      if (cell.before) node.textContent = this.face(cell, final ? cell.text : stands ?? cell.text, final && cell.special);
+      node.classList.toggle("noise", noise !== undefined);
+      const changed = cell.before?.some(([step, , random]) => step === done - 1 && random === undefined);
+      node.classList.toggle("now", done < last && (cell.step === done - 1 || !!changed));
+      if (cell.before) node.textContent = this.face(cell, final ? cell.text : stands ?? noise ?? cell.text, final && cell.special);
       tint(node, COLOURS[this.colour](cell, done, last));
     }
   }
