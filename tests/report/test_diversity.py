@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from twotemp import metrics, tasks
 from twotemp.cli import app
 from twotemp.errors import UserError
-from twotemp.report.diversity import _padding, measure, on_frontier
+from twotemp.report.diversity import measure, on_frontier
 from twotemp.store import Store
 
 POLICIES = "lc,tlc:t_pos=1"
@@ -71,7 +71,3 @@ def test_errors_name_the_missing_file_prompt_or_option(tmp_path: Path) -> None:
     twotemp("eval", *options, "-n", "1", "--out", run)
     with pytest.raises(UserError, match="draw more with -n"):
         measure([Path(run)])
-
-
-def test_padding_ends_the_text_once() -> None:
-    assert [_padding(tokens) for tokens in ((1, 2, 9, 9, 9), (1, 2), (9, 9), (1,))] == [3, 2, 1, 1]

@@ -20,7 +20,7 @@ from twotemp.evaluation import Plan, Progress
 from twotemp.folders import write_json, write_text
 from twotemp.policies import spell
 from twotemp.records import Policy
-from twotemp.report import NO_FIGURES, figures
+from twotemp.report import NO_FIGURES, figures, tuning_diversity
 from twotemp.report.tuning import (
     COLUMNS,
     STANDINGS,
@@ -37,12 +37,13 @@ from twotemp.report.tuning import (
 from twotemp.report.tuning import as_json as standings_json
 from twotemp.serialization import json_text
 from twotemp.tuning import Goal, Tuned, TunedPortfolio, Tuner, expand
+from twotemp.tuning.diversity import DiversityGoal, TunedDiversity, starting_policy, tune_diversity
 from twotemp.tuning.tuner import validation
 
 # Options of the race itself. All others describe the setting that was tuned, and the recommended `twotemp eval`
 # repeats them (`next_command` adds the plug-ins).
 RACE_OPTIONS = {
-    *"at policies budget portfolio gradient questions subset data altered out as_json plugin".split()
+    *"at margin policies budget portfolio gradient questions subset data altered out as_json plugin".split()
 }
 
 
@@ -53,7 +54,10 @@ def tune(
     loading: options.LoadingOptions,
     decoding: options.DecodingOptions,
     working: DrawingOptions,
-    at: Annotated[str, "The goal: pass@16, or pass@NFE=200 (pass@k for 200 NFE per question)."] = "pass@16",
+    at: Annotated[
+        str,
+        "The goal: pass@16, pass@NFE=200 (pass@k for 200 NFE per question), or diversity@8 (no verdicts).",
+    ] = "pass@16",
     model: options.Model = "tiny",
     policies: Annotated[
         list[str],
@@ -69,6 +73,14 @@ def tune(
         bool,
         "Follow the gradient of pass@k in T_token, T_pos and lambda from one policy, instead of a race.",
     ] = False,
+    margin: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="With --at diversity: how much lower the log-probability of a token may be than with the first of "
+            "--policies, in nats.",
+        ),
+    ] = 0.1,
     questions: options.Questions = None,
     cache: options.Cache = None,
     as_json: options.Json = False,
@@ -77,6 +89,9 @@ def tune(
 
     All candidates start on a few problems. A candidate beaten by another that costs no more drops out, and the
     better half goes on to more problems.
+
+    With --at diversity, no sample is graded: the most diverse policy is recommended whose samples the model finds
+    nearly as likely as those of the first policy.
 
     --out receives all samples, tuned.yaml, frontier.md and frontier.png. A race that was stopped continues when the
     same command is given again.
@@ -89,9 +104,29 @@ def tune(
 
       twotemp tune --task countdown-3 --at pass@16 --gradient --policies tct --budget 30000 --out runs/gradient
 
+      twotemp tune --task prompts --data prompts=FILE --at diversity --policies lc,tlc:t_pos=0.5|1 --out runs/diverse
+
       twotemp eval --task countdown-3 --policies ar,@runs/tune/tuned.yaml -n 16 --out runs/tuned
     """
     show_log(logging.WARNING)  # not the batch size, which differs from round to round
+    if diverse := DiversityGoal.parse(at, margin):
+        if portfolio or gradient:
+            raise UserError("--at diversity compares single policies; leave --portfolio and --gradient out")
+        specs = options.split_specs(",".join(policies))
+        started = tuple(dict.fromkeys([starting_policy(specs[0]), *expand(specs)]))
+        plan = task.plan(decoding, started, questions=questions, cache=cache, compile=loading.compile)
+        samples = int(budget / (decoding.length or tasks.get(validation(plan).tasks[0].name).length))
+        with (
+            working.backend(Workload(model, loading, samples, decoding.batch_size, cache)) as (backend, _),
+            progress(backend.name) as bar,
+        ):
+
+            def on_drawn(candidates: int, prompts: int, state: Progress) -> None:
+                bar.update(state.samples, state.all_samples, f"{candidates} candidates on {prompts} prompts")
+
+            result = tune_diversity(plan, diverse, backend, out, budget=budget, on_progress=on_drawn)
+        _show_diversity(context, out, result, as_json)
+        return
     if gradient:
         if portfolio or working.chosen or working.sglang or cache:
             raise UserError(
@@ -150,6 +185,33 @@ def tune(
         f"{tuned.spent:,.0f} NFE spent; the frontier: {out / 'frontier.md'}; next, on test problems{overlap}: "
         f"{next_command(f'eval {shlex.join(words)} --out', Path('RUN'))}"
     )
+
+
+def _show_diversity(context: typer.Context, out: Path, tuned: TunedDiversity, as_json: bool) -> None:
+    """Write the files of a result, and print its table and what to do next."""
+    write_text(out / "tuned.yaml", tuning_diversity.tuned_yaml(tuned))
+    write_json(out / STANDINGS, tuning_diversity.race_json(tuned))
+    summary = tuning_diversity.recommendation(tuned)
+    write_text(out / "frontier.md", f"{summary}\n\n{tuning_diversity.markdown(tuned)}")
+    if as_json:
+        for row in tuning_diversity.as_json(tuned):
+            typer.echo(json_text(row))
+    else:
+        shown = Table(*tuning_diversity.COLUMNS)
+        for standing in tuned.standings:
+            shown.add_row(*tuning_diversity.table_row(standing))
+        output.print(shown)
+    say(summary)
+    words = [
+        *_tuned_settings(context),
+        "--policies",
+        f"@{out / 'tuned.yaml'}",
+        "-n",
+        str(tuned.goal.n),
+        "--trace",
+    ]
+    command = next_command(f"eval {shlex.join(words)} --out", Path("RUN"))
+    say(f"{tuned.spent:,.0f} NFE spent; next: {command}, and then twotemp report RUN --diversity")
 
 
 def _search(

@@ -12,7 +12,7 @@ from twotemp.metrics.best import (
     best_by_vote,
     best_by_weighted_vote,
 )
-from twotemp.metrics.diversity import distinct, overlap_distance, self_bleu, words
+from twotemp.metrics.diversity import distinct, overlap_distance, self_bleu, token_losses, words
 from twotemp.metrics.estimates import (
     Estimate,
     align,
@@ -45,6 +45,7 @@ __all__ = [
     "pass_at_k",
     "pass_of_allocations",
     "self_bleu",
+    "token_losses",
     "tokens_per_forward",
     "words",
 ]

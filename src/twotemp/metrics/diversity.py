@@ -12,6 +12,11 @@ from collections.abc import Sequence
 from itertools import combinations
 from math import exp, log
 
+import numpy as np
+from numpy.typing import NDArray
+
+from twotemp.records import Sample
+
 _WORDS = re.compile(r"\w+|[^\w\s]")
 _ORDERS = 4  # of BLEU
 
@@ -101,3 +106,14 @@ def _bleu(
         total += log((shared + smooth) / (own.total() + smooth))
     nearest = min((abs(len(row) - length), len(row)) for j, row in enumerate(rows) if j != i)[1]
     return exp(min(0.0, 1 - nearest / length) + total / _ORDERS)
+
+
+def token_losses(sample: Sample) -> NDArray[np.float64]:
+    """Return -log c of each token of a traced sample up to the padding, c its probability when it was written."""
+    assert sample.trace is not None, "draw with trace=True"
+    end = len(sample.tokens)
+    # An end of text is repeated up to the length of the row; one of them belongs to the text.
+    while end > 1 and sample.tokens[end - 2] == sample.tokens[-1]:
+        end -= 1
+    written = zip(sample.trace.confidence[:end], sample.trace.steps)
+    return np.array([-log(max(c, 1e-45)) for c, step in written if step >= 0])

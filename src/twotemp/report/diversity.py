@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import exp, log
 from pathlib import Path
 
 import numpy as np
@@ -116,24 +115,11 @@ def _mean(values: Iterator[float]) -> float:
 
 
 def _perplexity(samples: Sequence[Sample]) -> float:
-    """Return exp of the mean of -log c up to the padding, c the probability of a token when it was written."""
-    losses = [
-        -log(max(c, 1e-45))
-        for sample in samples
-        if sample.trace is not None
-        for c, step in list(zip(sample.trace.confidence, sample.trace.steps))[: _padding(sample.tokens)]
-        if step >= 0
-    ]
-    traced = all(sample.trace is not None for sample in samples)
-    return exp(sum(losses) / len(losses)) if losses and traced else float("nan")
-
-
-def _padding(tokens: Sequence[int]) -> int:
-    """Return how many tokens there are before the last one is only repeated, as an end of text is."""
-    end = len(tokens)
-    while end > 1 and tokens[end - 2] == tokens[-1]:
-        end -= 1
-    return end
+    """Return exp of the mean loss of a token when it was written; NaN without traces."""
+    if any(sample.trace is None for sample in samples):
+        return float("nan")
+    losses = np.concatenate([metrics.token_losses(sample) for sample in samples])
+    return float(np.exp(losses.mean())) if len(losses) else float("nan")
 
 
 COLUMNS = ("model", "task", "policy", "t_token", "t_pos", "seed", "prompts", "n", "nfe", "forwards", "words", "ended",
