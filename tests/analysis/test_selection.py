@@ -28,7 +28,7 @@ from twotemp.errors import UserError
 from twotemp.metrics import NO_ANSWER
 from twotemp.policies import parse
 from twotemp.records import Grade, Sample, Trace
-from twotemp.report import figures, selection, sentence, write_selection
+from twotemp.report import figures, selection, sentence, viewer, write_selection
 from twotemp.rewards.denoiser import VERSION
 from twotemp.store import Config, Key, Store
 
@@ -345,6 +345,24 @@ def test_a_report_has_a_selection_page_with_the_stored_scores(tmp_path, monkeypa
     once = fill(Store.create(tmp_path / "once"), "ar", {i: [("1", "x", True)] for i in range(3)})
     assert CliRunner().invoke(app, ["report", str(once.path.parent)]).exit_code == 0
     assert not (tmp_path / "once" / "report" / "selection.md").exists()
+
+
+def test_the_viewer_has_curves_of_best_at_k_by_what_the_run_holds(tmp_path):
+    run = a_run(tmp_path / "run", specs=("ar", "ct"))
+
+    def curves() -> dict[str, list]:
+        (charts,) = (block["items"] for block in viewer.view([run]).blocks if block["kind"] == "charts")
+        return {chart["title"]: chart["series"] for chart in charts}
+
+    assert list(curves()) == ["pass@k", "pass@NFE", "Best@k, majority", "Best@k, oracle"]
+    cells = read(run, reward_model=ByText())
+    found = curves()
+    assert list(found)[2:] == [f"Best@k, {name}" for name in ("majority", "orm", "weighted", "oracle")]
+    for cell, series in zip(cells, found["Best@k, weighted"]):
+        (choice,) = every_choice([cell], ["weighted"])
+        assert series["x"] == list(choice.ks)
+        assert series["y"] == pytest.approx(choice.estimate.mean, rel=1e-4)
+        assert series["low"] == pytest.approx(choice.estimate.low, rel=1e-4)
 
 
 def test_a_report_leaves_out_selection_if_there_are_too_many_samples_to_vote(tmp_path, monkeypatch):

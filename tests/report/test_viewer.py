@@ -74,7 +74,10 @@ def test_every_sample_and_grade_is_in_the_file(run, html):
 
 
 def test_hostile_text_cannot_leave_its_element_and_the_policy_is_strict(html):
-    assert "window.hacked" not in html
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert "window.hacked" in data  # in the reasons of the overview
+    assert not re.search("[<>&]", data)
+    assert "window.hacked" not in html.replace(data, "")
     assert html.count("<script") == html.count("</script>") == 2 + 12
     (policy,) = re.findall(r'Content-Security-Policy" content="(.*?)"', html)
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
@@ -95,6 +98,19 @@ def test_traces_that_do_not_fit_are_left_out(run):
 def test_a_run_without_problems_on_this_machine_can_be_viewed(html):
     """The synthetic run's data are not those of the task, so that its questions have no text."""
     assert all("prompt" not in question for question in index_of(html)["questions"])
+
+
+def test_the_overview_counts_why_samples_are_wrong(run, html):
+    (found,) = (b for b in index_of(html)["blocks"] if "why samples are wrong" in b["title"])
+    wrong, slow = found["rows"]  # ungraded samples are not wrong
+    assert wrong[0].startswith("wrong step </script>")
+    assert "onerror='…'" in wrong[0]
+    assert slow == ["took longer than N s", *[slow[1]] * 6, "took longer than 10 s (6 times)"]
+    for entry, column in zip(wrong[1:-1], index_of(html)["policies"]):
+        (cell,) = (c for c in Store.open(run).cells() if c.config.policy.name == column["spec"])
+        outcomes = [grade.outcome for grade in cell.grades("countdown 1").values()]
+        share = outcomes.count("failed") / (len(outcomes) - outcomes.count("ungraded"))
+        assert entry["value"] == pytest.approx(share)
 
 
 # --- in a browser
@@ -185,14 +201,22 @@ def test_search_finds_questions_by_id_and_by_samples(opened, html):
     page.locator("#search").fill("ONERROR")
     assert listed(page) == []
     page.locator("#search").press("Enter")
-    tab.until(lambda: "searched the samples of 12" in page.locator("#status").inner_text())
+    said = page.locator("#found")
+    tab.until(lambda: "Their samples were searched, too." in said.inner_text())
+    assert len(listed(page)) == 12
+    page.get_by_role("link", name="Questions").click()  # ends the search, and what was said of it
+    tab.until(lambda: page.locator("#search").input_value() == "")
+    assert "searched" not in said.inner_text()
+    page.locator("#search").fill("wrong step")  # the reason of a verdict
+    page.locator("#search").press("Enter")
+    tab.until(lambda: "Their samples were searched, too." in said.inner_text())
     assert len(listed(page)) == 12
 
 
 def test_a_link_shows_the_same_question_policies_and_sample_text(opened):
     tab = opened("#questions?question=countdown-3/test/3&task=countdown-3&a=3&b=1")
     page = tab.page
-    assert page.locator("#question h2").inner_text() == "countdown-3/test/3"
+    assert page.locator("#part-question h2").inner_text() == "countdown-3/test/3"
     sides = page.locator(".side.card")
     assert sides.nth(0).locator("select").first.input_value() == "3"
     assert sum(map(int, sides.nth(0).locator(".answers .count").all_inner_texts())) == 8
@@ -212,9 +236,9 @@ def test_a_link_shows_the_same_question_policies_and_sample_text(opened):
     assert sides.nth(0).locator(".which h3").inner_text() == second
     page.get_by_text("next →").click()
     assert "sample-a" not in page.url
-    tab.until(lambda: page.locator("#question h2").inner_text() == "countdown-3/test/4")
+    tab.until(lambda: page.locator("#part-question h2").inner_text() == "countdown-3/test/4")
     page.go_back()
-    tab.until(lambda: page.locator("#question h2").inner_text() == "countdown-3/test/3")
+    tab.until(lambda: page.locator("#part-question h2").inner_text() == "countdown-3/test/3")
     assert sides.nth(0).locator(".which h3").inner_text() == second
     page.locator("#policy-b").select_option("0")
     tab.until(lambda: "b=0" in page.url)
@@ -222,8 +246,8 @@ def test_a_link_shows_the_same_question_policies_and_sample_text(opened):
 
 def test_a_question_lists_the_answers_of_all_policies(opened, html):
     page = opened("#questions?question=countdown-3/test/3&task=countdown-3").page
-    page.locator(".by-policy summary").click()
-    rows = page.locator(".by-policy tbody tr").all_inner_texts()
+    page.locator(".by-policy summary").first.click()
+    rows = page.locator(".by-policy").first.locator("tbody tr").all_inner_texts()
     counts = [list(map(int, row.split("\t")[1:])) for row in rows]
     index = index_of(html)
     expected = [index["questions"][3]["verdicts"][str(n)].count("+") for n in range(6)]
@@ -231,6 +255,62 @@ def test_a_question_lists_the_answers_of_all_policies(opened, html):
     assert [sum(column) for column in zip(*counts)] == [8] * 6
     assert rows[0].startswith("✓")
     assert rows[-1].startswith("no answer found")
+
+
+def test_a_click_anywhere_in_a_row_opens_its_question_and_back_returns_to_its_place(opened):
+    tab = opened("#questions")
+    page = tab.page
+    page.set_viewport_size({"width": 1300, "height": 300})
+    page.locator("#rows").evaluate("(rows) => { rows.scrollTop = 90; }")
+    page.locator(".heatmap tbody tr").nth(5).locator("td").last.click()
+    tab.until(lambda: page.locator("#part-question h2").is_visible())
+    assert page.locator("#part-question h2").inner_text() == "countdown-3/test/5"
+    page.go_back()
+    tab.until(lambda: page.locator("#rows").is_visible())
+    assert page.locator("#rows").evaluate("(rows) => rows.scrollTop") == 90
+
+
+def test_no_link_to_a_part_moves_the_page(opened):
+    tab = opened()
+    page = tab.page
+    page.set_viewport_size({"width": 1300, "height": 300})  # so that there is somewhere to go
+    for name in ("Questions", "Overview", "Questions"):
+        page.get_by_role("link", name=name).click()
+        tab.until(page.locator(f"#part-{name.lower()}").is_visible)
+        assert page.evaluate("scrollY") == 0
+
+
+def test_a_question_counts_the_reasons_against_its_samples(opened, html):
+    page = opened("#questions?question=countdown-3/test/3&task=countdown-3").page
+    page.locator(".by-policy summary").last.click()
+    (row,) = page.locator(".by-policy").last.locator("tbody tr").all_inner_texts()
+    assert HOSTILE[:9] in row
+    index = index_of(html)
+    wrong = [index["questions"][3]["verdicts"][str(n)].count("-") for n in range(6)]
+    assert list(map(int, row.split("\t")[1:])) == wrong
+
+
+def test_an_order_map_says_what_was_written_under_the_pointer(opened, html):
+    page = opened("#questions?question=countdown-3/test/3&task=countdown-3").page
+    canvas = page.locator(".side.card .map .when").first
+    canvas.hover(position={"x": 9, "y": canvas.bounding_box()["height"] - 4})
+    index, chunk = index_of(html), chunks_of(html)[3]
+    number = next(n for n, one in enumerate(index["policies"]) if one["spec"] == "tlc")
+    trace = chunk["cells"][str(number)]["trace"][7]
+    token = index["pieces"][str(trace["tokens"][0])].strip()
+    said = page.locator(".side.card .map .tip").first
+    assert said.inner_text().split("\n") == [f"{token} step {trace['steps'][0] + 1}", "position 0, sample 7"]
+    page.locator("h1").hover()
+    assert said.is_hidden()
+
+
+def test_nothing_of_the_fork_tree_is_cut_off_sideways(opened):
+    page = opened("#questions?question=countdown-3/test/3&task=countdown-3", width=390).page
+    cut = """(tree) => [tree, ...tree.querySelectorAll("ul, li, button, .words")]
+      .filter((node) => node.scrollWidth > node.clientWidth + 1).length"""
+    assert page.locator(".tree").first.evaluate(cut) == 0
+    words = " ".join(page.locator(".tree").first.locator(".words").all_inner_texts())
+    assert "…" not in words
 
 
 def test_tokens_follow_the_step_slider_and_colours_change(opened):

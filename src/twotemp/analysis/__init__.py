@@ -24,7 +24,7 @@ from twotemp.analysis.compare import (
     representatives,
     selection_findings,
 )
-from twotemp.analysis.portfolios import PortfolioCell, with_portfolios
+from twotemp.analysis.portfolios import PortfolioCell, stored_choices, with_portfolios
 from twotemp.analysis.selectors import (
     SELECTORS,
     add_ballots,
@@ -62,6 +62,7 @@ __all__ = [
     "representatives",
     "selection_findings",
     "shared",
+    "stored_choices",
     "survey",
     "unique",
     "with_portfolios",

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from twotemp import metrics
 from twotemp.analysis.cells import Ballot, Cost, GradedCell
+from twotemp.analysis.compare import Choice, every_choice
+from twotemp.analysis.selectors import add_ballots, common_reward_model
 from twotemp.evaluation.work import portfolios_of
 from twotemp.metrics.estimates import Floats
 from twotemp.policies import Portfolio
@@ -89,6 +91,19 @@ def with_portfolios(cells: Sequence[GradedCell], runs: Sequence[Path | str]) -> 
         for portfolio in portfolios_of(run):
             result += _assembled(portfolio, own)
     return result
+
+
+def stored_choices(cells: Sequence[GradedCell], runs: Sequence[Path | str]) -> list[Choice]:
+    """Return Best@k of all cells with several samples, under the selectors that need nothing but their runs.
+
+    Args:
+        cells: The graded cells of these runs.
+        runs: Run directories, whose portfolios count as cells.
+    """
+    model = common_reward_model(cells)
+    selectors = ("majority", "orm", "weighted", "oracle") if model else ("majority", "oracle")
+    counted = with_portfolios(add_ballots(cells, hub=False, reward_model=model), runs)
+    return every_choice([cell for cell in counted if cell.samples > 1], selectors)
 
 
 def _assembled(portfolio: Portfolio, cells: Sequence[GradedCell]) -> Iterator[PortfolioCell]:

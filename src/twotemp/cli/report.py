@@ -21,9 +21,9 @@ from twotemp.analysis import (
     GradedCell,
     add_ballots,
     check_selectors,
-    common_reward_model,
     every_choice,
     k_grid,
+    stored_choices,
     survey,
     with_portfolios,
 )
@@ -235,11 +235,8 @@ def write_report(
     several = [cell for cell in surveyed.cells if cell.samples > 1]
     choices: list[Choice] = []
     if several:
-        model = common_reward_model(surveyed.cells)
-        selectors = ("majority", "orm", "weighted", "oracle") if model else ("majority", "oracle")
         try:
-            counted = with_portfolios(add_ballots(surveyed.cells, hub=False, reward_model=model), runs)
-            chosen = every_choice([cell for cell in counted if cell.samples > 1], selectors)
+            chosen = stored_choices(surveyed.cells, runs)
             answers = write_selection(chosen, folder, surveyed.gaps)
             choices = [choice for choice in chosen if not choice.cell.ordered]  # a page of cells
         except UserError as error:

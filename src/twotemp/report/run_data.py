@@ -7,9 +7,9 @@ grades and traces of a question and is decompressed when it is looked at.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ LARGEST = 24_000_000  # bytes of all chunks in a page; what does not fit is left
 _TRACED = 2.5  # bytes of a chunk for each traced token, about
 VERDICTS = {"passed": "+", "failed": "-", "timeout": "!", "ungraded": "?"}
 _PENDING = "."
+_WRONG = ("failed", "timeout")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class RunData:
     special: list[int]
     # Samples of each question and policy whose traces are in the chunks; None: no cell has any.
     traced: int | None
+    reasons: list[Counter[str]] = field(default_factory=list)  # what graders said against samples, by cell
 
 
 def collect(
@@ -55,8 +57,10 @@ def collect(
     stored = [Store.open(cell.path.parent)[cell.path.name] for cell in cells]
     traced = _traces_that_fit(cells, stored, largest)
     builders: dict[tuple[str, str, str], _Question] = {}
+    reasons: list[Counter[str]] = []
     for number, (cell, source) in enumerate(zip(cells, stored)):
         grades = source.grades(cell.grader)
+        reasons.append(Counter(g.detail for g in grades.values() if g.detail and g.outcome in _WRONG))
         problems = _problems(source)
         for row in source.sample_rows() if traced else source.light_rows():
             key = (cell.model, cell.task, row["request"])
@@ -74,6 +78,7 @@ def collect(
         {token: _piece(decoder, token) for token in ids},
         sorted(set(decoder.all_special_ids) & set(ids)) if decoder is not None else [],
         traced,
+        reasons,
     )
 
 

@@ -6,6 +6,7 @@ knowing what they are about. Runs with samples also have questions (`run_data`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from twotemp.analysis import Choice, GradedCell, RunSurvey, findings, k_grid, survey, unique, with_portfolios
+from twotemp.analysis import (
+    Choice,
+    GradedCell,
+    RunSurvey,
+    findings,
+    k_grid,
+    stored_choices,
+    survey,
+    unique,
+    with_portfolios,
+)
 from twotemp.errors import UserError
 from twotemp.folders import expect, read_json, write_text
 from twotemp.policies import parse, spell
 from twotemp.report import grpo, sentence
 from twotemp.report.blocks import Part, charts, curve, curve_chart, sentences, table
 from twotemp.report.pages import compose
+from twotemp.report.reasons import reason_table
 from twotemp.report.run_data import LARGEST, RunData, collect, collect_rollouts, colors, policy_name
 from twotemp.report.style import dataset, line, model_name
 from twotemp.report.tuning import STANDINGS
@@ -39,7 +51,9 @@ class View:
         """Return all but the chunks as JSON data."""
         data = {"title": self.title, "kind": self.kind, "blocks": self.blocks, "gaps": self.gaps, **more}
         if self.run is not None:
-            data |= {name: value for name, value in vars(self.run).items() if name != "chunks"}
+            data |= {
+                name: value for name, value in vars(self.run).items() if name not in ("chunks", "reasons")
+            }
         return data
 
     def html(self) -> str:
@@ -53,7 +67,7 @@ def view(
     grader: str | Mapping[str, str] | None = None,
     *,
     tokenizer: Callable[[], Any] | None = None,
-    choices: Sequence[Choice] = (),
+    choices: Sequence[Choice] | None = None,
     surveyed: RunSurvey | None = None,
     largest: int = LARGEST,
 ) -> View:
@@ -63,7 +77,7 @@ def view(
         runs: The folders of the runs.
         grader: The grader whose verdicts are used, or one for each task.
         tokenizer: Loads what decodes the tokens of traces; None: they are shown as their ids.
-        choices: Best@k, if it was computed.
+        choices: Best@k; None: what the runs hold (`stored_choices`).
         surveyed: The cells, if they were read already.
         largest: Bytes of samples in the page, about.
     """
@@ -78,8 +92,16 @@ def view(
     surveyed = surveyed or survey(runs, grader)
     race = [block for run in runs for block in _race_blocks(run)]
     studies = [block for run in runs for block in _fork_blocks(run)]
-    blocks = [*race, *studies, *_evaluation_blocks(with_portfolios(surveyed.cells, runs), choices)]
     data = collect(surveyed.cells, tokenizer, largest)
+    blocks = [
+        *race,
+        *studies,
+        *_evaluation_blocks(
+            with_portfolios(surveyed.cells, runs),
+            _stored_choices(surveyed.cells, runs) if choices is None else choices,
+            dict(zip(surveyed.cells, data.reasons)),
+        ),
+    ]
     kind = "tune" if race else "forks" if studies else "evaluation"
     return View(title, kind, blocks, data, surveyed.gaps)
 
@@ -90,7 +112,16 @@ def write(path: Path, shown: View) -> Path:
     return path
 
 
-def _evaluation_blocks(cells: Sequence[GradedCell], choices: Sequence[Choice]) -> list[Part]:
+def _stored_choices(cells: Sequence[GradedCell], runs: Sequence[Path]) -> list[Choice]:
+    try:
+        return [choice for choice in stored_choices(cells, runs) if not choice.cell.ordered]
+    except UserError:  # answers cannot be compared without the data of their task
+        return []
+
+
+def _evaluation_blocks(
+    cells: Sequence[GradedCell], choices: Sequence[Choice], reasons: Mapping[GradedCell, Counter[str]]
+) -> list[Part]:
     conclusions = [sentence(finding) for finding in findings(cells)]
     blocks: list[Part] = [sentences("What it shows", conclusions)] if conclusions else []
     models = [cell.model for cell in cells]
@@ -105,6 +136,7 @@ def _evaluation_blocks(cells: Sequence[GradedCell], choices: Sequence[Choice]) -
                 curves += [_best_chart(selector, shown)] if shown else []
         blocks += [charts(name, curves)] if curves else []
         blocks.append(_pass_table(name, group))
+        blocks += reason_table(name, [cell for cell in group if reasons.get(cell)], reasons)
     return [*blocks, _settings_table([cell for cell in cells if not cell.ordered])]
 
 

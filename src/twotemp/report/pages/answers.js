@@ -51,7 +51,7 @@ function forkTree(answers, total, choose) {
       let to = from;
       while (group.every((one) => to < one.words.length && one.words[to] === group[0].words[to])) to += 1;
       const words = group[0].words.slice(from, to).join("").trim() || "∅", count = size(group);
-      const button = make("button", {type: "button", title: words},
+      const button = make("button", {type: "button"},
         make("span", {class: "words"}, words), " ", make("small", {}, String(count)), make("span", {class: "hidden"}, ` of ${total} samples`), group.length === 1 ? sign(group[0].verdict) : "");
       button.addEventListener("click", () => choose(group[0].who[0]));
       return make("li", {}, button, group.length > 1 && to > from && depth < DEEPEST ? branch(group, to, depth + 1) : "");

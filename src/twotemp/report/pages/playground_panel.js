@@ -121,7 +121,7 @@ class Panel {
   get last() { return Math.max(1, ...this.rows.map((row) => row.steps)); }
 
   draw() {
-    this.map.draw(this.rows.map((row) => ({verdict: this.verdict(row.text), steps: row.cells.map((cell) => written(cell)?.step ?? null)})), this.last);
+    this.map.draw(this.rows.map((row, n) => ({name: `sample ${n}`, verdict: this.verdict(row.text), steps: row.cells.map((cell) => written(cell)?.step ?? null), text: (place) => written(row.cells[place]).text})), this.last);
     this.answers();
     this.choose(this.chosen, true);
   }

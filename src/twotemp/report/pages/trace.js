@@ -74,7 +74,7 @@ function policyRow(policy) {
     });
     policy.map.node.style.height = `${Math.max(90, Math.min(320, 8 * samples.length))}px`;
   }
-  policy.map.draw(samples.map((s) => ({verdict: s.verdict, steps: written(s).map((c) => c.step)})), last);
+  policy.map.draw(samples.map((s) => ({name: `sample ${s.index}`, verdict: s.verdict, steps: written(s).map((c) => c.step), text: (n) => written(s)[n].special ? "" : written(s)[n].text})), last);
   policy.map.show(policy.chosen, `sample ${samples[policy.chosen].index}${samples[policy.chosen].verdict ? ", " + samples[policy.chosen].verdict : ""}`);
   const right = samples.filter((s) => s.verdict === "right").length, graded = samples.filter((s) => s.verdict).length;
   return make("section", {class: "policy"},

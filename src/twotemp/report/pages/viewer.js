@@ -31,7 +31,7 @@ async function draw() {
   const shown = part(), now = `${shown} ${state.question}`;
   if (now !== seen) scrollTo(0, 0);  // a link to a part does not hide the header
   seen = now;
-  for (const name of PARTS) $(`#${name}`).hidden = name !== shown;
+  for (const name of PARTS) $(`#part-${name}`).hidden = name !== shown;
   for (const name of ["overview", "questions"]) $(`#to-${name}`).toggleAttribute("aria-current", (shown === "question" ? "questions" : shown) === name);
   try {
     if (shown === "overview") drawOverview();

@@ -37,5 +37,5 @@ function sortable(columns, rows, name) {
 
 function drawOverview() {
   const gaps = data.gaps.length ? [make("section", {class: "card gaps"}, make("h2", {}, "Incomplete"), make("ul", {}, ...data.gaps.map((gap) => make("li", {}, gap))))] : [];
-  $("#overview").replaceChildren(...gaps, ...data.blocks.map((block) => BLOCKS[block.kind](block)));
+  $("#part-overview").replaceChildren(...gaps, ...data.blocks.map((block) => BLOCKS[block.kind](block)));
 }

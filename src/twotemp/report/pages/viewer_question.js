@@ -8,6 +8,7 @@ const samplesOf = (chunk, policy) => {
     index, nfe: columns.nfe[n], reward: columns.reward?.[n], text: chunk.texts[columns.text[n]], grade: chunk.grades[columns.grade[n]], trace: columns.trace?.[n] ?? null,
   }));
 };
+const pieceOf = (token) => data.special.includes(token) ? "" : data.pieces[token] ?? String(token);
 const cellsOf = (trace) => {
   const special = new Set(data.special);
   const cells = trace.tokens.map((token, n) => ({
@@ -45,7 +46,7 @@ class Side {
       this.map = new OrderMap(`Samples of policy ${this.side.toUpperCase()}`, (n) => this.choose(this.traced[n].n));
       this.map.node.style.height = `${Math.max(60, Math.min(220, 5 * this.traced.length))}px`;
       this.steps = Math.max(1, ...this.traced.flatMap(({trace}) => trace.steps)) + 1;
-      this.map.draw(this.traced.map(({trace, grade}) => ({verdict: outcomeVerdict(grade), steps: trace.steps})), this.steps);
+      this.map.draw(this.traced.map(({index, trace, grade}) => ({name: `sample ${index}`, verdict: outcomeVerdict(grade), steps: trace.steps, text: (n) => pieceOf(trace.tokens[n])})), this.steps);
       facts.append(fact(new Set(this.traced.map(({trace}) => trace.steps.join())).size, "distinct orders"));
       const some = this.traced.length < samples.length ? ` (${this.traced.length} of ${samples.length} samples; \`twotemp view\` has all)` : "";
       this.node.append(make("h3", {class: "small"}, `order: samples ↓ positions →${some}`), this.map.node, make("div", {class: "scale"}, "first", make("b"), "last"));
@@ -102,20 +103,25 @@ const ribbon = (question, {n, name}) => {
   [...verdicts].forEach((verdict, x) => { pen.fillStyle = palette.getPropertyValue({"+": "--right", "-": "--wrong", "!": "--wrong"}[verdict] ?? "--mask"); pen.fillRect(x, 0, 1, 1); });
   return make("tr", {}, make("th", {scope: "row"}, name), make("td", {}, canvas), make("td", {class: "number"}, `${count(verdicts, "+")}/${graded(verdicts)}`));
 };
-// Every answer that a policy found, and how often: a row per answer, a column per policy.
-const byPolicy = (chunk, policies) => {
-  const columns = policies.map(({n}) => samplesOf(chunk, n));
-  const all = columns.flat(), found = distinct(all.map(({grade}) => grade?.[1] ?? null), (_, n) => outcomeVerdict(all[n].grade));
-  const times = (samples, answer) => samples.filter(({grade}) => (grade?.[1] ?? null) === answer).length;
-  const rows = found.map(({text, verdict}) => [{text: `${{right: "\u2713", wrong: "\u2717"}[verdict] ?? ""} ${text}`, value: text}, ...columns.map((samples) => times(samples, text))]);
-  rows.push([{text: "no answer found", value: "\uffff"}, ...columns.map((samples) => times(samples, null))]);
-  return make("details", {class: "by-policy"}, make("summary", {}, `${found.length} distinct answers, by policy`), sortable(["answer", ...policies.map(({name}) => name)], rows, "Answers by policy"));
+// How often each policy's samples have a text, such as their answer: a row per text, a column per policy.
+const tally = (title, column, samples, policies, textOf, none = null) => {
+  const count = (some, text) => some.filter((sample) => textOf(sample) === text).length, all = samples.flat();
+  const found = distinct(all.map(textOf), (_, n) => outcomeVerdict(all[n].grade));
+  const rows = found.map(({text, verdict}) => [{text: `${{right: "\u2713", wrong: "\u2717"}[verdict] ?? ""} ${text}`, value: text}, ...samples.map((some) => count(some, text))]);
+  if (none) rows.push([{text: none, value: "\uffff"}, ...samples.map((some) => count(some, null))]);
+  return make("details", {class: "by-policy"}, make("summary", {}, `${title} by policy: ${found.length} distinct${found.length ? `, most often ${found[0].text.slice(0, 60)}` : ""}`), sortable([column, ...policies.map(({name}) => name)], rows, title));
+};
+const tallies = (chunk, policies) => {
+  const samples = policies.map(({n}) => samplesOf(chunk, n));
+  const answers = tally("answers", "answer", samples, policies, ({grade}) => grade?.[1] ?? null, "no answer found");
+  const reasonOf = ({grade}) => grade?.[3] || null;
+  return samples.flat().some(reasonOf) ? [answers, tally("reasons against samples", "reason", samples, policies, reasonOf)] : [answers];
 };
 const spelled = (value) => typeof value === "string" ? value : JSON.stringify(value);
 
 async function drawQuestion() {
   const n = data.questions.findIndex((one) => one.id === state.question && one.task === state.task);
-  const box = $("#question");
+  const box = $("#part-question");
   if (n < 0) return box.replaceChildren(make("p", {}, `The run has no question ${state.question}.`));
   const question = data.questions[n], wanted = location.hash, chunk = await source.question(n);
   if (location.hash !== wanted) return;
@@ -127,6 +133,6 @@ async function drawQuestion() {
     make("nav", {class: "between", "aria-label": "Questions"}, neighbour(-1, "← previous"), make("a", {href: address({question: null})}, "all questions"), neighbour(1, "next →")),
     make("section", {class: "card"}, make("h2", {}, question.id), make("pre", {class: "prompt", tabindex: 0}, question.prompt ?? "The text of this question is not stored in the run."),
       ...(reference.length ? [make("h3", {class: "small"}, "reference"), make("dl", {class: "reference"}, ...reference)] : []),
-      make("h3", {class: "small"}, "verdicts, sample by sample"), make("table", {class: "ribbons"}, make("tbody", {}, ...policies.map((policy) => ribbon(question, policy)))), byPolicy(chunk, policies)),
+      make("h3", {class: "small"}, "verdicts, sample by sample"), make("table", {class: "ribbons"}, make("tbody", {}, ...policies.map((policy) => ribbon(question, policy)))), ...tallies(chunk, policies)),
     make("div", {class: "sides"}, ...(policies.length > 1 ? ["a", "b"] : ["a"]).map((side) => new Side(side, chunk, policies).node)));
 }

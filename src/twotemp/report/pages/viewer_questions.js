@@ -23,16 +23,18 @@ const SORTS = {
   spread: ["most undecided first (A)", (q) => Math.abs(0.5 - (shareRight(of(q, state.a)) ?? 2))],
 };
 const MOST_ROWS = 1000;
-let matches = null;  // numbers of the questions in whose samples the searched text occurs; null: not searched
+let searched = null;  // the search of all samples: its words, the questions looked at, and those in which they occur
+const ofSearch = () => searched?.words === state.search.toLowerCase() ? searched : null;
+let reading = {list: "", top: 0};  // how far down the reader was in which list
 
 const sets = () => [...new Set(data.policies.map((policy) => policy.set))];
 const policiesOf = (set) => data.policies.map((policy, n) => ({...policy, n})).filter((policy) => policy.set === set);
 const listed = () => {
-  const words = state.search.toLowerCase(), inSet = new Set(policiesOf(state.set).map(({n}) => String(n)));
+  const words = state.search.toLowerCase(), inside = ofSearch()?.found, inSet = new Set(policiesOf(state.set).map(({n}) => String(n)));
   const [, keep] = FILTERS[state.filter], [, key] = SORTS[state.sort];
   const found = data.questions.map((question, n) => ({...question, n})).filter((question) =>
     Object.keys(question.verdicts).some((n) => inSet.has(n)) && keep(question, state.a, state.b) &&
-    (!words || `${question.id} ${question.prompt ?? ""}`.toLowerCase().includes(words) || matches?.has(question.n)));
+    (!words || `${question.id} ${question.prompt ?? ""}`.toLowerCase().includes(words) || inside?.has(question.n)));
   return key ? found.sort((x, y) => key(x) - key(y)) : found;
 };
 
@@ -47,7 +49,7 @@ function drawControls() {
   const policies = policiesOf(state.set), names = policies.map(({n, name}) => [n, name]), several = policies.length > 1;
   const compares = ([key]) => several || !["gained", "difference"].includes(key);  // not with itself
   const search = make("input", {id: "search", type: "search", placeholder: "words", value: state.search});
-  search.addEventListener("input", () => { matches = null; $("#status").textContent = ""; go({search: search.value}, false); });
+  search.addEventListener("input", () => go({search: search.value}, false));
   const inside = make("button", {type: "button", id: "inside"}, "in samples too");
   inside.addEventListener("click", () => searchSamples(state.search));
   const form = make("form", {class: "card controls", role: "search"},
@@ -60,38 +62,48 @@ function drawControls() {
   return form;
 }
 
-// Look for a text in every sample: all chunks are opened one after the other, and the list grows meanwhile.
+// Look for a text in every sample and in the reasons of its verdict: all chunks are opened one after the other, and the
+// list grows meanwhile. Another text in the search box ends it.
 async function searchSamples(text) {
-  const words = text.toLowerCase(), found = matches = new Set();
-  if (!words) return drawRows();
+  const mine = searched = {words: text.toLowerCase(), count: 0, found: new Set()};
+  if (!mine.words) return drawRows();
   for (let n = 0; n < data.questions.length; n++) {
-    const {texts} = await source.question(n);
-    if (matches !== found) return;
-    if (texts.some((one) => one.toLowerCase().includes(words))) found.add(n);
-    if (n % 10 === 9) { $("#status").textContent = `searched ${n + 1} of ${data.questions.length} questions`; drawRows(); }
+    const {texts, grades} = await source.question(n);
+    if (ofSearch() !== mine) return;
+    if ([...texts, ...grades.map((grade) => grade?.[3] ?? "")].some((one) => one.toLowerCase().includes(mine.words))) mine.found.add(n);
+    mine.count = n + 1;
+    if (mine.count % 10 === 0 || mine.count === data.questions.length) drawRows();
   }
-  $("#status").textContent = `searched the samples of ${data.questions.length} questions`;
-  drawRows();
 }
 
 function drawRows() {
   const policies = policiesOf(state.set), rows = listed(), several = policies.length > 1;
   const heads = policies.map(({n, name}) => make("th", {scope: "col"}, make("span", {}, name), ...(several && n === state.a ? [make("b", {class: "side"}, "A")] : []), ...(several && n === state.b ? [make("b", {class: "side"}, "B")] : [])));
-  const body = rows.slice(0, MOST_ROWS).map((question) => make("tr", {},
-    make("th", {scope: "row"}, make("a", {href: address({question: question.id, task: question.task, "sample-a": "", "sample-b": ""})}, make("small", {}, question.id), " ", (question.prompt ?? "").slice(0, 140))),
-    ...policies.map(({n}) => {
+  const body = rows.slice(0, MOST_ROWS).map((question) => {
+    const link = make("a", {href: address({question: question.id, task: question.task, "sample-a": "", "sample-b": ""})}, make("small", {}, question.id), " ", (question.prompt ?? "").slice(0, 140));
+    const row = make("tr", {}, make("th", {scope: "row"}, link), ...policies.map(({n}) => {
       const verdicts = of(question, n), part = shareRight(verdicts);
       const cell = make("td", {class: part === null ? "none" : "heat"}, part === null ? "–" : `${count(verdicts, "+")}/${graded(verdicts)}`);
       if (part !== null) cell.style.setProperty("--share", `${Math.round(100 * part)}%`);
       return cell;
-    })));
+    }));
+    // The whole row is the link, with the keys held that open another tab; selecting text is no click.
+    row.addEventListener("click", (event) => { if (!link.contains(event.target) && getSelection().isCollapsed) link.dispatchEvent(new MouseEvent("click", event)); });
+    return row;
+  });
   const more = rows.length > MOST_ROWS ? ` The first ${MOST_ROWS} are shown: filter or search to see others.` : "";
   const shown = rows.length ? "Cells: right samples / graded samples." : "None matches: choose another filter or search.";
-  $("#found").textContent = `${rows.length} of ${data.questions.length} questions. ${shown}${more}`;
+  const search = ofSearch(), all = data.questions.length;
+  const samples = search?.words ? search.count < all ? ` Searching the samples: ${search.count} of ${all} questions so far.` : " Their samples were searched, too." : "";
+  $("#found").textContent = `${rows.length} of ${all} questions. ${shown}${more}${samples}`;
   $("#rows").replaceChildren(make("table", {class: "heatmap"}, make("thead", {}, make("tr", {}, make("th", {scope: "col"}, "question"), ...heads)), make("tbody", {}, ...body)));
 }
 
 function drawQuestions() {
-  $("#questions").replaceChildren(drawControls(), make("p", {id: "found", role: "status"}), make("div", {id: "rows", class: "card scroll", tabindex: 0, role: "region", "aria-label": "Heat map of questions"}));
+  const rows = make("div", {id: "rows", class: "card scroll", tabindex: 0, role: "region", "aria-label": "Heat map of questions"});
+  $("#part-questions").replaceChildren(drawControls(), make("p", {id: "found", role: "status"}), rows);
   drawRows();
+  // Back from a question, the list is where it was left.
+  if (reading.list === location.hash) rows.scrollTop = reading.top;
+  rows.addEventListener("scroll", () => { reading = {list: location.hash, top: rows.scrollTop}; });
 }
