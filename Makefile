@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := src tests theory recipes plugins benchmarks experiments docs
 
-.PHONY: demo test check docs bench paper slow clean
+.PHONY: demo test check docs pages bench paper slow clean
 .DEFAULT_GOAL := test
 
 # torch first and pinned: otherwise another package may pull a CUDA build of several gigabytes.
@@ -37,6 +37,10 @@ docs: $(STAMP)
 	  $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "the site: docs/_build/html/index.html"
+
+# Assemble what the playground of the docs computes with; the tests compare the result with the source.
+pages: $(STAMP)
+	$(BIN)/python docs/tools/kernels.py
 
 # PARTS="claims again": only these (python -m experiments.paper --list); OPTIONS="--questions 50 -n 16": of this size.
 paper: $(STAMP)

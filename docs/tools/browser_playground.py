@@ -17,7 +17,7 @@ from twotemp.report.pages import compose, read
 from twotemp.serving.playground import TASKS, described_policies, described_tasks
 
 TASK_NAMES = ("countdown-3", "countdown-4")  # graded by the page itself
-WIDTH = 8  # columns of a block of a matrix, as matmul.wat reads them
+WIDTH = 8  # columns of a block of a matrix, as tiny_kernels.wat reads them
 SCRIPT = "'wasm-unsafe-eval'"
 WORKERS = "worker-src blob:"
 
@@ -104,7 +104,9 @@ def page() -> str:
         "references": references,
         "setup": setup(model),
         "worker": read("tiny_worker.js"),
-        "wasm": base64.b64encode((files("twotemp.report") / "pages" / "matmul.wasm").read_bytes()).decode(),
+        "wasm": base64.b64encode(
+            (files("twotemp.report") / "pages" / "tiny_kernels.wasm").read_bytes()
+        ).decode(),
     }
     packed = base64.b64encode(gzip.compress(weights(model), 9, mtime=0)).decode()
     return compose(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 
 import browser_playground
 import pytest
@@ -177,8 +176,9 @@ def sections(module: bytes) -> list[tuple[int, bytes]]:
     return [section for section in found if section[0]]
 
 
-def test_the_kernel_is_the_one_in_the_source():
-    wasmtime = pytest.importorskip("wasmtime", reason="needs wasmtime (pip install wasmtime)")
-    folder = Path(browser_playground.read.__code__.co_filename).parent / "pages"
-    assembled = wasmtime.wat2wasm((folder / "matmul.wat").read_text())
-    assert sections(assembled) == sections((folder / "matmul.wasm").read_bytes())
+def test_the_kernels_are_those_in_the_source():
+    pytest.importorskip("wasmtime", reason="needs wasmtime (pip install wasmtime)")
+    import kernels
+
+    committed = (kernels.PAGES / "tiny_kernels.wasm").read_bytes()
+    assert sections(kernels.assemble()) == sections(committed), "run `make pages`"

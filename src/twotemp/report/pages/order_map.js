@@ -33,11 +33,16 @@ class OrderMap {
     const wide = Math.max(1, ...rows.map((row) => row.steps.length)), pen = this.when.getContext("2d");
     this.when.width = wide;
     this.when.height = this.verdicts.height = Math.max(1, rows.length);
+    const places = new Map();  // by step: setting a colour takes longer than filling a rectangle
     rows.forEach((row, y) => row.steps.forEach((step, x) => {
       if (step === null || step < 0) return;
-      pen.fillStyle = ramp(share(step, steps));
-      pen.fillRect(x, y, 1, 1);
+      if (!places.has(step)) places.set(step, []);
+      places.get(step).push([x, y]);
     }));
+    for (const [step, some] of places) {
+      pen.fillStyle = ramp(share(step, steps));
+      for (const [x, y] of some) pen.fillRect(x, y, 1, 1);
+    }
     this.verdicts.hidden = !rows.some((row) => row.verdict);
     const ink = this.verdicts.getContext("2d"), palette = getComputedStyle(document.documentElement);
     rows.forEach((row, y) => {

@@ -45,6 +45,7 @@ class Panel {
         make("div", {}, make("h2", {class: "small"}, "distinct texts"), this.list.node)),
       this.facts, make("h2", {class: "small forking"}, "where texts fork"), this.tree);
     this.policy.addEventListener("change", () => { this.parameters({}); run(); });
+    this.slider.addEventListener("keydown", () => this.stop());  // Home at step 0 changes nothing, but ends a replay
     this.slider.addEventListener("input", () => { this.stop(); this.follow = false; this.show(+this.slider.value); });
     this.play.addEventListener("click", () => this.timer ? this.stop() : this.start());
     const [name, rest] = [spec.split(":")[0], spec.split(":")[1] || ""], portfolio = !source.live && ENTRIES.test(spec);

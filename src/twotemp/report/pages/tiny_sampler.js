@@ -94,12 +94,14 @@ const passesBefore = (end, width, k) => { let sum = 0; for (let at = 0; at < end
 
 class Sampler {
   // setup: {config, mask, forbidden, eos}
-  constructor(model, setup) { this.model = model; this.known = new Map(); const {vocab} = model.config;
+  constructor(model, setup) { this.model = model; this.known = new Map(); this.older = new Map(); const {vocab} = model.config;
     this.setup = {...setup, vocab, allowed: Uint8Array.from({length: vocab}, (_, v) => setup.forbidden.includes(v) ? 0 : 1)}; }
-  // Logits of rows at their wanted positions; a row that was seen before is not computed again.
+  // Logits of rows at their wanted positions. A row that was seen lately is not computed again: while the slider of one
+  // policy moves, all rows of the other are known.
   logits(rows, wanted) {
     const keys = rows.map((row, n) => `${row} ${wanted[n]}`), fresh = new Map();
-    if (this.known.size > 6000) this.known.clear();
+    if (this.known.size > 3000) [this.known, this.older] = [new Map(), this.known];
+    for (const key of keys) if (!this.known.has(key) && this.older.has(key)) this.known.set(key, this.older.get(key));
     keys.forEach((key, n) => { if (!this.known.has(key) && !fresh.has(key)) fresh.set(key, n); });
     const numbers = [...fresh.values()], found = this.model.forward(numbers.map((n) => rows[n]), numbers.map((n) => wanted[n]));
     [...fresh.keys()].forEach((key, n) => this.known.set(key, found[n]));
