@@ -345,6 +345,22 @@ def test_curves_are_read_with_the_keyboard_and_hidden_by_the_legend(opened, html
     assert [float(r.split()[0]) for r in rates] == sorted((float(r.split()[0]) for r in rates), reverse=True)
 
 
+def test_the_overview_leads_to_what_one_policy_solves_and_another_does_not(opened, html):
+    tab = opened()
+    page = tab.page
+    card = page.locator("section.card", has_text="solved by A and not by B")
+    tct, ar = verdicts(html, "tct"), verdicts(html, "ar")
+    names = card.locator("tbody th").all_inner_texts()
+    row, column = (next(n for n, name in enumerate(names) if name.startswith(p)) for p in ("TCT ", "AR "))
+    cell = card.locator("tbody tr").nth(row).locator("td").nth(column)
+    expected = [q for q in tct if "+" in tct[q] and "+" not in ar[q]]
+    assert expected
+    assert cell.inner_text() == str(len(expected))
+    cell.locator("a").click()
+    tab.until(page.locator("#rows").is_visible)
+    assert listed(page) == expected
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1300, "light")])
 def test_nothing_is_wider_than_the_window(opened, width, scheme):
     for fragment in ("", "#questions", "#questions?question=countdown-3/test/3&task=countdown-3"):

@@ -35,7 +35,21 @@ function sortable(columns, rows, name) {
   return make("div", {class: "scroll", tabindex: 0, role: "region", "aria-label": name}, make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body));
 }
 
+// How many questions a policy of a task solves that another does not; each number links to them.
+function differences(set) {
+  const policies = policiesOf(set), [title, keep] = FILTERS.gained;
+  const cell = (a, b) => {
+    const number = data.questions.filter((question) => of(question, a) && keep(question, a, b)).length;
+    return make("td", {class: "number"}, a === b ? "" : number ? make("a", {href: address({...defaults(), set, filter: "gained", a, b})}, String(number)) : "0");
+  };
+  const head = make("tr", {}, make("th", {scope: "col"}, "A ↓ B →"), ...policies.map(({name}) => make("th", {scope: "col", class: "number"}, name)));
+  const body = policies.map((a) => make("tr", {}, make("th", {scope: "row"}, a.name), ...policies.map((b) => cell(a.n, b.n))));
+  const name = `${set}: questions ${title}`;
+  return make("section", {class: "card"}, make("h2", {}, name), make("div", {class: "scroll", tabindex: 0, role: "region", "aria-label": name}, make("table", {}, make("thead", {}, head), make("tbody", {}, ...body))));
+}
+
 function drawOverview() {
   const gaps = data.gaps.length ? [make("section", {class: "card gaps"}, make("h2", {}, "Incomplete"), make("ul", {}, ...data.gaps.map((gap) => make("li", {}, gap))))] : [];
-  $("#part-overview").replaceChildren(...gaps, ...data.blocks.map((block) => BLOCKS[block.kind](block)));
+  const drawn = (block) => BLOCKS[block.kind](block), compared = data.kind === "grpo" ? [] : sets().filter((set) => policiesOf(set).length > 1);
+  $("#part-overview").replaceChildren(...gaps, ...data.blocks.slice(0, -1).map(drawn), ...compared.map(differences), ...data.blocks.slice(-1).map(drawn));
 }
