@@ -161,6 +161,15 @@ def test_a_step_of_the_slider_draws_at_once_and_errors_are_shown(tab, address):
     assert "exceed the context of 128" in tab.locator("#error").inner_text()
 
 
+def test_inside_another_page_the_controls_of_both_policies_stand_side_by_side(tab, address):
+    tab.set_viewport_size({"width": 740, "height": 900})
+    tab.goto(address)
+    settled(tab)
+    tab.evaluate("document.body.classList.add('embedded')")
+    left, right = (tab.get_by_label(f"Policy {side}", exact=True).last.bounding_box() for side in "AB")
+    assert left["y"] == right["y"]
+
+
 def sections(module: bytes) -> list[tuple[int, bytes]]:
     """Return the sections of a WebAssembly module but for custom ones: some assemblers keep names there."""
     found, at = [], 8
