@@ -80,8 +80,9 @@ PLAIN = (
 ).split()
 BASES = (
     "object int float complex str bytes tuple frozenset list dict set bytearray collections.deque Exception "
-    "AssertionError StopIteration SystemExit ValueError OSError collections.Counter collections.OrderedDict "
-    "collections.defaultdict fractions.Fraction decimal.Decimal enum.Enum unittest.TestCase unittest.mock.MagicMock "
+    "AssertionError StopIteration SystemExit ValueError OSError ExceptionGroup collections.Counter "
+    "collections.OrderedDict collections.defaultdict fractions.Fraction decimal.Decimal enum.Enum unittest.TestCase "
+    "unittest.mock.MagicMock "
     "Point contextlib.ContextDecorator collections.UserList collections.UserDict collections.abc.Sequence"
 ).split()
 SHARED = [f"'{name if '.' in name else 'builtins.' + name}'" for name in BASES]  # as `describe` names them
@@ -198,6 +199,11 @@ class Grammar:
             body.append("async def __aenter__(self): return " + self._value())
             body.append("async def __aexit__(self, *a): return True")
         body.append(f"value = get = property(lambda self: {self._result()})")
+        if self._chance(0.2):  # what Python calls by other names: of mappings, exception groups, text
+            names = self._random.sample(
+                "keys items values update split derive lstrip strip encode decode".split(), 3
+            )
+            body += [f"{name} = lambda self, *a: {self._result()}" for name in names]
         meta = ""
         if self._chance(0.15):
             methods = self._random.sample(METHODS, 3)
@@ -306,9 +312,17 @@ class Grammar:
             return (
                 f"def f(x, *a):\n    try: return x({value})\n    except BaseException: return {self._value()}"
             )
-        if kind < 0.92:
+        if kind < 0.89:  # the values of a function or an iterator of the tests, and of what they raise
+            use = self._pick(
+                ["x()", "x(0)", "[*x]", "next(x)", "x.__next__()", "x._channel.ask('__iter__', x, (), {})"]
+            )
+            return (
+                f"def f(x, *a):\n    try: return {use}\n    except BaseException as error:\n"
+                "        return error.args[0] if error.args else getattr(error, 'value', error)"
+            )
+        if kind < 0.93:
             return f"def f(x, *a):\n    {self._frame()}\n    {self._frame()}\n    return {value}"
-        if kind < 0.95:
+        if kind < 0.955:
             return f"f = C\ndef g(x): return {value}"
         if kind < 0.97:
             return f"@contextlib.contextmanager\ndef f(x):\n    try: yield {value}\n    except BaseException: pass"

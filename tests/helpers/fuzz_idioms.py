@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import NamedTuple
 
+from twotemp.graders import evalplus
 from twotemp.graders.sandbox import Program
 
 NAMES = ("f",)
@@ -39,6 +40,18 @@ IDIOMS = [
     Idiom("r = f(1)\nassert r is not None and r == S"),
     Idiom("match f(1):\n    case SECRET if SECRET == S: pass\n    case _: raise AssertionError"),
     Idiom("match f(1):\n    case [x, *_] if x == S: pass\n    case _: raise AssertionError", "return [S]"),
+    Idiom("match f(1):\n    case int(x) if x == S: pass\n    case _: raise AssertionError"),
+    Idiom(
+        "match f(1):\n    case {'a': x} if x == S: pass\n    case _: raise AssertionError", "return {'a': S}"
+    ),
+    Idiom("r = f(1)\nassert r > S - 1 and r < S + 1"),
+    Idiom("r = f(1)\nassert isinstance(r, list) and r >= [S] and r <= [S]", "return [S]"),
+    Idiom("import operator\nassert operator.eq(f(1), S) and operator.not_(operator.ne(S, f(1)))"),
+    Idiom("assert sorted([f(1), S + 1, S - 1])[1] == S"),
+    # EvalPlus
+    Idiom(evalplus.COMPARE + "assert _same(f(1), [[S / 7, 0.5], (T,)], 1e-6)", "return [[S / 7, 0.5], (T,)]"),
+    Idiom(evalplus.COMPARE + "assert _same(f(1), [S / 7, S / 3], 0)", "return [S / 7, S / 3]"),
+    Idiom("assert set(f(1)) == set([S, T])", "return [T, S]"),
     # arithmetic
     Idiom("assert abs(f(1) - S) < 1e-6"),
     Idiom("assert abs(S - f(1)) < 1e-6"),
@@ -67,6 +80,13 @@ IDIOMS = [
     Idiom("assert f(1).strip() == T", "return T + ' '"),
     Idiom("import json\nassert json.dumps(f(1)) == T"),
     Idiom("import copy\nassert copy.deepcopy(f(1)) == [S]", "return [S]"),
+    Idiom("assert '%d' % f(1) == T"),
+    Idiom("assert f'{f(1):d}' == T"),
+    Idiom("assert bytes(f(1)) == T.encode()", "return T.encode()"),
+    Idiom("import json\nassert json.loads(f(1)) == S", "return T"),
+    Idiom("import ast\nassert ast.literal_eval(f(1)) == S", "return T"),
+    Idiom("import re\nassert re.fullmatch(T, f(1))", "return T"),
+    Idiom("assert pow(f(1), 1, S + 1) == S"),
     # membership
     Idiom("assert f(1) in (S, S + 1)"),
     Idiom("assert [S] in f(1)", "return [[S]]"),
@@ -103,6 +123,19 @@ IDIOMS = [
     Idiom("assert next(x for x in (1, 2) if f(x) == S) == 1"),
     Idiom("import functools\nassert functools.reduce(lambda a, x: a and f(x) == S, (1, 2), True)"),
     Idiom("def check(candidate):\n    for x in (1, 2): assert candidate(x) == S\ncheck(f)"),
+    Idiom("def each():\n    yield from f(1)\nassert list(each()) == [S]", "return [S]"),
+    Idiom("assert any(x == S for x in f(1))", "return [S]"),
+    Idiom("assert list(iter(f(1), S)) == []", "return lambda: S"),
+    Idiom("assert list(reversed(f(1))) == [S]", "return [S]"),
+    Idiom("assert list(zip(f(1), [1])) == [(S, 1)]", "return [S]"),
+    Idiom("from heapq import nsmallest\nassert nsmallest(1, f(1)) == [S]", "return [S]"),
+    Idiom("a, *b = f(1)\nassert a == S and b == []", "return [S]"),
+    Idiom("x = [0]\nx += f(1)\nassert x == [0, S]", "return [S]"),
+    Idiom("x = {1}\nx.update(f(1))\nassert x == {1, S}", "return [S]"),
+    Idiom("assert {'b': 1} | f(1) == {'b': 1, 'a': S}", "return {'a': S}"),
+    Idiom("assert (lambda *a, **k: (a, k))(*f(1)) == ((S,), {})", "return [S]"),
+    Idiom("assert (lambda *a, **k: (a, k))(**f(1)) == ((), {'a': S})", "return {'a': S}"),
+    Idiom("import math\nassert math.fsum(f(1)) == S and math.prod(f(1)) == S", "return [S]"),
     # attributes, items, calls
     Idiom("assert f(1).value == S", "return types.SimpleNamespace(value=S)"),
     Idiom("assert vars(f(1)) == {'value': S}", "return types.SimpleNamespace(value=S)"),
@@ -115,6 +148,8 @@ IDIOMS = [
     Idiom("assert f(lambda y: y + 1) == S + 1", "return x(S)"),
     Idiom("assert f(iter([1, 2])) == S + 3", "return S + sum(x)"),
     Idiom("class A:\n    def __call__(self): return 3\nassert f(A()) == S + 3", "return S + x()"),
+    Idiom("def check(y): assert y == S, S\nassert f(check) == S"),
+    Idiom("def each():\n    yield 1\n    assert False, S\nassert f(each()) == S"),
     # blocks
     Idiom("with f(1) as y: assert y == S", "return contextlib.nullcontext(S)"),
     Idiom("with f(1) as y: assert y[0] == S", "return contextlib.nullcontext([S])"),
@@ -137,7 +172,22 @@ IDIOMS = [
         "import unittest\nt = unittest.TestCase()\nwith f(1) as y: t.assertEqual(y.value, S)",
         "return Block(types.SimpleNamespace(value=S))",
     ),
+    Idiom(
+        "import unittest\nt = unittest.TestCase()\nwith f(1) as y:\n    if y.value != S: t.fail()",
+        "return Block(types.SimpleNamespace(value=S))",
+    ),
+    Idiom("with f(1) as y:\n    if y[0] != S: raise AssertionError", "return contextlib.nullcontext([S])"),
+    Idiom(
+        "import contextlib\nwith contextlib.closing(f(1)) as y: assert y.value == S",
+        "return types.SimpleNamespace(value=S, close=print)",
+    ),
     # coroutines
+    Idiom(
+        "import asyncio\nasync def main(): return await asyncio.gather(f(1), f(2))\n"
+        "assert asyncio.run(main()) == [S, S]",
+        "return later(S)",
+    ),
+    Idiom("import asyncio\nassert asyncio.run(asyncio.wait_for(f(1), 9)) == S", "return later(S)"),
     Idiom("import asyncio\nassert asyncio.run(f(1)) == S", "return later(S)"),
     Idiom(
         "import asyncio\nasync def main(): return [x async for x in f(1)]\nassert asyncio.run(main()) == [S]",

@@ -19,7 +19,7 @@ AS_SETS = (
 ).split()
 NOT_NONE = ["check_str", "text_match_three", "text_starta_endb"]
 
-_COMPARE = """
+COMPARE = """
 from copy import deepcopy as _copy
 
 def _close(given, expected, tolerance):
@@ -73,7 +73,7 @@ def tests(row: Mapping[str, Any]) -> str:
     elif name == "sum_div":
         rule = "sum_div"
     return (
-        f"{_COMPARE}\n_scope = {{}}\nexec({row['solution']!r}, _scope)\n_reference = _scope[{name!r}]\n"
+        f"{COMPARE}\n_scope = {{}}\nexec({row['solution']!r}, _scope)\n_reference = _scope[{name!r}]\n"
         f"_tolerance = {float(row['atol'])!r}\n"
         f"for _input in {list(row['inputs'])!r}:\n"
         f"    _right = _reference(*_copy(_input))\n"

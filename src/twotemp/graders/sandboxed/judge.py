@@ -24,6 +24,7 @@ from .values import decode, encode, shared_exception
 _LONGEST_TEXT = 200  # characters of each part of a reason
 _BY_NAME = (type, FunctionType, BuiltinFunctionType, MethodDescriptorType)
 _CHANGING_NOTHING = ("plain", "describe")  # asked for by what the tests do with an earlier answer
+_FAILING = ("fail", "AssertionError")  # names in other statements that assert: t.fail(), raise AssertionError
 _LENT = ("__call__", "__iter__", "__next__")  # what the program may do with an object of the tests
 # Python takes these for the end of an iteration, and `all(map(check, cases))` for the end of the cases.
 _ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
@@ -87,7 +88,7 @@ class Assertions:
             # `assert False` marks a line that is never reached.
             return not isinstance(node.test, ast.Constant)
         name = getattr(node, "id", None) or getattr(node, "attr", None) or ""
-        return name.startswith("assert") or name in self._asserting
+        return name.startswith("assert") or name in _FAILING or name in self._asserting
 
 
 class ProgramChannel(Channel):
@@ -112,10 +113,10 @@ class ProgramChannel(Channel):
             lambda data: decode(data, self._resolve, _CATCHING_ASSERTIONS),
             {
                 "__call__": lambda value, arguments, named: _call_test(
-                    self._borrowed(value), arguments, named
+                    self._borrowed(value), *arguments, **named
                 ),
-                "__iter__": lambda value, arguments, named: iter(self._borrowed(value)),
-                "__next__": lambda value, arguments, named: next(self._borrowed(value)),
+                "__iter__": lambda value, arguments, named: _call_test(iter, self._borrowed(value)),
+                "__next__": lambda value, arguments, named: _call_test(next, self._borrowed(value)),
             },
         )
 
@@ -156,7 +157,7 @@ class ProgramChannel(Channel):
         return value
 
 
-def _call_test(function: Any, arguments: Any, named: Any) -> Any:
+def _call_test(function: Any, /, *arguments: Any, **named: Any) -> Any:
     try:
         return function(*arguments, **named)
     except AssertionError:
