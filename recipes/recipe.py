@@ -95,14 +95,17 @@ class Recipe:
         return step <= min(self.steps - self.decay, int(before["steps"]) - int(before["decay"]))
 
     @classmethod
-    def read(cls, path: Path) -> Recipe:
-        """Read a recipe from a YAML file; unknown and missing keys are errors."""
-        values = read_yaml(path, "recipe")
+    def read(cls, path: Path, later: frozenset[Path] = frozenset()) -> Recipe:
+        """Read a recipe from a YAML file, and those before it; `later` are the files that led to it.
+
+        Unknown and missing keys are errors.
+        """
+        values, later = read_yaml(path, "recipe"), later | {path.resolve()}
         if isinstance(values.get("after"), str):
-            try:
-                values["after"] = cls.read(path.parent / values["after"])
-            except RecursionError:
-                raise UserError(f"{path}: `after` leads back to this recipe") from None
+            before = path.parent / values["after"]
+            if before.resolve() in later:
+                raise UserError(f"{path}: `after` leads back to this recipe")
+            values["after"] = cls.read(before, later)
         return record(cls, values, str(path))
 
 

@@ -13,7 +13,7 @@ from operator import index as as_integer
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from twotemp.errors import UserError, unknown
-from twotemp.serialization import from_json, record, to_json
+from twotemp.serialization import record, to_json
 
 Score = Literal["log_confidence", "confidence", "log_top", "log_margin", "entropy", "neg_entropy", "position"]
 First = Literal["same", Score]
@@ -197,8 +197,7 @@ class Policy:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:
         """Return the policy that `to_dict` wrote."""
-        numbers = {key: from_json(value) for key, value in data.items() if value == "inf"}
-        return record(cls, {**data, **numbers}, "the policy")
+        return record(cls, data, "the policy")
 
 
 class Key(NamedTuple):

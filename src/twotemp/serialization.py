@@ -6,14 +6,17 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from twotemp.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+_LARGEST = 1 << 63  # tables are int64
 Record = TypeVar("Record", bound="DataclassInstance")
 
 
@@ -49,7 +52,13 @@ def read_yaml(path: Path, kind: str) -> dict[str, Any]:
     import yaml
 
     try:
-        data = yaml.safe_load(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        # A few nested aliases stand for more data than any memory holds.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            raise UserError(f"{path} has an alias (*name), which is not read; write out what it stands for")
+        data = yaml.safe_load(text)
+    except UserError:
+        raise
     except FileNotFoundError:
         others = sorted(file.name for file in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         hint = f"; there are {', '.join(others)}" if others else ""
@@ -58,7 +67,7 @@ def read_yaml(path: Path, kind: str) -> dict[str, Any]:
         raise UserError(
             f"{path} cannot be read ({error.strerror}); check the path and its permissions"
         ) from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except Exception as error:  # whatever wrong dates, wrong numbers and deep nesting raise in PyYAML
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise UserError(
@@ -70,11 +79,53 @@ def read_yaml(path: Path, kind: str) -> dict[str, Any]:
 
 
 def record(cls: type[Record], data: Mapping[str, Any], where: str) -> Record:
-    """Return a dataclass made of a file's data; an unknown or missing key is an error that says `where` it is."""
+    """Return a dataclass made of a file's data, which anyone may have written; `where` it is, for error messages.
+
+    Numbers are read as `to_json` wrote them. An unknown or missing key is an error, and so is a value of another type
+    than its field has.
+    """
     needed = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(cls)}
+    if not isinstance(data, Mapping):
+        raise UserError(f"{where} must hold names and values, not {type(data).__name__}")
     for key in data:
         if key not in needed:
             raise unknown(f"key in {where}", str(key), needed)
     if missing := sorted(name for name in needed if needed[name] and name not in data):
         raise UserError(f"{where} lacks {', '.join(missing)}")
-    return cls(**data)
+    types = _types(cls)
+    values = {name: _read(value, types[name]) for name, value in data.items()}
+    made = cls(**values)  # first its own checks, whose messages say more
+    for name, value in values.items():
+        if not _fits(value, types[name]):
+            raise UserError(f"{name} in {where} is of the wrong type: {repr(value)[:80]}")
+    return made
+
+
+@cache
+def _types(cls: type[Any]) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _read(value: Any, kind: Any) -> Any:
+    """Return a JSON value as a field of this type has it: numbers as floats, lists as tuples."""
+    if kind is float and (value is None or value == "inf" or value == "-inf"):
+        return from_json(value)
+    if get_origin(kind) is tuple and isinstance(value, list):
+        return tuple(_read(item, get_args(kind)[0]) for item in value)
+    return value
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether a value is of a field's type, as far as types occur in files."""
+    if kind is int:
+        return type(value) is int and -_LARGEST <= value < _LARGEST
+    if kind is float:
+        return isinstance(value, float) or _fits(value, int)
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is Literal:
+        return isinstance(value, str) and value in parts
+    if origin is tuple and parts[-1] is Ellipsis:
+        return isinstance(value, tuple) and all(_fits(item, parts[0]) for item in value)
+    return kind is Any or isinstance(value, origin or kind)

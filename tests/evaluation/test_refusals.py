@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("toy_tasks")
         ({"n": 0}, "n must be an integer >= 1"),
         ({"questions": 0}, "questions must be"),
         ({"seed": "abc"}, "seed must be an integer, not 'abc'"),
+        ({"seed": 2**63}, "seed must be at most 9223372036854775807"),
         ({"tasks": ()}, "no task given"),
         ({"policies": ()}, "no policy given"),
         ({"tasks": (TaskChoice("toy"), TaskChoice("toy"))}, "task toy is given twice"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -14,10 +15,15 @@ import zstandard
 
 from tests.helpers.store_worker import CONFIG, GRADER, evaluate
 from twotemp.analysis import survey
+from twotemp.cli.trace import _read_samples
 from twotemp.errors import UserError
+from twotemp.evaluation.plan import policies_in, read_experiment
 from twotemp.evaluation.work import DATA, IMPORTED, imported, problems_of
 from twotemp.folders import expect, read_log
-from twotemp.folders.files import SUFFIX, FrameFile, read_batches
+from twotemp.folders.files import SUFFIX, TEMPORARY, FrameFile, read_batches, sweep
+from twotemp.report.run_data import _natural
+from twotemp.report.tuning import STANDINGS
+from twotemp.report.viewer import _race_blocks
 from twotemp.store import Cell, Store, export
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -241,3 +247,64 @@ def test_a_fifo_in_place_of_a_description_is_refused(cell: Cell):
     os.mkfifo(run / "log.jsonl")
     with pytest.raises(UserError, match="not a regular file"):
         read_log(run / "log.jsonl")
+
+
+# --- links, names and other files -------------------------------------------------------------------------------
+
+
+def test_nothing_is_removed_through_a_link_or_for_an_impossible_process(tmp_path: Path):
+    """A run that someone packed may hold links, and temporary files of processes with any number."""
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    for folder in (outside / f"{TEMPORARY}theirs", run):
+        folder.mkdir(parents=True)
+    os.utime(outside / f"{TEMPORARY}theirs", (0, 0))
+    (run / "cell").symlink_to(outside)
+    (run / f"{TEMPORARY}{platform.node()[:64]}.{10**30}-{'0' * 8}").touch()
+    sweep(run)
+    assert (outside / f"{TEMPORARY}theirs").exists()
+
+
+def test_a_question_with_thousands_of_digits_can_be_sorted():
+    names = ["t/10", "t/9", "t/" + "9" * 5000, "t/x", "t"]
+    assert sorted(names, key=_natural) == ["t", "t/9", "t/10", "t/" + "9" * 5000, "t/x"]
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"standings": [5]}', '{"standings": [{"candidate": "x"}]}', "["]
+)
+def test_a_wrong_race_is_damage(tmp_path: Path, content: str):
+    (tmp_path / STANDINGS).write_text(content)
+    with pytest.raises(UserError, match=r"cannot be read|unknown policy"):
+        _race_blocks(tmp_path)
+
+
+def test_a_deeply_nested_sample_is_damage(tmp_path: Path):
+    (tmp_path / "samples.jsonl").write_bytes(DEEP)
+    with pytest.raises(UserError, match="line 1 is not a sample"):
+        _read_samples(tmp_path / "samples.jsonl")
+
+
+LAUGHS = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"n: {'[' * 600}{']' * 600}",
+        "n: 2024-13-45",
+        "n: !!int x",
+        "n: !!timestamp x",
+        f"n: {'9' * 5000}",
+        "n: !!python/object/apply:os.getpid []",
+        "a0: &a0 [x]\n" + LAUGHS + "policies: *a11\nn: *a11",
+    ],
+    ids=range(7),
+)
+@pytest.mark.timeout(20)
+def test_wrong_yaml_is_refused(tmp_path: Path, text: str):
+    file = tmp_path / "tuned.yaml"
+    file.write_text(text)
+    for read in (policies_in, read_experiment):
+        with pytest.raises(UserError, match=r"cannot be read as YAML|has an alias") as raised:
+            read(file)
+        assert len(str(raised.value)) < 500

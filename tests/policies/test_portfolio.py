@@ -71,6 +71,7 @@ def test_spellings_of_random_portfolios_are_read_back():
         ("lc + tlcc", "tlcc"),
         ("lc + 0*tlc", "integer >= 1"),
         ("99999999999*lc + tlc", "at most"),
+        pytest.param("9" * 5000 + "*lc + tlc", "unknown policy", id="thousands of digits"),
         ("lc + odd", "repel=0"),
         ("lc + ", "unknown policy"),
         ("lc + tlc:t_pos", "name=value"),

@@ -125,7 +125,8 @@ def stored_run(folder: Path, policy: str, model: str = "tiny", evaluated: bool =
     log = results.open_steps(folder, 0)
     numbers = dict.fromkeys((field.name for field in fields(results.StepRecord)), 0.5)
     for step in (1, 2):
-        log.add({**numbers, "step": step, "total_seconds": 90.0 * step, "total_nfe": 7 * step})
+        counts = {"step": step, "ungraded": 0, "total_nfe": 7 * step}
+        log.add({**numbers, **counts, "total_seconds": 90.0 * step})
     for step in (0, 2) if evaluated else ():
         point = results.Point(0.6, 0.5, 0.0, 1.0, 2.0, (1.0, 0.0), (2, 2))
         results.add_checkup(folder, results.Checkup(step, 0.0, ("a", "b"), (point,)))

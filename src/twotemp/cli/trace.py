@@ -135,7 +135,7 @@ def _read_lines(path: Path) -> list[Sample]:
             row = json.loads(line)
             row.pop("cache", None)  # the command adds it to the sample
             samples.append(Sample.from_dict(row))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UserError(
                 f"{path}, line {number} is not a sample ({error}); write the file with `twotemp sample --json`"
             ) from None

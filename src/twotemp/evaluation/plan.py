@@ -75,7 +75,7 @@ class Plan(DrawSettings):
         for name in ("n", "questions", "length", "block"):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), least=1)
-        integer("seed", self.seed, least=None, most=None)
+        integer("seed", self.seed, least=None, most=2**63 - 1)  # the largest that rows store
         if not self.tasks:
             raise UserError("no task given; name at least one, e.g. --tasks countdown-3")
         if not self.policies:

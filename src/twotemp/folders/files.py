@@ -36,7 +36,7 @@ from twotemp.serialization import json_text
 
 TEMPORARY = ".tmp-"
 _HOST = platform.node()[:64]
-_OWNER = re.compile(rf"{re.escape(TEMPORARY)}(?P<host>.*)\.(?P<pid>\d+)-[0-9a-f]{{8}}(\..*)?")
+_OWNER = re.compile(rf"{re.escape(TEMPORARY)}(?P<host>.*)\.(?P<pid>\d{{1,9}})-[0-9a-f]{{8}}(\..*)?")
 _DAY = 86_400.0
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -183,7 +183,11 @@ def sweep(folder: Path) -> None:
 
     Those of running processes are neither removed nor opened: they may be renamed at any moment.
     """
-    folders = [folder, *(path for path in folder.iterdir() if path.is_dir() and not is_temporary(path))]
+    # Not through links, which in a run directory from elsewhere may lead anywhere.
+    folders = [
+        folder,
+        *(p for p in folder.iterdir() if not p.is_symlink() and p.is_dir() and not is_temporary(p)),
+    ]
     for path in (path for parent in folders for path in parent.glob(f"{TEMPORARY}*")):
         if _is_orphan(path):
             _remove(path)

@@ -118,8 +118,7 @@ class Fork:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Fork:
         """Return the fork of a stored row."""
-        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
-        return record(cls, values, "a row of the study")
+        return record(cls, data, "a row of the study")
 
 
 def find(

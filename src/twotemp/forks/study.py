@@ -78,7 +78,7 @@ def stored(folder: Path) -> Study:
     """Return the stored part of the study of a task; its threshold is the least entropy of its forks."""
     expect(folder, "forks")
     forks = tuple(map(Fork.from_dict, _rows(folder)))
-    task = (read_run(folder) or {})["task"]
+    task = str((read_run(folder) or {}).get("task"))
     return Study(task, min((fork.entropy for fork in forks), default=math.nan), forks)
 
 

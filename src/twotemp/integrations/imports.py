@@ -94,7 +94,7 @@ def lm_eval(paths: Sequence[Path], metric: str | None, verdicts: bool) -> Iterat
     for path in _files(paths, "results_*.json"):
         try:
             origin = json.loads(path.read_text("utf-8"))["config"].get("twotemp")
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{path} is not a results file of lm-eval ({error!r})") from error
         if origin is None:
             raise UserError(

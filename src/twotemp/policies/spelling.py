@@ -19,7 +19,7 @@ from twotemp.policies.presets import PRESETS, Preset
 from twotemp.records import PARAMETERS, Policy, integer
 
 _NEXT = re.compile(r"\+(?=\s*(?:\d+\s*\*\s*)?[A-Za-z])")  # not the plus of 1e+06
-_ENTRY = re.compile(r"\s*(?:(\d+)\s*\*)?(.*)", re.DOTALL)
+_ENTRY = re.compile(r"\s*(?:(\d{1,18})\s*\*)?(.*)", re.DOTALL)
 
 
 def policy(name: str, **parameters: Any) -> Policy:

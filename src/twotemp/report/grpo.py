@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twotemp.analysis import unique
-from twotemp.errors import UserError
+from twotemp.errors import UserError, reading
 from twotemp.folders import disk_errors
 from twotemp.policies import AnyPolicy, policy_from_dict
 from twotemp.report import style
@@ -68,6 +68,7 @@ class GrpoRun:
 def read(folder: Path) -> GrpoRun:
     """Read a run of `twotemp grpo`."""
     from twotemp.folders import expect, read_run
+    from twotemp.folders.identity import FILE
     from twotemp.rl import results
 
     expect(folder, "grpo")
@@ -75,15 +76,17 @@ def read(folder: Path) -> GrpoRun:
     records = tuple(results.read_steps(folder))
     if not records:
         raise UserError(f"{folder} has not finished a step yet; wait for the first one")
-    return GrpoRun(
-        folder.resolve().name,
-        described["model"],
-        described["task"],
-        policy_from_dict(described["settings"]["policy"]),
-        records,
-        tuple(results.read_checkups(folder)),
-        described["settings"].get("iterations", 1),
-    )
+    with reading(folder / FILE, results.DAMAGED):
+        settings = described["settings"]
+        return GrpoRun(
+            folder.resolve().name,
+            str(described["model"]),
+            str(described["task"]),
+            policy_from_dict(settings["policy"]),
+            records,
+            tuple(results.read_checkups(folder)),
+            int(settings.get("iterations", 1)),
+        )
 
 
 def write(folders: Sequence[Path], out: Path, *, updates: bool = False) -> tuple[Path, SavedFigure | None]:

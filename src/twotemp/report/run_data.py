@@ -236,7 +236,8 @@ class _Question:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts `test/9` before `test/10`."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d+|\D+", name)]
+    # By their length, because Python refuses to convert thousands of digits.
+    return [(len(part) if part.isdecimal() else 0, part) for part in re.findall(r"\d+|\D+", name)]
 
 
 def _piece(tokenizer: Any | None, token: int) -> str:

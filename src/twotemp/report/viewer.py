@@ -25,7 +25,7 @@ from twotemp.analysis import (
     unique,
     with_portfolios,
 )
-from twotemp.errors import UserError
+from twotemp.errors import UserError, reading
 from twotemp.folders import expect, read_json, write_text
 from twotemp.policies import parse, spell
 from twotemp.report import grpo, sentence
@@ -212,19 +212,22 @@ def _race_blocks(run: Path) -> list[Part]:
     path = run / STANDINGS
     if not path.exists():
         return []
-    race = read_json(path)
-    series = []
-    for entry in race["standings"]:
-        name, cost, mean = entry["candidate"], entry["cost"], entry["mean"]
-        low, high = ([np.nan if end is None else end] for end in (entry["low"], entry["high"]))
-        color = line(parse(name))["color"] if entry["finalist"] else "#999999"
-        series.append(curve(name, color, [cost], [mean], low, high, points=True))
-    chart = curve_chart(f"{race['goal']} against cost", "NFE per question", series, log=True, percent=True)
-    return [
-        sentences("Recommendation", [race["recommendation"]]),
-        *([charts("The frontier", [chart])] if series else []),
-        table("The race", race["columns"], race["rows"]),
-    ]
+    with reading(path, "it is damaged; remove it"):
+        race = read_json(path)
+        series = []
+        for entry in race["standings"]:
+            name, cost, mean = entry["candidate"], entry["cost"], entry["mean"]
+            low, high = ([np.nan if end is None else end] for end in (entry["low"], entry["high"]))
+            color = line(parse(name))["color"] if entry["finalist"] else "#999999"
+            series.append(curve(name, color, [cost], [mean], low, high, points=True))
+        chart = curve_chart(
+            f"{race['goal']} against cost", "NFE per question", series, log=True, percent=True
+        )
+        return [
+            sentences("Recommendation", [race["recommendation"]]),
+            *([charts("The frontier", [chart])] if series else []),
+            table("The race", race["columns"], race["rows"]),
+        ]
 
 
 def _fork_blocks(run: Path) -> list[Part]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from twotemp import metrics
 from twotemp.backends import Backend
-from twotemp.errors import UserError
+from twotemp.errors import UserError, reading
 from twotemp.folders import Log, disk_errors, make_folder, read_json, read_log, replacing, write_text
 from twotemp.graders import Grader
 from twotemp.policies import policy
@@ -27,7 +28,7 @@ from twotemp.records import Grade, Problem
 from twotemp.rl.objective import group_std
 from twotemp.rl.rollouts import Rollouts
 from twotemp.sampling.requests import PlannedSample, assistant_turn, problem_requests
-from twotemp.serialization import from_json, json_text, record
+from twotemp.serialization import json_text, record
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -36,6 +37,8 @@ STEPS = "steps.jsonl"
 CHECKUPS = "evaluation.json"
 ROLLOUTS = "rollouts"  # a folder with a compressed file for each step and worker
 THRESHOLDS = (0.6, 0.8, 1.0)
+MAX_UNZIPPED = 1 << 26  # bytes of the rollouts that one worker draws for a step
+DAMAGED = "it was changed by something other than twotemp; restore it from a copy, or remove it"
 
 
 @dataclass(frozen=True)
@@ -135,12 +138,13 @@ def summarize(numbers: Tensor, size: int, workers: int) -> dict[str, Any]:
 
 def open_steps(folder: Path, done: int) -> Log:
     """Open the log of a run that is continued after step `done`."""
-    return Log(folder / STEPS, keep=lambda row: row["step"] <= done)
+    with reading(folder / STEPS, DAMAGED):
+        return Log(folder / STEPS, keep=lambda row: row["step"] <= done)
 
 
 def read_steps(folder: Path) -> list[StepRecord]:
     """Return the records of a run; a torn last line is left out."""
-    return [StepRecord(**row) for row in read_log(folder / STEPS)]
+    return [record(StepRecord, row, str(folder / STEPS)) for row in read_log(folder / STEPS)]
 
 
 @dataclass(frozen=True)
@@ -180,24 +184,34 @@ def read_rollouts(folder: Path) -> Iterator[Group]:
     """Yield the groups of all finished steps. Runs of earlier versions kept none."""
     finished = len(read_steps(folder))
     for path in sorted((folder / ROLLOUTS).glob("step-*.json.gz")):
-        step = int(path.name.split("-")[1])
-        if step > finished:  # drawn again when the run continues
-            return
-        with disk_errors(path, "read"):
-            packed = path.read_bytes()
-        try:
-            rows = json.loads(gzip.decompress(packed))
-        except (OSError, EOFError, ValueError) as error:
-            raise UserError(f"{path} is damaged ({error}): remove it") from error
-        for row in rows:
-            yield Group(
-                step,
-                record(Problem, row["problem"], str(path)),
-                tuple(row["texts"]),
-                tuple(record(Grade, grade, str(path)) for grade in row["grades"]),
-                tuple(row["rewards"]),
-                tuple(row["nfes"]),
-            )
+        with reading(path, DAMAGED):
+            step = int(path.name.split("-")[1])
+            if step > finished:  # drawn again when the run continues
+                return
+            groups = [_group(step, row, str(path)) for row in json.loads(_unzipped(path))]
+        yield from groups
+
+
+def _unzipped(path: Path) -> bytes:
+    """Return the content of a file; one that expands beyond `MAX_UNZIPPED` is damaged."""
+    if not path.is_file():  # opening a FIFO would wait for its writer
+        raise UserError(f"{path} is damaged: it is not a regular file; remove it")
+    with disk_errors(path, "read"):
+        packed = path.read_bytes()
+    try:
+        unpacked = zlib.decompressobj(wbits=31)  # of one gzip member
+        content = unpacked.decompress(packed, MAX_UNZIPPED)
+    except zlib.error as error:
+        raise UserError(f"{path} is damaged ({error}): remove it") from error
+    if not unpacked.eof:
+        raise UserError(f"{path} is damaged: it is cut off or expands without end; remove it")
+    return content
+
+
+def _group(step: int, row: dict[str, Any], where: str) -> Group:
+    problem = record(Problem, row["problem"], where)
+    grades = tuple(record(Grade, grade, where) for grade in row["grades"])
+    return record(Group, {**row, "step": step, "problem": problem, "grades": grades}, where)
 
 
 @dataclass(frozen=True)
@@ -283,7 +297,8 @@ def evaluate(
 
 def gains(before: Checkup, after: Checkup) -> metrics.Estimate:
     """Return accuracy after minus before at each threshold, with the interval of the paired difference."""
-    if before.questions != after.questions:
+    thresholds = [[point.threshold for point in e.points] for e in (before, after)]
+    if before.questions != after.questions or thresholds[0] != thresholds[1]:
         raise UserError("the two evaluations are of different questions and cannot be compared")
     first, second = (np.array([p.passed for p in e.points]).T for e in (after, before))
     return metrics.paired_bootstrap(first, second)
@@ -292,17 +307,15 @@ def gains(before: Checkup, after: Checkup) -> metrics.Estimate:
 def read_checkups(folder: Path) -> list[Checkup]:
     """Return the evaluations of a run, in the order of their steps."""
     path = folder / CHECKUPS
-    stored = read_json(path) if path.exists() else []
-    return [
-        Checkup(row["step"], row["seconds"], tuple(row["questions"]), tuple(map(_point, row["points"])))
-        for row in stored
-    ]
+    with reading(path, DAMAGED):
+        return [_checkup(row, str(path)) for row in (read_json(path) if path.exists() else [])]
 
 
-def _point(data: dict[str, Any]) -> Point:
-    ends = {name: from_json(data[name]) for name in ("accuracy", "low", "high")}
-    passed, nfes = tuple(map(from_json, data["passed"])), tuple(data["nfes"])
-    return Point(**{**data, **ends, "passed": passed, "nfes": nfes})
+def _checkup(row: dict[str, Any], where: str) -> Checkup:
+    points = tuple(record(Point, point, where) for point in row["points"])
+    if any(len(part) != len(row["questions"]) for point in points for part in (point.passed, point.nfes)):
+        raise ValueError("a point has other questions")
+    return record(Checkup, {**row, "points": points}, where)
 
 
 def add_checkup(folder: Path, checkup: Checkup) -> None:
