@@ -40,7 +40,7 @@ docs: $(STAMP)
 
 # Assemble what the playground of the docs computes with; the tests compare the result with the source.
 pages: $(STAMP)
-	$(BIN)/python docs/tools/kernels.py
+	$(BIN)/python docs/tools/tiny_kernels.py
 
 # PARTS="claims again": only these (python -m experiments.paper --list); OPTIONS="--questions 50 -n 16": of this size.
 paper: $(STAMP)

@@ -187,7 +187,7 @@ def sections(module: bytes) -> list[tuple[int, bytes]]:
 
 def test_the_kernels_are_those_in_the_source():
     pytest.importorskip("wasmtime", reason="needs wasmtime (pip install wasmtime)")
-    import kernels
+    import tiny_kernels
 
-    committed = (kernels.PAGES / "tiny_kernels.wasm").read_bytes()
-    assert sections(kernels.assemble()) == sections(committed), "run `make pages`"
+    committed = (tiny_kernels.PAGES / "tiny_kernels.wasm").read_bytes()
+    assert sections(tiny_kernels.assemble()) == sections(committed), "run `make pages`"
