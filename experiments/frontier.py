@@ -82,7 +82,7 @@ BOUGHT = (1, 4, 16)  # samples of AR whose NFE every method may spend
 def tuned(grid: Path, task: str, methods: Mapping[str, str], questions: int, model: str) -> dict[str, str]:
     """Return the most promising candidate of each method for pass@GOAL on validation problems.
 
-    A candidate's estimate is smoothed with its neighbours' results.
+    A candidate's estimate is smoothed with its neighbors' results.
 
     Args:
         grid: the run directory of the samples.

@@ -24,7 +24,7 @@ from experiments.embedded import points
 from twotemp import metrics
 from twotemp.analysis import unique
 from twotemp.report import grpo as report
-from twotemp.rl.results import Checkup
+from twotemp.rl.results import GreedyEvaluation
 
 ROLLOUTS = {
     "ar": "ar",
@@ -118,7 +118,7 @@ def reached(folder: Path, equal: str, limit: int) -> dict[str, Any]:
     }
 
 
-def accuracies(evaluation: Checkup) -> dict[str, float]:
+def accuracies(evaluation: GreedyEvaluation) -> dict[str, float]:
     """Return threshold -> accuracy in %."""
     return {f"{point.threshold:g}": round(100 * point.accuracy, 1) for point in evaluation.points}
 

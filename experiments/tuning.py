@@ -121,7 +121,7 @@ def render(result: dict[str, Any]) -> str:
         f"There are {result['races'][0]['candidates']} candidates. The grid draws all of them on "
         f"{result['validation']} validation problems; the choices are compared on {result['test']} test problems "
         f"with {TESTED} samples each. The grid's best is the one of its {RIVALS} best candidates that does best on "
-        "the test problems, which favours the grid a little. The difference between the race's choice and the grid's "
+        "the test problems, which favors the grid a little. The difference between the race's choice and the grid's "
         f"best, averaged over seeds, is {averages} (percentage points); the worst single race is at "
         f"{signed(worst)}. The last column has the paired 95 % interval over questions.\n\n{table(heads, rows, 1)}"
     )

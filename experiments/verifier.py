@@ -44,7 +44,7 @@ def scored(cells: Sequence[GradedCell], *, traced: bool) -> list[GradedCell]:
         cells,
         reward_model=rewards.load("verifier", batch_size=256),
         confidence=traced,
-        itself=rewards.itself(batch_size=256) if traced else None,
+        sampling_model=rewards.itself(batch_size=256) if traced else None,
     )
 
 

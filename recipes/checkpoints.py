@@ -29,9 +29,9 @@ class ResumableRecipe(Protocol):
         """Tell whether a run that followed `before` for `step` steps may continue with this recipe.
 
         Args:
-            before: the recipe of the run so far, as JSON data.
-            changed: the names of the fields that differ.
-            step: the number of finished steps.
+            before: The recipe of the run so far, as JSON data.
+            changed: The names of the fields that differ.
+            step: The number of finished steps.
         """
         ...
 
@@ -44,11 +44,11 @@ def write(
     There is no generator state, because batches and noise are functions of the step.
 
     Args:
-        out: the run directory.
-        step: the number of finished steps.
-        recipe: the recipe of the run.
-        model: the network.
-        optimizer: its optimizer.
+        out: The run directory.
+        step: The number of finished steps.
+        recipe: The recipe of the run.
+        model: The network.
+        optimizer: Its optimizer.
     """
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():

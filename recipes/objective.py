@@ -37,13 +37,13 @@ def diffusion_loss(
     rows with large weights would dominate the step. The optimal q does not depend on the weights.
 
     Args:
-        logits: the network, as a function of ids and wanted positions.
-        ids: prompts and answers, [B, P + L].
+        logits: The network, as a function of ids and wanted positions.
+        ids: Prompts and answers, [B, P + L].
         prompt: P, the tokens of a prompt.
-        mask_id: the id of the mask.
-        generator: draws the times and the masks.
-        least_time: the smallest t.
-        largest_weight: the upper bound of 1/t.
+        mask_id: The id of the mask.
+        generator: Draws the times and the masks.
+        least_time: The smallest t.
+        largest_weight: The upper bound of 1/t.
     """
     rows, length = ids.shape[0], ids.shape[1] - prompt
     times = stratified_times(rows, least_time, generator)
@@ -70,12 +70,12 @@ def uniform_loss(
     not know which were replaced, nor t, so every position is predicted, as in DiffusionGemma.
 
     Args:
-        logits: the network, as a function of ids and wanted positions.
-        ids: prompts and answers, [B, P + L].
+        logits: The network, as a function of ids and wanted positions.
+        ids: Prompts and answers, [B, P + L].
         prompt: P, the tokens of a prompt.
-        vocab_size: the number of tokens that noise is drawn from.
-        generator: draws the times and the noise.
-        least_time: the smallest t.
+        vocab_size: The number of tokens that noise is drawn from.
+        generator: Draws the times and the noise.
+        least_time: The smallest t.
     """
     rows, length = ids.shape[0], ids.shape[1] - prompt
     times = stratified_times(rows, least_time, generator)

@@ -166,10 +166,10 @@ def sampled(
     """Return graded samples of each problem by each policy, drawing those that are missing.
 
     Args:
-        recipe: the recipe.
-        split: the split of the problems.
-        out: the run directory; it keeps the samples of one policy on one task in a file.
-        on_progress: called with the progress.
+        recipe: The recipe.
+        split: The split of the problems.
+        out: The run directory; it keeps the samples of one policy on one task in a file.
+        on_progress: Called with the progress.
     """
     counts = recipe.sampled if split == "train" else dict.fromkeys(recipe.sampled, recipe.validation)
     total = sum(counts.values()) * sum(recipe.policies.values())
@@ -192,12 +192,12 @@ def drawn(
     """Draw samples of one policy on one task, as an evaluation would, and yield them with their grades.
 
     Args:
-        recipe: the recipe.
-        split: the split of the problems.
-        task: the name of the task.
-        count: the number of problems.
-        spec: the policy.
-        samples: samples per problem.
+        recipe: The recipe.
+        split: The split of the problems.
+        task: The name of the task.
+        count: The number of problems.
+        spec: The policy.
+        samples: Samples per problem.
     """
     model, source = load(recipe.model, device="cpu"), SOURCES[task]
     examples = enumerate(source.distinct(recipe.seed, split, count))
@@ -272,11 +272,11 @@ def fit(
     Both answers of a pair belong to the same problem, so that the difficulty of a problem does not help.
 
     Args:
-        model: the denoiser, which is trained in place.
-        rows: graded samples.
-        recipe: the recipe.
-        out: the run directory, for the log and the checkpoints.
-        on_progress: called with the progress.
+        model: The denoiser, which is trained in place.
+        rows: Graded samples.
+        recipe: The recipe.
+        out: The run directory, for the log and the checkpoints.
+        on_progress: Called with the progress.
     """
     groups = problem_groups(model, rows)
     if not groups:
@@ -311,10 +311,10 @@ def right_loss(model: Any, batch: Examples, anchor: float, generator: torch.Gene
     Every right answer contributes one random query, which is a check with probability CHECKED.
 
     Args:
-        model: the denoiser.
-        batch: right answers.
-        anchor: the weight of the likelihood of answers.
-        generator: draws the queries.
+        model: The denoiser.
+        batch: Right answers.
+        anchor: The weight of the likelihood of answers.
+        generator: Draws the queries.
     """
     completions = [Completion.after(ids[: batch.prompt], ids[batch.prompt :]) for ids in batch.ids.tolist()]
     checked = (torch.rand(len(completions), generator=generator) < CHECKED).tolist()

@@ -97,10 +97,10 @@ def threshold_shares(anchor: float, fork: float, threshold: float, t_pos: float)
     p_a / (p_a + p_l) with p = sigma((c - lambda) / T_pos).
 
     Args:
-        anchor: the confidence of the anchor.
-        fork: the confidence of the fork.
-        threshold: lambda.
-        t_pos: the position temperature.
+        anchor: The confidence of the anchor.
+        fork: The confidence of the fork.
+        threshold: Lambda.
+        t_pos: The position temperature.
     """
     forced_a, forced_l = forced_commit([(threshold - anchor) / t_pos, (threshold - fork) / t_pos])
     low = min(printed_share(anchor, fork, threshold, t_pos), float(forced_a / (forced_a + forced_l)))
@@ -211,17 +211,17 @@ class ClaimResult:
     claim: str
     models: int
     violated: int
-    worst_fall: float  # the largest fall between neighbouring policies (nats)
+    worst_fall: float  # the largest fall between neighboring policies (nats)
 
 
 def study(models: int = 200, length: int = 5, seed: int = 0, tolerance: float = 1e-9) -> list[ClaimResult]:
     """Test the monotonicity of H-bar in T_pos, K and lambda on seeded random models (tables of docs/theory.md).
 
     Args:
-        models: random models per claim.
-        length: positions of a model.
-        seed: the seed of the models.
-        tolerance: falls below it are rounding errors.
+        models: Random models per claim.
+        length: Positions of a model.
+        seed: The seed of the models.
+        tolerance: Falls below it are rounding errors.
     """
     warm = tuple(float(t) for t in np.geomspace(0.03, 10, 9))
 

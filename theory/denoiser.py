@@ -132,11 +132,11 @@ def simulate(
     Tokens are greedy, so that the confidence of a drawn token is c(state, j).
 
     Args:
-        model: the anchor-fork model.
-        policy: the policy; its token temperatures are replaced by 0.
-        samples: the number of samples.
-        seed: their seed.
-        batch_size: rows computed together.
+        model: The anchor-fork model.
+        policy: The policy; its token temperatures are replaced by 0.
+        samples: The number of samples.
+        seed: Their seed.
+        batch_size: Rows computed together.
     """
     greedy = replace(policy, t_token=0.0, first_t_token=0.0)
     requests = [

@@ -152,11 +152,11 @@ def semantic_view(
     """Return the quantities of Corollary 1 under a policy.
 
     Args:
-        predict: the model's distribution at a masked position.
-        length: positions of a string.
-        fork: the position of the fork.
-        outcome: the meaning of a string.
-        policy: the policy, with its temperature.
+        predict: The model's distribution at a masked position.
+        length: Positions of a string.
+        fork: The position of the fork.
+        outcome: The meaning of a string.
+        policy: The policy, with its temperature.
     """
     law = string_law(predict, length, policy)
     joint = law.joint(lambda s: s[fork], outcome)

@@ -120,8 +120,8 @@ def answers(model: twotemp.LanguageModel) -> Figure:
         texts = Counter(sample.text for sample in groups[policy][index])
         left = 0
         for text, count in sorted(texts.items(), key=lambda item: (item[0] not in good, -item[1], item[0])):
-            colour = "#009E73" if text in good else "#d9d9d9"
-            axes.barh(row, count, left=left, color=colour, edgecolor="white", linewidth=0.8)
+            color = "#009E73" if text in good else "#d9d9d9"
+            axes.barh(row, count, left=left, color=color, edgecolor="white", linewidth=0.8)
             left += count
         axes.text(left + 0.7, row, f"{len(texts)} texts, {len(good)} right", va="center", fontsize=8)
     axes.set_yticks(range(len(TITLES)), list(TITLES.values()))

@@ -103,7 +103,7 @@ def test_with_one_sample_every_selector_is_pass_at_1_and_the_oracle_is_pass_at_k
         assert (best_at(one, name, [4, 16]) <= best_at(one, "oracle", [4, 16]) + 1e-9).all()
 
 
-def test_best_for_a_budget_mixes_the_two_neighbouring_sample_counts():
+def test_best_for_a_budget_mixes_the_two_neighboring_sample_counts():
     rng = np.random.default_rng(1)
     answers = rng.integers(0, 3, 8)
     one = elected(ballot(answers == 0, answers, rng.normal(size=8)), nfe=10)

@@ -162,7 +162,7 @@ def test_a_step_that_fails_ends_its_requests_and_the_service_goes_on():
             for request in jobs:
                 service.submit(request, events.put)
         told = [events.get(timeout=30) for _ in jobs]
-        # The error may be about a neighbour's text, so it is the cause and not what is said.
+        # The error may be about a neighbor's text, so it is the cause and not what is said.
         assert all(str(one) == "a step failed; see the log for the cause" for one in told)
         assert all("device is gone" in str(one.__cause__) for one in told)
         service.submit(Request("alone", (2, 3), policy("lc"), 4), events.put)

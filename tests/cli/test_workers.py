@@ -22,7 +22,7 @@ from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation
 from twotemp.policies import parse
 from twotemp.records import Request
-from twotemp.rl.results import read_checkups
+from twotemp.rl.results import read_evaluations
 from twotemp.store import Store
 
 
@@ -68,7 +68,7 @@ def test_other_commands_give_the_same_results_with_workers(micro_folder, tmp_pat
         assert done.exit_code == 0, done.output
         assert done.stderr.count("drawing with 2 workers") == (len(more) > 0) * (1 + (command == "grpo"))
         if command == "grpo":
-            return [(checkup.step, checkup.points) for checkup in read_checkups(out)]
+            return [(evaluation.step, evaluation.points) for evaluation in read_evaluations(out)]
         return done.stdout
 
     alone, pooled = printed(tmp_path / "here"), printed(tmp_path / "there", "--workers", "2")
@@ -169,7 +169,7 @@ from tests.helpers import fake_workers, toy_task, worker_runs
 from twotemp.backends.pool import WorkerPool
 from twotemp.backends.process import ProcessTransport
 from twotemp.evaluation import Evaluation
-from twotemp.rl.results import read_checkups
+from twotemp.rl.results import read_evaluations
 toy_task.install(pytest.MonkeyPatch())
 with Evaluation(worker_runs.DRIVER_PLAN, sys.argv[1]) as prepared:
     with WorkerPool(ProcessTransport(fake_workers.slow), 2, fake_workers.FreeText(), unit=16) as backend:

@@ -10,7 +10,7 @@ import torch
 import twotemp
 from tests.helpers.fixture_models import fixture_model
 from twotemp.engine import run
-from twotemp.engine.scheduler import check
+from twotemp.engine.scheduler import check_request
 from twotemp.errors import UserError
 from twotemp.policies import policy
 from twotemp.records import Request, Sample, first_eos
@@ -121,4 +121,4 @@ def test_auto_lengths() -> None:
 def test_rows_that_cannot_be_extended() -> None:
     tiny = twotemp.load("tiny")
     with pytest.raises(UserError, match="infilled"):
-        check(Request("a", (1, tiny.mask_id), policy("lc"), 0, extend=True), tiny)
+        check_request(Request("a", (1, tiny.mask_id), policy("lc"), 0, extend=True), tiny)

@@ -8,7 +8,7 @@ import torch
 import twotemp
 from tests.helpers.toy import ToyModel
 from twotemp.engine import run, states
-from twotemp.engine.scheduler import check
+from twotemp.engine.scheduler import check_request
 from twotemp.errors import UserError
 from twotemp.policies import policy
 from twotemp.records import Request
@@ -28,15 +28,15 @@ from twotemp.records import Request
 )
 def test_bad_requests_are_refused(make, message):
     model = ToyModel()
-    check(Request("good", (2, 3), policy("lc"), 4), model)
+    check_request(Request("good", (2, 3), policy("lc"), 4), model)
     with pytest.raises(UserError, match=message):
-        check(make(model), model)
+        check_request(make(model), model)
 
 
 def test_block_causal_models_have_their_own_block():
     model = ToyModel(block_size=4)
     with pytest.raises(UserError, match="decodes in blocks of 4"):
-        check(Request("q", (2,), policy("lc"), 8, block=32), model)
+        check_request(Request("q", (2,), policy("lc"), 8, block=32), model)
 
 
 def test_nan_logits_name_row_step_and_position():

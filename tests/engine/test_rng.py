@@ -47,7 +47,7 @@ def test_noise_does_not_depend_on_the_batch():
     assert torch.equal(alone, whole[5:6, 7:11])
 
 
-def test_neighbouring_seeds_and_names_differ():
+def test_neighboring_seeds_and_names_differ():
     keys = {rng.row_key(s, q, i) for s in range(50) for q in ("1", "11", "q") for i in range(50)}
     assert len(keys) == 50 * 3 * 50
     assert rng.row_key(1, "1", 11) != rng.row_key(11, "1", 1)

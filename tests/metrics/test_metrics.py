@@ -109,7 +109,7 @@ def test_a_budget_is_a_mixture_of_whole_numbers_of_samples():
 @SMALL
 @given(st.integers(1, 40), st.floats(0.01, 1000))
 def test_a_whole_budget_hits_the_curve_exactly(k, cost):
-    """Also where the neighbour above is NaN: rounding must not leak it."""
+    """Also where the neighbor above is NaN: rounding must not leak it."""
     curve = metrics.pass_at_k([k], [1], range(1, 42))
     assert metrics.at_budget(curve, cost, [k * cost])[0, 0] == curve[0, k - 1]
 

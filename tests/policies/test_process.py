@@ -15,7 +15,7 @@ from tests.helpers.policy_steps import chi_square
 from tests.helpers.toy import FixedModel, UniformModel
 from twotemp import rng
 from twotemp.engine import LiveBatches, StepCallback, run
-from twotemp.engine.scheduler import check
+from twotemp.engine.scheduler import check_request
 from twotemp.errors import UserError
 from twotemp.policies import PRESETS, parse, policy
 from twotemp.records import NO_MASK, Policy, Request
@@ -226,7 +226,7 @@ def test_what_is_not_accepted_is_uniform_noise_and_the_rest_is_drawn():
 @pytest.mark.parametrize("name", sorted(set(PRESETS) - set(NAMES)))
 def test_policies_that_need_masks_are_refused(name):
     with pytest.raises(UserError, match="needs masks"):
-        check(Request("q", (2, 3), policy(name), 4), UniformModel())
+        check_request(Request("q", (2, 3), policy(name), 4), UniformModel())
 
 
 def test_a_temperature_falls_over_a_number_of_steps():

@@ -261,7 +261,7 @@ def test_slider_and_keys_move_one_clock(opened):
     assert [written(opened, 0), written(opened, 1)] == [LENGTH, LENGTH]
     opened.keyboard.press("Home")
     assert written(opened, 0) == 0
-    # Colour follows the step: in order, and the same step has the same colour in both samples.
+    # Color follows the step: in order, and the same step has the same color in both samples.
     lc, tct = (
         opened.locator(f"article >> nth={i}")
         .locator(".tok")

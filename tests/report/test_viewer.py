@@ -313,14 +313,14 @@ def test_nothing_of_the_fork_tree_is_cut_off_sideways(opened):
     assert "…" not in words
 
 
-def test_tokens_follow_the_step_slider_and_colours_change(opened):
+def test_tokens_follow_the_step_slider_and_colors_change(opened):
     page = opened("#questions?question=countdown-3/test/3&task=countdown-3").page
     side = page.locator(".side.card").first
     assert side.locator(".tok.on").count() == 10
     side.get_by_label("Step", exact=True).fill("4")
     assert side.locator(".tok.on").count() == 4
     before = side.locator(".tok").first.get_attribute("style")
-    side.locator("[id^=colour]").select_option("entropy")
+    side.locator("[id^=color]").select_option("entropy")
     assert side.locator(".tok").first.get_attribute("style") != before
     chart = side.get_by_role("slider", name="Samples of policy A")
     chart.focus()

@@ -19,7 +19,7 @@ from twotemp.folders import claim, write_json
 from twotemp.records import Grade, Problem
 from twotemp.report import grpo
 from twotemp.rl import results
-from twotemp.rl.results import Checkup, Point, StepRecord
+from twotemp.rl.results import GreedyEvaluation, Point, StepRecord
 
 STEP = StepRecord(
     **dict.fromkeys(StepRecord.__dataclass_fields__, 1) | {"loss": 0.5, "kl": None, "threshold": 0.9}
@@ -39,7 +39,10 @@ def run(tmp_path: Path) -> Path:
     settings = {"policy": policy("tct").to_dict(), "iterations": 2}
     claim(tmp_path, "grpo", {"model": "tiny", "task": "countdown-3", "settings": settings})
     (tmp_path / results.STEPS).write_text(json.dumps(asdict(STEP)) + "\n")
-    write_json(tmp_path / results.CHECKUPS, [asdict(Checkup(n, 1.5, ("p", "q"), (POINT,))) for n in (0, 1)])
+    write_json(
+        tmp_path / results.EVALUATIONS,
+        [asdict(GreedyEvaluation(n, 1.5, ("p", "q"), (POINT,))) for n in (0, 1)],
+    )
     (tmp_path / results.ROLLOUTS).mkdir()
     rollouts(tmp_path).write_bytes(gzip.compress(json.dumps([GROUP]).encode()))
     return tmp_path
@@ -61,7 +64,7 @@ def read_everything(run: Path) -> None:
 def test_a_sound_run_is_read(run: Path) -> None:
     read_everything(run)
     assert grpo.read(run).records == (STEP,)
-    assert grpo.read(run).evaluations[1] == Checkup(1, 1.5, ("p", "q"), (POINT,))
+    assert grpo.read(run).evaluations[1] == GreedyEvaluation(1, 1.5, ("p", "q"), (POINT,))
     (group,) = results.read_rollouts(run)
     assert (group.rewards, group.grades[0].passed) == ((1.0, None), True)
 
@@ -110,9 +113,11 @@ def test_wrong_values_are_reported(run: Path, value: Any) -> None:
         (1, "points", 0),
         *points,
     ):
-        data = json.loads(json.dumps([asdict(Checkup(n, 1.5, ("p", "q"), (POINT,))) for n in (0, 1)]))
+        data = json.loads(
+            json.dumps([asdict(GreedyEvaluation(n, 1.5, ("p", "q"), (POINT,))) for n in (0, 1)])
+        )
         change(data, path, value)
-        write_json(run / results.CHECKUPS, data)
+        write_json(run / results.EVALUATIONS, data)
         read_or_report(run)
 
 

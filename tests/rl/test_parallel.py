@@ -70,7 +70,7 @@ def test_ddp_equals_one_worker(tmp_path):
 def test_workers_with_different_clocks_stop_at_the_same_step(tmp_path):
     """One clock passes the budget in the first step, the other never; evaluating needs both workers."""
     launch(tmp_path, "ddp", "100s", haste=1e4, **CHANGES)
-    assert [checkup.step for checkup in results.read_checkups(tmp_path)] == [0, 1]
+    assert [evaluation.step for evaluation in results.read_evaluations(tmp_path)] == [0, 1]
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ def stored_run(folder: Path, policy: str, model: str = "tiny", evaluated: bool =
         log.add({**numbers, **counts, "total_seconds": 90.0 * step})
     for step in (0, 2) if evaluated else ():
         point = results.Point(0.6, 0.5, 0.0, 1.0, 2.0, (1.0, 0.0), (2, 2))
-        results.add_checkup(folder, results.Checkup(step, 0.0, ("a", "b"), (point,)))
+        results.add_evaluation(folder, results.GreedyEvaluation(step, 0.0, ("a", "b"), (point,)))
     return folder
 
 
@@ -159,8 +159,8 @@ def test_an_ungraded_check_up_is_read_as_it_was_written(tmp_path):
     nan = float("nan")
     point = results.Point(0.6, nan, nan, nan, 2.0, (nan, nan), (2, 2))
     for step in (0, 1):
-        results.add_checkup(tmp_path, results.Checkup(step, 1.0, ("a", "b"), (point,)))
-    assert grpo.compare(*results.read_checkups(tmp_path))[0][1:4] == ["nan", "nan", "+nan"]
+        results.add_evaluation(tmp_path, results.GreedyEvaluation(step, 1.0, ("a", "b"), (point,)))
+    assert grpo.compare(*results.read_evaluations(tmp_path))[0][1:4] == ["nan", "nan", "+nan"]
 
 
 def test_the_table_gives_steps_minutes_and_nfe(tmp_path):

@@ -49,7 +49,7 @@ def test_a_run_records_its_steps_and_evaluations(tmp_path):
     assert state.nfe == records[-1].total_nfe == round(sum(r.nfe * 8 for r in records))
     assert all(0 < r.confidence < 1 and 1 <= r.tokens_per_forward <= rl_toys.LENGTH for r in records)
     assert all(r.seconds_drawing > 0 for r in records)
-    before, after = results.read_checkups(tmp_path)
+    before, after = results.read_evaluations(tmp_path)
     assert (before.step, after.step) == (0, 4)
     for point in (*before.points, *after.points):
         assert point.low <= point.accuracy <= point.high
@@ -76,7 +76,7 @@ def killed_in_step(out: Path, number: int, changes: dict) -> int:
 
     class Deadly(ManyNumbers):
         def grade(self, items):
-            if len(results.read_steps(out)) == number - 1 and results.read_checkups(out):
+            if len(results.read_steps(out)) == number - 1 and results.read_evaluations(out):
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().grade(items)
 
@@ -154,7 +154,7 @@ def test_a_finished_run_is_not_continued_and_a_larger_budget_continues_it(tmp_pa
     assert go(tmp_path, "2steps").step == 2
     assert same(before, tensors(tmp_path))
     assert go(tmp_path, "3steps").step == 3
-    assert [checkup.step for checkup in results.read_checkups(tmp_path)] == [0, 2, 3]
+    assert [evaluation.step for evaluation in results.read_evaluations(tmp_path)] == [0, 2, 3]
 
 
 def test_nfe_and_time_budgets_stop(tmp_path):

@@ -106,7 +106,7 @@ def test_of_tied_candidates_those_stay_that_are_better_at_half_the_budget():
 
 
 def test_smoothing_helps_if_questions_are_few():
-    """Ten candidates in a row whose rates rise slowly: with few questions only their neighbours reveal the order."""
+    """Ten candidates in a row whose rates rise slowly: with few questions only their neighbors reveal the order."""
     rates = np.linspace(0.4, 0.6, 10)
     line = abs(np.arange(10.0)[:, None] - np.arange(10.0))
     noise = np.random.default_rng(0)

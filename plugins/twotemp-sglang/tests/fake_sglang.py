@@ -94,11 +94,11 @@ def req(
     """Return a request as SGLang's scheduler has it.
 
     Args:
-        prompt: token ids.
-        length: new tokens.
-        config: the algorithm's configuration.
+        prompt: Token ids.
+        length: New tokens.
+        config: The algorithm's configuration.
         rid: SGLang's request id.
-        **custom: the request's `custom_params`.
+        **custom: The request's `custom_params`.
     """
     return SimpleNamespace(
         rid=rid,

@@ -142,7 +142,7 @@ def _first_best(selector: Selector, ballot: Ballot, ks: Sequence[int]) -> Floats
 def best_for(cell: GradedCell, selector: str, nfe: float) -> Floats:
     """Return Best@NFE of every question: chosen from as many samples as `nfe` function evaluations buy on average.
 
-    A fraction of a sample is a mixture of its two neighbours, as in `metrics.at_budget`.
+    A fraction of a sample is a mixture of its two neighbors, as in `metrics.at_budget`.
     """
     bought = nfe / cell.cost()
     few = int(bought + 1e-9)
@@ -195,7 +195,7 @@ def add_ballots(
     hub: bool = True,
     reward_model: RewardModel | str | None = None,
     confidence: bool = False,
-    itself: Callable[[Config], DenoiserReward] | None = None,
+    sampling_model: Callable[[Config], DenoiserReward] | None = None,
     on_scores: OnScores | None = None,
 ) -> list[GradedCell]:
     """Return the cells with their `ballots`. An answer has the same number under all policies of a task.
@@ -208,14 +208,14 @@ def add_ballots(
         reward_model: A model that scores the samples without a stored score, or the name of one whose scores the
             store has for all samples (`common_reward_model`).
         confidence: Whether to read the confidences from the traces.
-        itself: Function from a cell to the model that drew it, for pseudo-log-likelihoods (`rewards.sampling_model`).
+        sampling_model: Returns the model that drew a cell, for pseudo-log-likelihoods (`rewards.sampling_model`).
         on_scores: Called with (cell, samples scored, all samples).
     """
     stored = {cell: _stored(cell) for cell in cells}
     groups: dict[tuple[str, str, str, str], list[GradedCell]] = defaultdict(list)
     for cell in cells:
         groups[cell.model, cell.task, cell.config.data, cell.grader].append(cell)
-    models = {} if itself is None else {cell: itself(cell.config) for cell in cells}
+    models = {} if sampling_model is None else {cell: sampling_model(cell.config) for cell in cells}
     name = reward_model if isinstance(reward_model, str | None) else reward_model.name
     result: dict[GradedCell, GradedCell] = {}
     for group in groups.values():

@@ -42,29 +42,24 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """The model's name."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """A hash of the model: samples of different weights never mix in a run."""
-        ...
 
     @property
     def workers(self) -> int:
         """How many processes draw at the same time."""
-        ...
 
     @property
     def text(self) -> LanguageModel:
         """The model's tokenizer and special ids, with which requests are made; its weights may be elsewhere."""
-        ...
 
     def sample(self, requests: Iterable[Request]) -> Iterator[Sample]:
         """Yield a sample with its text for each request, as they finish.
 
         There may be any number of requests: they are read as work runs out. A sample has its request's `tag`.
         """
-        ...
 
 
 @dataclass(eq=False)  # two handles are never the same, even for equal requests
@@ -91,7 +86,6 @@ class Service(Protocol):
     @property
     def load(self) -> int:
         """How many requests are accepted and not finished."""
-        ...
 
     def submit(self, request: Request, on_event: OnEvent, *, watch: bool = False) -> Handle:
         """Accept a request.
@@ -102,15 +96,12 @@ class Service(Protocol):
                 with its text, or a `UserError`.
             watch: Report every step of the row as an event as well.
         """
-        ...
 
     def cancel(self, handle: Handle) -> None:
         """Free the request's row. No event follows, except one that is being delivered."""
-        ...
 
     def close(self, *, drop: bool = False) -> None:
         """Accept no new requests and return when all have finished; with `drop`, cancel them instead."""
-        ...
 
 
 def chunks(requests: Iterable[Request]) -> Iterator[list[Request]]:
@@ -369,7 +360,11 @@ def _prefix(text: LanguageModel, request: Request) -> Prefix | None:
 def _stopped(request: Request, prefix: Prefix, began: float) -> Sample:
     """Return the sample of a row that was freed at a stop string: its committed prefix."""
     return Sample(
-        *(*request.key, request.policy, request.prompt, prefix.positions, prefix.tokens),
+        *request.key,
+        request.policy,
+        request.prompt,
+        prefix.positions,
+        prefix.tokens,
         nfe=prefix.steps,
         forwards=prefix.steps,
         processed=prefix.steps * _columns(request),

@@ -74,11 +74,9 @@ class Link(Protocol):
 
     def send(self, order: Order) -> None:
         """Send an order without waiting; does nothing if the worker is lost, which `receive` reports."""
-        ...
 
     def kill(self) -> None:
         """End the worker at once, whatever it is doing."""
-        ...
 
 
 L = TypeVar("L", bound=Link)
@@ -89,11 +87,9 @@ class Transport(Protocol[L]):
 
     def start(self, index: int) -> L:
         """Start worker number `index` of the pool."""
-        ...
 
     def receive(self, links: Sequence[L], seconds: float) -> list[tuple[int, Report]]:
         """Return (index into links, report) in each worker's order; empty if none reports anything for `seconds`."""
-        ...
 
     def close(self) -> None: ...
 

@@ -10,17 +10,16 @@ from time import monotonic
 from traceback import format_exception_only, print_exception
 from typing import TYPE_CHECKING, Any
 
-from twotemp.backends.local import Event, Handle, StepFailed
+from twotemp.backends.local import Event, Handle, LocalService, StepFailed, fit_longest_rows
 from twotemp.backends.messages import Assign, Cancel, Events, Failed, Lost, Order, Ready, Report
 from twotemp.engine import RowStep
 from twotemp.errors import UserError
 
 if TYPE_CHECKING:
-    from twotemp.backends.local import LocalService
     from twotemp.models.base import LanguageModel
 
 # Makes a worker's service from the worker's index in the pool and the function to call after every step.
-MakeService = Callable[[int, Callable[[], None]], "LocalService"]
+MakeService = Callable[[int, Callable[[], None]], LocalService]
 
 HEARTBEAT_SECONDS = 1.0
 
@@ -52,8 +51,6 @@ class ModelLoader:
         return load(self.model, **{**self.options, "device": f"cuda:{gpu}"})
 
     def __call__(self, index: int, on_turn: Callable[[], None]) -> LocalService:
-        from twotemp.backends.local import LocalService, fit_longest_rows
-
         model = self.load(index)
         slots = fit_longest_rows(model, self.cache) if self.live and self.slots is None else self.slots
         return LocalService(model, slots, self.cache, on_turn=on_turn)

@@ -183,11 +183,11 @@ def _option(name: str, kind: Any, default: Any, panel: str | None = None) -> Par
     """Return a parameter of a command as typer reads it.
 
     Args:
-        name: the parameter's name.
-        kind: its type. An annotation that is a text is the help of an ordinary option; a boolean one is a flag
+        name: The parameter's name.
+        kind: Its type. An annotation that is a text is the help of an ordinary option; a boolean one is a flag
             without a `--no-` form.
-        default: what it is unless it is given.
-        panel: the title of its panel in `--help`.
+        default: What it is unless it is given.
+        panel: The title of its panel in `--help`.
     """
     if get_origin(kind) is Annotated:
         option = copy(kind.__metadata__[0])

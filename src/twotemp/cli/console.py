@@ -70,7 +70,7 @@ def say_cache(model: Denoiser | None, cache: str | None) -> None:
 
     Args:
         model: None where the model is loaded by other processes.
-        cache: the value of --cache.
+        cache: The value of --cache.
     """
     if cache is not None:
         say(f"cache {cache}: approximate; `twotemp drift` measures by how much")

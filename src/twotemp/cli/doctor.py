@@ -66,8 +66,8 @@ def doctor(
         if as_json:
             typer.echo(json_text({"check": name, "state": state, "detail": detail}))
         else:
-            colour = {"ok": "green", "missing": "yellow", "broken": "red"}[state]
-            typer.echo(typer.style(f"{state:8}", fg=colour) + f"{name:14}{detail}")
+            color = {"ok": "green", "missing": "yellow", "broken": "red"}[state]
+            typer.echo(typer.style(f"{state:8}", fg=color) + f"{name:14}{detail}")
     if broken:
         say("next: fix what is broken, then run the same command again")
         raise typer.Exit(1)

@@ -22,9 +22,9 @@ def estimates(plan: Plan, name: str, loading: LoadingOptions) -> Iterator[dict[s
     """Yield what each task and policy of a plan costs. Samples that a run already has are not subtracted.
 
     Args:
-        plan: what to draw.
-        name: the model's name, folder or hub id.
-        loading: how it would be loaded.
+        plan: What to draw.
+        name: The model's name, folder or hub id.
+        loading: How it would be loaded.
 
     Returns:
         An iterator over rows with the samples, the least and the most forward passes, their FLOPs, and the memory of
@@ -74,12 +74,12 @@ def row_flops(model: Any, columns: float, block: int, count: int, blocks: int, c
     """Return the FLOPs of a row: 2 for each weight and position, and those of attention.
 
     Args:
-        model: the model, with or without its weights.
-        columns: positions of the row.
-        block: positions of a block, at which the head is computed.
-        count: forward passes.
-        blocks: blocks of the row; with a cache, the first pass of each computes the whole row.
-        cache: which positions the other passes compute.
+        model: The model, with or without its weights.
+        columns: Positions of the row.
+        block: Positions of a block, at which the head is computed.
+        count: Forward passes.
+        blocks: Blocks of the row; with a cache, the first pass of each computes the whole row.
+        cache: Which positions the other passes compute.
     """
     config, module = model.module.config, model.module
     share = (getattr(config, "num_experts_per_tok", None) or 1) / (getattr(config, "num_experts", None) or 1)

@@ -177,14 +177,14 @@ def run_plan(
     """Draw and grade the samples of a plan that its run folder does not have yet, showing progress.
 
     Args:
-        plan: tasks, policies and counts.
-        out: the run's folder.
-        model: the model's name, folder or hub id.
-        loading: how to load it.
-        working: which processes draw.
-        shard: the part of the questions to draw, and the number of parts.
-        batch_size: rows decoded together; None: as many as fit.
-        profile: print where the time went.
+        plan: Tasks, policies and counts.
+        out: The run's folder.
+        model: The model's name, folder or hub id.
+        loading: How to load it.
+        working: Which processes draw.
+        shard: The part of the questions to draw, and the number of parts.
+        batch_size: Rows decoded together; None: as many as fit.
+        profile: Print where the time went.
 
     Returns:
         The name of the grader of each task.

@@ -63,8 +63,8 @@ def forks(
     plan = task.plan(decoding, only, n=n, questions=questions, trace=True, compile=compiled)
     plan = replace(plan, tasks=tuple(replace(choice, shuffled=decoding.seed) for choice in plan.tasks))
     with Evaluation(plan, out) as evaluation:
-        job = Workload(model, loading, evaluation.samples, decoding.batch_size, unit=CHUNK)
-        with working.backend(job) as (backend, _):
+        workload = Workload(model, loading, evaluation.samples, decoding.batch_size, unit=CHUNK)
+        with working.backend(workload) as (backend, _):
             # Workers draw; the model's predictions at a fork are computed in this process.
             loaded = backend.text if isinstance(backend, LocalBackend) else loading.load(model)
             store = _complete(evaluation, backend)

@@ -37,7 +37,7 @@ from twotemp.rl import results
 from twotemp.rl.checkpoint import export
 from twotemp.rl.knobs import with_learned
 from twotemp.rl.parallel import accelerator
-from twotemp.rl.results import Checkup, StepRecord
+from twotemp.rl.results import GreedyEvaluation, StepRecord
 from twotemp.rl.rollouts import Dataset, RolloutBackend, RolloutLoader
 from twotemp.rl.settings import (
     LARGE,
@@ -55,7 +55,7 @@ UNIT = 64  # samples of an evaluation that a worker draws together; an evaluatio
 
 
 @dataclass(frozen=True)
-class CheckingOptions(WorkerOptions):
+class TrainingWorkerOptions(WorkerOptions):
     """Choosing the workers for evaluations and rollouts."""
 
     workers: Annotated[
@@ -71,7 +71,7 @@ class CheckingOptions(WorkerOptions):
 
 
 @dataclass(frozen=True)
-class RolloutJob(Workload):
+class RolloutWorkload(Workload):
     """The rollouts of a training."""
 
     settings: GrpoSettings = field(kw_only=True)
@@ -99,7 +99,7 @@ def grpo(
     budget: Annotated[str, "When to stop: 10m, 2h, 500steps, 1000000nfe, or 2h,500steps."],
     rollouts: RolloutSettings,
     learning: LearningSettings,
-    checking: CheckingOptions,
+    working: TrainingWorkerOptions,
     loading: LoadingOptions,
     task: Annotated[str, typer.Option("--task", "--tasks", help="The task to learn.")] = "countdown-3",
     model: Model = "tiny",
@@ -178,7 +178,7 @@ def grpo(
         processes = accelerator(
             bf16=settings.bf16, cpu=loading.device == "cpu", trackers=track or (), folder=out / "logs"
         )
-        if processes.num_processes > 1 and checking.chosen:
+        if processes.num_processes > 1 and working.chosen:
             raise UserError("torchrun's processes share the evaluations: leave --workers and --ray out")
         with (
             closing(graders.get(grader or chosen.grader)) as judge,
@@ -197,9 +197,9 @@ def grpo(
                 if processes.is_main_process
                 else _ignore_step,
                 stop=stop_requested,
-                evaluating=partial(run.workers, checking, settings.batch_size) if checking.chosen else None,
-                drawing=partial(run.rollouts, checking.rollout_workers, settings)
-                if checking.rollout_workers
+                evaluating=partial(run.workers, working, settings.batch_size) if working.chosen else None,
+                drawing=partial(run.rollouts, working.rollout_workers, settings)
+                if working.rollout_workers
                 else None,
             )
         if processes.is_main_process:
@@ -207,7 +207,7 @@ def grpo(
                 say(f"stopped after step {state.step}; it is kept in {out}, and the same command continues")
             else:
                 run.save_model()
-                _show_result(results.read_checkups(out), state.step, out)
+                _show_result(results.read_evaluations(out), state.step, out)
             if state.knobs:
                 say(f"learned: {spell(with_learned(settings.policy.for_sample(0), state.knobs))}")
         processes.end_training()
@@ -237,24 +237,24 @@ class TrainingRun:
         return export(self.model, self.out, folder, **self.loading.text_options())
 
     @contextmanager
-    def workers(self, checking: CheckingOptions, batch_size: int | None) -> Iterator[Backend]:
+    def workers(self, working: TrainingWorkerOptions, batch_size: int | None) -> Iterator[Backend]:
         """Yield a backend of workers with the weights of the last checkpoint."""
         with TemporaryDirectory(prefix=TEMPORARY, dir=self.out) as folder:
             saved = self.export(Path(folder) / MODEL)
-            job = Workload(
+            workload = Workload(
                 str(saved),
                 LoadingOptions(device=self.loading.device, dtype=self.loading.dtype),
                 0,
                 batch_size,
                 unit=UNIT,
             )
-            with checking.backend(job) as (backend, _):
+            with working.backend(workload) as (backend, _):
                 yield backend
 
     def rollouts(self, count: int, settings: GrpoSettings) -> AbstractContextManager[RolloutBackend]:
         """Return the workers that draw the rollouts; each of them gets an equal share of a step's samples."""
         rows = settings.groups * settings.size
-        job = RolloutJob(
+        workload = RolloutWorkload(
             self.model,
             self.loading,
             rows,
@@ -265,7 +265,7 @@ class TrainingRun:
         )
         _, gpus = devices(self.loading.device)
         threads = threads_per_worker(self.model, count)
-        return job.pool(ProcessTransport(job.loader(gpus), threads=threads), count)
+        return workload.pool(ProcessTransport(workload.loader(gpus), threads=threads), count)
 
     def save_model(self) -> None:
         """Write the trained model into the run's folder."""
@@ -349,7 +349,7 @@ def _stop_requests() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _show_result(evaluations: list[Checkup], steps: int, out: Path) -> None:
+def _show_result(evaluations: list[GreedyEvaluation], steps: int, out: Path) -> None:
     """Print accuracy and NFE before and after, with the interval of the difference."""
     trained = out / MODEL
     output.print(f"{steps} steps; the trained model is {trained}", highlight=False, soft_wrap=True)

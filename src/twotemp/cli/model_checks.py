@@ -75,8 +75,8 @@ def gpu_checks(source: str, device: str = "cuda", cuda: Any = torch.cuda) -> Ite
     """Yield what a GPU does with a model: formats, time of a pass, rows that fit, and whether a step waits for it.
 
     Args:
-        source: the model, as `load` names it; its weights are loaded.
-        device: where.
+        source: The model, as `load` names it; its weights are loaded.
+        device: Where.
         cuda: torch.cuda, or a stand-in for it.
     """
     if not cuda.is_available():

@@ -155,10 +155,10 @@ def per_task(
     """Parse the values of an option that is given per task.
 
     Args:
-        option: its name, for error messages.
+        option: Its name, for error messages.
         values: `TASK=NAME` for one task, `NAME` for all of them.
-        tasks: the tasks there are.
-        shared: whether several tasks may share one `NAME` (they cannot share a data file).
+        tasks: The tasks there are.
+        shared: Whether several tasks may share one `NAME` (they cannot share a data file).
 
     Returns:
         The value of each task that has one.

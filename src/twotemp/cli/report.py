@@ -183,7 +183,7 @@ def select(
             allow_altered=altered,
             reward_model=model,
             confidence="traces" in needs,
-            itself=sampler,
+            sampling_model=sampler,
             on_scores=lambda cell, done, total: bar.update(done, total, cell),
         )
     cells = with_portfolios(cells, [run])
@@ -215,10 +215,10 @@ def write_report(
     """Write the report of some runs and print its table, its findings and the names of its files.
 
     Args:
-        runs: the folders of the runs.
-        folder: where the report goes.
-        ks: the columns of the table; None: 1, 2, 4, ….
-        grader: the grader whose verdicts are used, or one for each task.
+        runs: The folders of the runs.
+        folder: Where the report goes.
+        ks: The columns of the table; None: 1, 2, 4, ….
+        grader: The grader whose verdicts are used, or one for each task.
 
     Returns:
         Whether the runs are complete.
@@ -339,10 +339,10 @@ def show_blocks(
     """Print a table of policies against k, with as many columns as the terminal has room for.
 
     Args:
-        title: the line above the table.
-        costs: columns of costs, each with the function that computes it.
-        blocks: returns the rows of the table, by task, for some values of k.
-        grid: the values of k to choose columns from.
+        title: The line above the table.
+        costs: Columns of costs, each with the function that computes it.
+        blocks: Returns the rows of the table, by task, for some values of k.
+        grid: The values of k to choose columns from.
     """
     names = [", ".join(block.names) for block in blocks(grid[:1])]
     names += [policy_label(row.cell.policy, plain=True) for block in blocks(grid[:1]) for row in block.rows]

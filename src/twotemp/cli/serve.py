@@ -149,15 +149,15 @@ def _serve(
     """Load the model and answer requests until Ctrl-C.
 
     Args:
-        loading: how to load the model.
-        options: the model, the port, and how rows are decoded.
-        host: the address to listen on.
-        workers: processes that decode; 1: this one.
-        seconds: the time limit of a request.
-        waiting: the most samples accepted at once.
-        api_key: what clients must send.
-        hosts: the only names by which clients may call this server.
-        on_start: called once the server listens.
+        loading: How to load the model.
+        options: The model, the port, and how rows are decoded.
+        host: The address to listen on.
+        workers: Processes that decode; 1: this one.
+        seconds: The time limit of a request.
+        waiting: The most samples accepted at once.
+        api_key: What clients must send.
+        hosts: The only names by which clients may call this server.
+        on_start: Called once the server listens.
     """
     for package in ("starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
@@ -173,10 +173,10 @@ def _serve(
     cache, slots = options.cache, options.slots
     service: Supervisor | None = None
     if workers > 1:
-        job = Workload(options.model, loading, 0, slots, cache)
-        loaded = job.text()
+        workload = Workload(options.model, loading, 0, slots, cache)
+        loaded = workload.text()
         check_cache(loaded, cache)
-        service = _workers(job, workers, seconds)
+        service = _workers(workload, workers, seconds)
         rows = f"{workers} workers"
     else:
         loaded = loading.load(options.model)
@@ -201,7 +201,7 @@ def _serve(
     run(server, host, options.port, [ready, *on_start])
 
 
-def _workers(job: Workload, count: int, seconds: float) -> Supervisor:
+def _workers(workload: Workload, count: int, seconds: float) -> Supervisor:
     """Return worker processes for live requests, once the first of them has loaded the model.
 
     A worker that hangs is replaced after a quarter of the time that a request may take, so that another one can still
@@ -212,11 +212,11 @@ def _workers(job: Workload, count: int, seconds: float) -> Supervisor:
     from twotemp.engine.scheduler import MOST_ROWS
     from twotemp.models.load import locate
 
-    locate(job.model)  # fetched once, not by every worker
-    loader = replace(job.loader(devices(job.loading.device)[1]), live=True)
-    transport = ProcessTransport(loader, threads=threads_per_worker(job.model, count), hold_seconds=0.0)
+    locate(workload.model)  # fetched once, not by every worker
+    loader = replace(workload.loader(devices(workload.loading.device)[1]), live=True)
+    transport = ProcessTransport(loader, threads=threads_per_worker(workload.model, count), hold_seconds=0.0)
     # A worker's queue holds only what its batch takes next; the rest waits for the worker that is free first.
-    depth = 2 * (job.batch_size or MOST_ROWS)
+    depth = 2 * (workload.batch_size or MOST_ROWS)
     service = Supervisor(transport, count, depth=depth, hang_seconds=seconds / 4)
     try:
         service.fingerprint  # noqa: B018 - waits, and raises if no worker can load the model

@@ -38,7 +38,7 @@ def trace(
 ) -> None:
     """Write an HTML page that replays samples step by step.
 
-    Every token is coloured by the step at which it was committed. The page is one file that loads nothing from the
+    Every token is colored by the step at which it was committed. The page is one file that loads nothing from the
     network; several sources are shown side by side on one clock.
 
     [bold]Examples[/bold]

@@ -111,48 +111,52 @@ class WorkerOptions:
         return bool(self.workers or self.ray)
 
     @contextmanager
-    def backend(self, job: Workload) -> Iterator[tuple[Backend, Profiler | None]]:
+    def backend(self, workload: Workload) -> Iterator[tuple[Backend, Profiler | None]]:
         """Yield the backend and the profiler of --profile, and say how many workers there are."""
         if self.ray_reachable and self.ray != "local":
             raise UserError("--ray-reachable only applies to a cluster that --ray local starts: leave it out")
-        if (remote := self._remote(job)) is None:
-            yield job.local()
+        if (remote := self._remote(workload)) is None:
+            yield workload.local()
         else:
             with remote as backend:
                 yield backend, None
 
-    def _remote(self, job: Workload) -> AbstractContextManager[Backend] | None:
+    def _remote(self, workload: Workload) -> AbstractContextManager[Backend] | None:
         """Start workers if they were asked for or are faster; return None to draw in this process."""
-        if job.profile and self.chosen:
+        if workload.profile and self.chosen:
             raise UserError("--profile is for one process: leave --workers, --ray and --sglang out")
-        if job.loading.device_map:
+        if workload.loading.device_map:
             if self.chosen:
                 raise UserError("--device-map spreads one model over all GPUs: leave --workers and --ray out")
             return None
         if self.ray:
-            return self._on_ray(self.ray, job)
-        if self.workers or not job.profile:
-            count = self.workers or default_workers(job.model, job.samples, *devices(job.loading.device))
+            return self._on_ray(self.ray, workload)
+        if self.workers or not workload.profile:
+            count = self.workers or default_workers(
+                workload.model, workload.samples, *devices(workload.loading.device)
+            )
             if count > 1 or self.workers:
-                return self._in_processes(count, job)
+                return self._in_processes(count, workload)
         return None
 
-    def _in_processes(self, count: int, job: Workload) -> WorkerPool:
+    def _in_processes(self, count: int, workload: Workload) -> WorkerPool:
         from twotemp.backends.process import ProcessTransport
 
-        threads = threads_per_worker(job.model, count)  # fetches a hub checkpoint: once, not in every worker
-        _, gpus = devices(job.loading.device)
+        threads = threads_per_worker(
+            workload.model, count
+        )  # fetches a hub checkpoint: once, not in every worker
+        _, gpus = devices(workload.loading.device)
         each = "one GPU each" if gpus >= count else f"{threads} thread{'s' * (threads > 1)} each"
         say(f"drawing with {count} worker{'s' * (count > 1)}, {each} (--workers changes the number)")
-        return job.pool(ProcessTransport(job.loader(gpus), threads=threads), count)
+        return workload.pool(ProcessTransport(workload.loader(gpus), threads=threads), count)
 
-    def _on_ray(self, address: str, job: Workload) -> WorkerPool:
+    def _on_ray(self, address: str, workload: Workload) -> WorkerPool:
         from twotemp.backends.ray import RayTransport
 
-        device, reachable = job.loading.device, self.ray_reachable
-        transport = RayTransport(job.loader(), address=address, device=device, reachable=reachable)
+        device, reachable = workload.loading.device, self.ray_reachable
+        transport = RayTransport(workload.loader(), address=address, device=device, reachable=reachable)
         room = transport.room
-        count = self.workers or max(1, min(room, job.samples // worth_a_worker(job.model)))
+        count = self.workers or max(1, min(room, workload.samples // worth_a_worker(workload.model)))
         if count > room:
             transport.close()
             raise UserError(f"the Ray cluster has room for {room} workers, not {count}; lower --workers")
@@ -160,7 +164,7 @@ class WorkerOptions:
         say(
             f"drawing with {count} Ray actor{'s' * (count > 1)}, one {each} each (--workers changes the number)"
         )
-        return job.pool(transport, count)
+        return workload.pool(transport, count)
 
 
 @dataclass(frozen=True)
@@ -178,24 +182,24 @@ class DrawingOptions(WorkerOptions):
         ),
     ] = None
 
-    def _remote(self, job: Workload) -> AbstractContextManager[Backend] | None:
+    def _remote(self, workload: Workload) -> AbstractContextManager[Backend] | None:
         if not self.sglang:
-            return super()._remote(job)
-        if job.profile:
+            return super()._remote(workload)
+        if workload.profile:
             raise UserError("--profile is for one process: leave --workers, --ray and --sglang out")
         if self.ray:
             raise UserError("--ray and --sglang exclude each other: leave one out")
-        return self._served(self.sglang, job)
+        return self._served(self.sglang, workload)
 
-    def _served(self, url: str, job: Workload) -> AbstractContextManager[Backend]:
-        connect, loading = plugins.backend("sglang"), job.loading
+    def _served(self, url: str, workload: Workload) -> AbstractContextManager[Backend]:
+        connect, loading = plugins.backend("sglang"), workload.loading
         unused: dict[str, object]
-        unused = {"cache": job.cache, "device": loading.device, "dtype": loading.dtype}
+        unused = {"cache": workload.cache, "device": loading.device, "dtype": loading.dtype}
         unused |= {"compile": loading.compile, "quantize": loading.quantize, "device-map": loading.device_map}
         if given := [f"--{name}" for name, value in unused.items() if value]:
             raise UserError(f"{', '.join(given)}: the SGLang server loads the model; give it these settings")
         served: AbstractContextManager[Backend] = connect(
-            url, job.text(), unit=job.batch_size, connections=self.workers
+            url, workload.text(), unit=workload.batch_size, connections=self.workers
         )
         say(f"drawing through the SGLang server at {url}")
         return served

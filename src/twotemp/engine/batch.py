@@ -188,7 +188,10 @@ class Batch:
             logits = policies.repel(logits, window.masked, window.index, repulsion)
         taken = block_step.to(self.model.device, non_blocking=True) if policies.counts_steps else None
         drawn = policies.draw(
-            *(noise, logits, window.predicted, window.index),
+            noise,
+            logits,
+            window.predicted,
+            window.index,
             entropy=self.rows.traced,
             block_step=taken,
             text=window.text,
@@ -324,7 +327,11 @@ class Batch:
                 edits = _by_index(info.rewritten, positions.tolist())
                 trace = Trace(when, confidence, entropy, edits, *held)
             yield Sample(
-                *(*request.key, request.policy, request.prompt, tuple(positions.tolist()), tuple(tokens)),
+                *request.key,
+                request.policy,
+                request.prompt,
+                tuple(positions.tolist()),
+                tuple(tokens),
                 nfe=int(steps[i])
                 if self.rows.renoising is not None
                 else paper_nfe(request, (positions[:written] - origin[i]).tolist(), block, int(steps[i])),

@@ -61,7 +61,7 @@ def events(
     """Yield each request with its sample, as token ids, in the order in which rows finish.
 
     A sample depends on its request alone, not on the batch it was drawn in. Requests are trusted: they are checked
-    where they are created (`scheduler.check`, called by `sampling.requests`).
+    where they are created (`scheduler.check_request`, called by `sampling.requests`).
 
     Requests whose policies differ in structure (say LC and an entropy bound) are batched apart; numbers such as
     T_pos may differ from row to row. Long rows go first, so that a batch holds rows of similar length.

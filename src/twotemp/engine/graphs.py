@@ -21,7 +21,6 @@ class Graphs(Protocol):
 
     def capture(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Return a function that replays the kernels of `run` in place, and the tensor that gets the result."""
-        ...
 
 
 class CudaGraphs:

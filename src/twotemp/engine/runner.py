@@ -30,19 +30,15 @@ class Runner(Protocol):
 
     def logits(self, rows: Rows, window: Window) -> Tensor:
         """Return the logits [N, V] at the predicted positions of the window, row-major."""
-        ...
 
     def record_step(self, rows: Rows, window: Window, decision: Decision) -> None:
         """Note that the step with these logits was taken: its cost, and what the cache now holds."""
-        ...
 
     def keep(self, slots: Sequence[int]) -> None:
         """Drop all other rows."""
-        ...
 
     def grow(self, rows: int, columns: int) -> None:
         """Make room for this many rows and columns, new ones last."""
-        ...
 
 
 def check_cache(model: Denoiser, cache: str | None) -> None:
@@ -249,8 +245,12 @@ class WindowRunner:
         if distinct is not None and distinct.fewer:
             pick = distinct.rows.to(device, non_blocking=True)
             logits = self.model.window_logits(
-                *(tokens[pick], positions[pick], visible[pick]),
-                *(self.cache, distinct.want(want, width), slots[pick]),
+                tokens[pick],
+                positions[pick],
+                visible[pick],
+                self.cache,
+                distinct.want(want, width),
+                slots[pick],
             )
             self.cache.copy(slots[distinct.source.to(device, non_blocking=True)], slots)
             return distinct.spread(logits)

@@ -34,7 +34,7 @@ _FLOAT = 4
 BLOCKS_AHEAD = 4  # blocks by which an extended row grows at a time
 
 
-def check(request: Request, model: Denoiser) -> None:
+def check_request(request: Request, model: Denoiser) -> None:
     """Raise a UserError for a request that this model cannot sample, before anything runs."""
     where = request.name
     masks = request.prompt.count(model.mask_id)

@@ -21,7 +21,6 @@ class Grader(Protocol):
 
     def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
         """Yield one grade per item, in order. A failure of the grader itself is `ungraded`, never `failed`."""
-        ...
 
     def same(self, problem: Problem, a: str, b: str) -> bool:
         """Return whether two extracted answers to this problem are equal (1/2 and 0.5 are)."""

@@ -19,7 +19,7 @@ from lm_eval.utils import get_rolling_token_windows, hash_string, make_disjoint_
 from tqdm import tqdm
 
 from twotemp.backends.local import LocalBackend
-from twotemp.engine.scheduler import check
+from twotemp.engine.scheduler import check_request
 from twotemp.errors import UserError, unknown
 from twotemp.integrations.arguments import (
     answer_length,
@@ -281,7 +281,7 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
             for number, (row, length) in enumerate(contexts)
         ]
         for request in requests:
-            check(request, self.model)
+            check_request(request, self.model)
         samples = self._backend().sample(requests)
         return {contexts[int(sample.request)]: sample.tokens for sample in samples}
 

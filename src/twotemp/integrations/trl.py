@@ -17,7 +17,6 @@ import torch
 from packaging.version import Version
 from torch import Tensor, nn
 
-from twotemp.engine.scheduler import DEFAULT_BLOCK
 from twotemp.errors import UserError
 from twotemp.likelihood import estimators
 from twotemp.likelihood.queries import Completion, CompletionBatch, MaskedQueries, log_q
@@ -117,22 +116,20 @@ class DiffusionGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         drawn: dict[tuple[int, ...], list[Sample]] = {}
         module.eval()
         for n in sorted(set(counts.values())):
-            of_count = [row for row, count in counts.items() if count == n]
-            names = [name + place for name in prompt_names(of_count)]
+            repeated = [row for row, count in counts.items() if count == n]
+            names = [name + place for name in prompt_names(repeated)]
             samples = sample(
-                *(
-                    model,
-                    of_count,
-                    self._policy,
-                    n,
-                    self.args.max_completion_length,
-                    self._block,
-                    self.args.seed,
-                ),
+                model,
+                repeated,
+                self._policy,
+                n,
+                self.args.max_completion_length,
+                self._block,
+                self.args.seed,
                 ids=names,
                 trace=True,
             )
-            drawn |= {row: list(samples[i * n : (i + 1) * n]) for i, row in enumerate(of_count)}
+            drawn |= {row: list(samples[i * n : (i + 1) * n]) for i, row in enumerate(repeated)}
         module.train(training)
         left = {row: iter(samples) for row, samples in drawn.items()}
         rollouts = self._rollouts[training] = [next(left[tuple(row)]) for row in rows]
@@ -177,7 +174,7 @@ class DiffusionGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         rollouts = self._rollouts[self.model.training]
         numbers = range(len(rollouts)) if self._row is None else self._row.tolist()
         samples = [rollouts[number] for number in numbers]
-        batch = self._batch(samples)
+        batch = CompletionBatch.for_model(list(map(Completion.from_sample, samples)), self._twotemp)
         queries = self._estimator(batch, range(self._draws))
         shape = batch.ids.shape
         terms = [self._terms(model, part) for part in queries.split(self._micro_batch)]
@@ -200,17 +197,6 @@ class DiffusionGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         with self.accelerator.autocast():
             terms: Tensor = model(queries=queries)
             return terms
-
-    def _batch(self, samples: Sequence[Sample]) -> CompletionBatch:
-        grid = self._twotemp.block_size
-        return CompletionBatch.pad(
-            [Completion.from_sample(rollout) for rollout in samples],
-            eos_ids=self._twotemp.eos_ids,
-            mask_id=self._twotemp.mask_id,
-            device=self.accelerator.device,
-            block=grid or self._block or DEFAULT_BLOCK,
-            origin=0 if grid else None,
-        )
 
     @staticmethod
     def _align(values: Tensor, samples: Sequence[Sample], width: int) -> Tensor:

@@ -193,7 +193,7 @@ def _log_order(
         scaled: [N, V] or, where the score ignores the draw, [N, 1]: s / T_pos.
         own: [N, 1], that of the token written there; means nothing where none was.
         bound: [S], lambda / T_pos; inf for budgets.
-        noise: of the rule.
+        noise: Of the rule.
     """
     steps = len(bound)
 
@@ -260,7 +260,7 @@ def _nodes(length: Tensor, start: Tensor, *, tail_above: bool) -> tuple[Tensor, 
     Args:
         length: [S], of the part that panels of width 2 or less divide.
         start: [S], its upper end; the levels are differentiable in it.
-        tail_above: whether the infinite tail is above `start` or below the other end. Tails fall exponentially.
+        tail_above: Whether the infinite tail is above `start` or below the other end. Tails fall exponentially.
     """
     panels = max(1, int(torch.ceil(length.max() / 2)))
     x, w = (torch.as_tensor(a, dtype=length.dtype, device=length.device) for a in _PANEL)

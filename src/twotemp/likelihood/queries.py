@@ -19,7 +19,7 @@ from torch import Tensor
 
 from twotemp import rng
 from twotemp.models.base import Denoiser
-from twotemp.records import Policy, Sample, Trace
+from twotemp.records import Policy, Sample, Trace, first_eos
 
 MAX_QUERIES = 4096  # held at once by `estimate`
 Forward = Callable[[Tensor, Tensor | None, Tensor], Tensor]  # `Denoiser.logits`
@@ -57,8 +57,7 @@ class Completion:
 
     def scored(self, eos_ids: Sequence[int]) -> int:
         """Return the number of tokens up to and including the first EOS; later ones are not part of the answer."""
-        ends = (number + 1 for number, token in enumerate(self.tokens) if token in eos_ids)
-        return next(ends, len(self.tokens))
+        return min(first_eos(self.tokens, eos_ids) + 1, len(self.tokens))
 
 
 @dataclass(frozen=True)
@@ -90,13 +89,13 @@ class CompletionBatch:
         """Return the completions as one batch.
 
         Args:
-            completions: at least one.
-            eos_ids: tokens that end a completion.
-            mask_id: the token that hides a position.
-            device: of the tensors.
-            block: width of the blocks the completions were decoded in; None: each completion's own, one block where
+            completions: At least one.
+            eos_ids: Tokens that end a completion.
+            mask_id: The token that hides a position.
+            device: Of the tensors.
+            block: Width of the blocks the completions were decoded in; None: each completion's own, one block where
                 that is not known. Only `deferral` and `order` need it: which positions could a step have written?
-            origin: column at which the grid of blocks starts; None: at the first generated position.
+            origin: Column at which the grid of blocks starts; None: at the first generated position.
         """
         columns = max(completion.columns for completion in completions)
         shape = (len(completions), columns)
@@ -120,6 +119,17 @@ class CompletionBatch:
         tensors = (ids, present, generated, scored, steps, confidence, blocks, keys)
         policies = tuple(completion.policy for completion in completions)
         return cls(mask_id, policies, *(tensor.to(device) for tensor in tensors))
+
+    @classmethod
+    def for_model(cls, completions: Sequence[Completion], model: Denoiser) -> CompletionBatch:
+        """Return the completions as one batch for this model, each in the blocks that it was decoded in."""
+        return cls.pad(
+            completions,
+            eos_ids=model.eos_ids,
+            mask_id=model.mask_id,
+            device=model.device,
+            origin=0 if model.block_size else None,
+        )
 
     def merged(self, size: int) -> CompletionBatch:
         """Return the batch with every `size` steps of a row treated as one: fewer passes of `trajectory`, but biased.
@@ -156,8 +166,8 @@ class CompletionBatch:
             hidden: [Q, C] positions to mask.
             queried: [Q, C] positions to read.
             row: [Q] which completion each query is about; None: one query per completion, in their order.
-            weight: of all queries, or of each [Q].
-            draw: index of the draw that the queries belong to.
+            weight: Of all queries, or of each [Q].
+            draw: Index of the draw that the queries belong to.
         """
         row = torch.arange(len(self.ids), device=self.ids.device) if row is None else row
         target = self.ids[row]
@@ -226,9 +236,9 @@ def log_q(forward: Forward, queries: MaskedQueries, forbidden: Tensor) -> Tensor
     """Return log q of every queried token, [terms], row by row; differentiable.
 
     Args:
-        forward: the model's `logits`.
-        queries: what to read, small enough for one forward pass.
-        forbidden: token ids that the model never writes; q gives them no mass.
+        forward: The model's `logits`.
+        queries: What to read, small enough for one forward pass.
+        forbidden: Token ids that the model never writes; q gives them no mass.
     """
     padded = not bool(queries.present.all())
     logits = forward(queries.ids, queries.present if padded else None, queries.queried)
@@ -247,11 +257,11 @@ def estimate(
     """Estimate the log-likelihood of every completion, by every draw.
 
     Args:
-        model: the denoiser.
-        completions: at least one; their order and number do not change the values.
-        build: an estimator, or any other function that builds queries.
-        draws: numbers of the random draws.
-        batch_size: rows in a forward pass.
+        model: The denoiser.
+        completions: At least one; their order and number do not change the values.
+        build: An estimator, or any other function that builds queries.
+        draws: Numbers of the random draws.
+        batch_size: Rows in a forward pass.
 
     Returns:
         Values in nats, [draws, completions] float64 on the CPU. The estimate is their mean over draws.
@@ -262,13 +272,7 @@ def estimate(
     size = max(1, MAX_QUERIES // max(len(draws), *(len(completion.tokens) for completion in completions)))
     for start in range(0, len(order), size):
         part = order[start : start + size]
-        batch = CompletionBatch.pad(
-            [completions[index] for index in part],
-            eos_ids=model.eos_ids,
-            mask_id=model.mask_id,
-            device=model.device,
-            origin=0 if model.block_size else None,
-        )
+        batch = CompletionBatch.for_model([completions[index] for index in part], model)
         for queries in build(batch, draws).split(batch_size):
             sums = queries.weight * queries.totals(log_q(model.logits, queries, forbidden).double())
             where = (queries.draw.cpu(), torch.tensor(part)[queries.row.cpu()])

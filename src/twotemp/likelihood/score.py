@@ -43,17 +43,17 @@ def score(
     Only the given tokens are scored. To score the end of a text as well, append the end-of-text id to its tokens.
 
     Args:
-        model: the denoiser, or a name that `load` takes.
-        prompts: one or several prompts, as in `sample`; or samples, as `sample` returns them, without completions.
-        completions: one per prompt, each a text or a list of token ids.
+        model: The denoiser, or a name that `load` takes.
+        prompts: One or several prompts, as in `sample`; or samples, as `sample` returns them, without completions.
+        completions: One per prompt, each a text or a list of token ids.
         estimator: "stratified" and "elbo" (a lower bound, the mean over all orders; `draws` passes each), "ar" (left
             to right, one pass per token), "d1" (all at once; biased), "pll" (each token given all others) or, for
             samples with a trace, "trajectory" (given the order they were decoded in), "order" (with the probability
             of that order) or, for ct and tct, "deferral" (the same, conditioned on the scores of forced commits).
-        draws: random masks per completion, for "stratified" (an even number), "elbo" and "d1"; at least 2.
-        seed: of the random masks.
+        draws: Random masks per completion, for "stratified" (an even number), "elbo" and "d1"; at least 2.
+        seed: Of the random masks.
         chat: None puts text prompts into the model's chat format where it has one, False never.
-        batch_size: rows in a forward pass.
+        batch_size: Rows in a forward pass.
 
     Returns:
         One `Likelihood` per completion: the estimate, its standard error and the number of tokens scored.

@@ -49,7 +49,6 @@ class Denoiser(Protocol):
             want: [B, L] bool, or the same as indices [N] of `ids.flatten()`, which saves a wait for the device. Both
                 index alike: `[want.flatten()]`.
         """
-        ...
 
 
 @runtime_checkable
@@ -64,7 +63,6 @@ class CachedDenoiser(Denoiser, Protocol):
 
     def new_cache(self, rows: int, columns: int) -> Any:
         """Return an empty cache with one column per position; `cache.keep(rows)` selects rows (a LongTensor)."""
-        ...
 
     def window_logits(
         self,
@@ -85,7 +83,6 @@ class CachedDenoiser(Denoiser, Protocol):
             want: As in `logits`.
             rows: Which rows of the cache these are; None for all of them, in order.
         """
-        ...
 
 
 @runtime_checkable
@@ -96,7 +93,6 @@ class CanvasDenoiser(Denoiser, Protocol):
 
     def new_cache(self, rows: int, columns: int) -> Any:
         """See `CachedDenoiser.new_cache`."""
-        ...
 
     def read(self, ids: Tensor, positions: Tensor, cache: Any, rows: Tensor | None = None) -> None:
         """Store keys and values of final text in the cache, which holds those of all positions before it.
@@ -107,7 +103,6 @@ class CanvasDenoiser(Denoiser, Protocol):
             cache: What `new_cache` returned.
             rows: Which rows of the cache these are; None for all of them, in order.
         """
-        ...
 
     def canvas_logits(
         self, ids: Tensor, start: Tensor, length: Tensor, soft: Tensor | None, cache: Any, want: Tensor
@@ -122,11 +117,9 @@ class CanvasDenoiser(Denoiser, Protocol):
             cache: What `new_cache` returned; its rows are those of `ids`.
             want: As in `logits`.
         """
-        ...
 
     def soft_embeddings(self, probabilities: Tensor) -> Tensor:
         """Return what the next step is conditioned on, [N, D], of predictions [N, V]."""
-        ...
 
 
 class LanguageModel(ABC):

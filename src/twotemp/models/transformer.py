@@ -165,7 +165,10 @@ class Transformer(LoadedModel):
             )
         module = cls.empty(config, files)
         load_weights(
-            *(module, lambda: cls.layout(cls.stored(module), config), files, storage),
+            module,
+            lambda: cls.layout(cls.stored(module), config),
+            files,
+            storage,
             float32=cls.float32_weights,
             unused=cls.unused,
         )

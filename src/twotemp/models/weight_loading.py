@@ -197,9 +197,9 @@ def check_room(module: nn.Module, device: torch.device, quantize: str | None) ->
     """Refuse weights that do not fit, before any of them is read: Linux grants memory it lacks, and kills later.
 
     Args:
-        module: the network on "meta", in the number format that it will have.
-        device: where the weights go.
-        quantize: the format of its linear layers, if they are quantized.
+        module: The network on "meta", in the number format that it will have.
+        device: Where the weights go.
+        quantize: The format of its linear layers, if they are quantized.
     """
     size, free = weight_bytes(module, quantize), free_bytes(device)
     if size <= free:

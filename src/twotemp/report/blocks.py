@@ -43,7 +43,7 @@ def curve(name: str, color: str, x: Any, mean: Any, low: Any = None, high: Any =
 
     Args:
         name: Its name in the legend.
-        color: Its colour.
+        color: Its color.
         x: Where it has points.
         mean: Their heights.
         low: The lower ends of their intervals.

@@ -353,7 +353,7 @@ def _row_label(axis: Axes, name: str | None) -> None:
 
 
 def legend(figure: Figure) -> None:
-    """Add one legend above the panels: colours mean the same in all of them."""
+    """Add one legend above the panels: colors mean the same in all of them."""
     entries: dict[str, Any] = {}
     for axis in figure.axes:
         for handle, text in zip(*axis.get_legend_handles_labels()):

@@ -111,8 +111,8 @@ def _outcome_figure(studies: Sequence[Study]) -> tuple[Any, str]:
         distinct = study.distinct()
         most = max((len(fork.tokens) for fork in study.forks), default=0)
         shares = 100 * np.bincount(distinct, minlength=most + 1) / max(len(distinct), 1)
-        colours = [FORK if n >= 2 else "#b5b5b5" for n in range(len(shares))]
-        axis.bar(range(len(shares)), shares, color=colours, width=0.8)
+        colors = [FORK if n >= 2 else "#b5b5b5" for n in range(len(shares))]
+        axis.bar(range(len(shares)), shares, color=colors, width=0.8)
         several = f"\n{100 * np.mean(distinct >= 2):.0f} % have 2 or more" if len(distinct) else ""
         axis.set_title(task_name(study.task) + several)
         axis.set_xlabel("distinct outcomes")

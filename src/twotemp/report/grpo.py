@@ -23,7 +23,7 @@ from twotemp.report.style import model_name, task_name
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from twotemp.rl.results import Checkup, StepRecord
+    from twotemp.rl.results import GreedyEvaluation, StepRecord
 
 WINDOW = 0.05  # of the steps: what the training curves are averaged over
 UNTRAINED = "#7F7F7F"
@@ -57,7 +57,7 @@ class GrpoRun:
     task: str
     policy: AnyPolicy
     records: tuple[StepRecord, ...]
-    evaluations: tuple[Checkup, ...]
+    evaluations: tuple[GreedyEvaluation, ...]
     iterations: int = 1  # updates of a step
 
     def column(self, name: str) -> NDArray[np.float64]:
@@ -84,7 +84,7 @@ def read(folder: Path) -> GrpoRun:
             str(described["task"]),
             policy_from_dict(settings["policy"]),
             records,
-            tuple(results.read_checkups(folder)),
+            tuple(results.read_evaluations(folder)),
             int(settings.get("iterations", 1)),
         )
 
@@ -149,11 +149,11 @@ def _frontier(axis: Axes, runs: Sequence[GrpoRun]) -> None:
     axis.set(xlabel="NFE per sample", ylabel="greedy accuracy (%)")
 
 
-def _points(axis: Axes, checkup: Checkup, label: str, line: dict[str, Any]) -> None:
-    accuracy = np.array([p.accuracy for p in checkup.points])
-    spread = [accuracy - [p.low for p in checkup.points], [p.high for p in checkup.points] - accuracy]
+def _points(axis: Axes, evaluation: GreedyEvaluation, label: str, line: dict[str, Any]) -> None:
+    accuracy = np.array([p.accuracy for p in evaluation.points])
+    spread = [accuracy - [p.low for p in evaluation.points], [p.high for p in evaluation.points] - accuracy]
     axis.errorbar(
-        [p.nfe for p in checkup.points],
+        [p.nfe for p in evaluation.points],
         100 * accuracy,
         100 * np.array(spread),
         label=label,
@@ -219,7 +219,7 @@ def table(runs: Sequence[GrpoRun]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def compare(before: Checkup, after: Checkup) -> list[list[str]]:
+def compare(before: GreedyEvaluation, after: GreedyEvaluation) -> list[list[str]]:
     """Return the cells of the columns `COMPARED`, a row for each threshold."""
     from twotemp.rl.results import gains
 

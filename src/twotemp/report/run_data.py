@@ -160,7 +160,7 @@ def policy_name(policy: AnyPolicy) -> str:
 
 
 def colors(cells: Sequence[GradedCell]) -> list[str]:
-    """Return the colour of each cell: its policy's, in shades where a task has several policies of a name."""
+    """Return the color of each cell: its policy's, in shades where a task has several policies of a name."""
     families: dict[tuple[str, str, str], list[GradedCell]] = defaultdict(list)
     for cell in cells:
         families[cell.model, cell.task, cell.policy.name].append(cell)

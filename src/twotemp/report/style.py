@@ -1,6 +1,6 @@
-"""How policies, tasks and models appear in sentences, tables and figures: their names, colours and markers.
+"""How policies, tasks and models appear in sentences, tables and figures: their names, colors and markers.
 
-The colours are Okabe and Ito's, which colour-blind readers can distinguish; markers carry the same information in
+The colors are Okabe and Ito's, which color-blind readers can distinguish; markers carry the same information in
 print.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from twotemp.policies import PRESETS, AnyPolicy, Portfolio
 from twotemp.records import Policy
 
-_PAPER = {  # display name, colour, marker
+_PAPER = {  # display name, color, marker
     "ar": ("Autoregressive", "#0072B2", "o"),
     "lc": ("Low confidence", "#E69F00", "s"),
     "random": ("Random", "#7F7F7F", "^"),
@@ -110,7 +110,7 @@ def signed(value: float, digits: int = 1) -> str:
 INK = "#262626"
 GRID = "#e4e4e4"
 
-# Other published heuristics are dashed. With 8 colours and 7 markers no two look the same.
+# Other published heuristics are dashed. With 8 colors and 7 markers no two look the same.
 _OTHER = ("#56B4E9", "#332288", "#882255", "#117733", "#AA4499", "#999933", "#44AA99", "#661100")
 
 # The paper's two families are drawn last and heavier.
@@ -120,15 +120,15 @@ TEMPERED = ("tlc", "tct")
 def line(policy: AnyPolicy) -> dict[str, Any]:
     """Return the matplotlib line properties of a policy."""
     if policy.name in _PAPER:
-        (_, colour, marker), dashes = _PAPER[policy.name], "-"
+        (_, color, marker), dashes = _PAPER[policy.name], "-"
     else:
         others = [name for name in PRESETS if name not in _PAPER]
         # A plug-in's policy is not listed; its style follows from its name.
         number = others.index(policy.name) if policy.name in others else sum(policy.name.encode())
-        colour, marker, dashes = _OTHER[number % len(_OTHER)], "vPX*<>p"[number % 7], "--"
+        color, marker, dashes = _OTHER[number % len(_OTHER)], "vPX*<>p"[number % 7], "--"
     heavy = policy.name in TEMPERED
     return {
-        "color": colour,
+        "color": color,
         "marker": marker,
         "linestyle": dashes,
         "linewidth": 2.0 if heavy else 1.5,

@@ -280,16 +280,18 @@ def _grpo_blocks(runs: Sequence[grpo.GrpoRun]) -> list[Part]:
         ]
         if any(value is not None for shown in series for value in shown["y"]):
             steps.append(curve_chart(title, "step", series))
-    checkups = []
+    evaluations = []
     for n, (run, name) in enumerate(zip(runs, names)):
-        for checkup in run.evaluations:
-            points = [(p.nfe, p.accuracy, p.low, p.high) for p in checkup.points]
-            color = "#7F7F7F" if checkup.step == 0 else _COLORS[n % len(_COLORS)]
-            checkups.append(curve(f"{name}, step {checkup.step}", color, *zip(*points), points=True))
+        for evaluation in run.evaluations:
+            points = [(p.nfe, p.accuracy, p.low, p.high) for p in evaluation.points]
+            color = "#7F7F7F" if evaluation.step == 0 else _COLORS[n % len(_COLORS)]
+            evaluations.append(curve(f"{name}, step {evaluation.step}", color, *zip(*points), points=True))
     blocks: list[Part] = [charts("Training", steps)]
-    if checkups:
-        chart = curve_chart("Greedy accuracy on held-out problems", "NFE per sample", checkups, percent=True)
-        blocks.insert(0, charts("Check-ups", [chart]))
+    if evaluations:
+        chart = curve_chart(
+            "Greedy accuracy on held-out problems", "NFE per sample", evaluations, percent=True
+        )
+        blocks.insert(0, charts("Evaluations", [chart]))
     facts = [
         [name, model_name(run.model), run.task, len(run.records), run.records[-1].total_nfe]
         for run, name in zip(runs, names)

@@ -31,7 +31,6 @@ class RewardModel(Protocol):
 
     def score(self, items: Sequence[tuple[Problem, str]]) -> list[float]:
         """Return one finite number per item, in the order given, or raise an error."""
-        ...
 
 
 def load(
@@ -48,10 +47,10 @@ def load(
         source: "verifier" (embedded, for the embedded tasks), "verifier:FOLDER" (one that you trained), a checkpoint
             folder or hub id of a sequence classifier, or a denoiser that scores answers by their likelihood:
             "likelihood:" or "pll:" and its name.
-        system: text before the question, if a classifier was trained with one (AceMath's is known).
-        device: where the model runs; None: CUDA if there is any.
-        dtype: of the weights; None: the device's default.
-        batch_size: rows in a forward pass.
+        system: Text before the question, if a classifier was trained with one (AceMath's is known).
+        device: Where the model runs; None: CUDA if there is any.
+        dtype: Of the weights; None: the device's default.
+        batch_size: Rows in a forward pass.
 
     Returns:
         The reward model. A classifier's weights are read when it scores its first answer.
@@ -100,10 +99,10 @@ def scores(
     """Return the scores of all samples of a cell; those that the store lacks are computed and stored.
 
     Args:
-        cell: whose samples to score, by their text.
-        problems: by id.
-        model: the reward model.
-        on_scores: called after every chunk.
+        cell: Whose samples to score, by their text.
+        problems: By id.
+        model: The reward model.
+        on_scores: Called after every chunk.
     """
 
     def answers() -> Iterator[tuple[Key, tuple[Problem, str]]]:

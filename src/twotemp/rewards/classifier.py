@@ -38,11 +38,11 @@ class SequenceClassifier:
         """Find a checkpoint; its weights are read when it scores its first answer.
 
         Args:
-            source: a folder or hub id.
-            batch_size: conversations in a forward pass.
-            system: text before the question; None: what the checkpoint is known to need, if anything.
-            device: where the model runs; None: CUDA if there is any.
-            dtype: of the weights; None: the device's default.
+            source: A folder or hub id.
+            batch_size: Conversations in a forward pass.
+            system: Text before the question; None: what the checkpoint is known to need, if anything.
+            device: Where the model runs; None: CUDA if there is any.
+            dtype: Of the weights; None: the device's default.
         """
         if batch_size < 1:
             raise UserError(f"batch_size must be >= 1, not {batch_size}")

@@ -21,7 +21,7 @@ from twotemp.likelihood.queries import (
     estimate,
 )
 from twotemp.models.base import LanguageModel
-from twotemp.records import Problem, Sample
+from twotemp.records import Problem, Sample, first_eos
 from twotemp.sampling.requests import encode_problem
 
 VERSION = "1"  # increase it whenever the same weights give other scores, because scores are stored by name
@@ -94,11 +94,11 @@ class DenoiserReward:
         """Prepare a reward model.
 
         Args:
-            model: the denoiser.
-            build: builds the queries about answers.
-            name: under which scores are stored, with the model's fingerprint.
-            batch_size: rows in a forward pass.
-            checks: add the checks of the embedded tasks, and refuse other tasks.
+            model: The denoiser.
+            build: Builds the queries about answers.
+            name: Under which scores are stored, with the model's fingerprint.
+            batch_size: Rows in a forward pass.
+            checks: Add the checks of the embedded tasks, and refuse other tasks.
         """
         if batch_size < 1:
             raise UserError(f"batch_size must be >= 1, not {batch_size}")
@@ -149,9 +149,9 @@ def answer_row(model: LanguageModel, problem: Problem, text: str) -> Completion:
     """Return an answer from any source as this model would have written it, filled up with EOS.
 
     Args:
-        model: the denoiser.
-        problem: the question; its prefill, with which `text` begins, is part of the prompt.
-        text: the assistant's whole turn (`sampling.requests.assistant_turn`).
+        model: The denoiser.
+        problem: The question; its prefill, with which `text` begins, is part of the prompt.
+        text: The assistant's whole turn (`sampling.requests.assistant_turn`).
     """
     start = len(encode_problem(model, problem))
     written = model.encode(problem.prompt, prefill=text)
@@ -160,8 +160,7 @@ def answer_row(model: LanguageModel, problem: Problem, text: str) -> Completion:
 
 def sample_row(model: LanguageModel, sample: Sample) -> Completion:
     """Return a sample of this model, token by token, with EOS at all positions from its first EOS on."""
-    ends = (number for number, token in enumerate(sample.tokens) if token in model.eos_ids)
-    text = sample.tokens[: next(ends, len(sample.tokens))]
+    text = sample.tokens[: first_eos(sample.tokens, model.eos_ids)]
     start = len(sample.prompt)
     return _filled(model, [*sample.prompt, *text], start, start + len(sample.tokens))
 

@@ -116,11 +116,11 @@ def write(
     """Write a checkpoint next to the older ones, then remove all but the last two.
 
     Args:
-        run: the run's folder.
-        state: the counters; `state.step` names the checkpoint.
-        weights: trained parameters by name.
-        moments: the optimizer's state, `<parameter>/<field>`.
-        adapter: what `published_adapter` returned; None: there is none to write.
+        run: The run's folder.
+        state: The counters; `state.step` names the checkpoint.
+        weights: Trained parameters by name.
+        moments: The optimizer's state, `<parameter>/<field>`.
+        adapter: What `published_adapter` returned; None: there is none to write.
 
     Returns:
         The checkpoint's folder.
@@ -179,10 +179,10 @@ def export(source: str | Path, run: Path, out: Path, **options: Any) -> Path:
     The host holds one file of the model at a time, and the adapters.
 
     Args:
-        source: the untrained model, as `load` names it.
-        run: the run's folder.
-        out: where to write.
-        options: of `load_text`.
+        source: The untrained model, as `load` names it.
+        run: The run's folder.
+        out: Where to write.
+        options: Of `load_text`.
 
     Returns:
         The written folder.
@@ -221,9 +221,9 @@ def _trained_weights(network: Any, checkpoint: Path, name: str) -> dict[str, _Ch
     """Return how a checkpoint changes each trained native tensor, by its name.
 
     Args:
-        network: what `trainable` returned, on "meta"; takes adapters in place.
-        checkpoint: the checkpoint's folder.
-        name: of the model, for error messages.
+        network: What `trainable` returned, on "meta"; takes adapters in place.
+        checkpoint: The checkpoint's folder.
+        name: Of the model, for error messages.
     """
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
     weights = load_file(checkpoint / WEIGHTS)  # mapped: pages are read when they are used

@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from twotemp.engine.scheduler import DEFAULT_BLOCK, CatchOutOfMemory
+from twotemp.engine.scheduler import CatchOutOfMemory
 from twotemp.errors import UserError
 from twotemp.likelihood import estimators
 from twotemp.likelihood.queries import Completion, CompletionBatch, MaskedQueries, empty_query
@@ -255,15 +255,7 @@ class Learner(TrainedWeights):
         """Return samples as a batch; None where there are none."""
         if not samples:
             return None
-        grid = self.model.block_size
-        batch = CompletionBatch.pad(
-            [Completion.from_sample(sample) for sample in samples],
-            eos_ids=self.model.eos_ids,
-            mask_id=self.model.mask_id,
-            device=self.accelerator.device,
-            block=grid or self.settings.block or DEFAULT_BLOCK,
-            origin=0 if grid else None,
-        )
+        batch = CompletionBatch.for_model(list(map(Completion.from_sample, samples)), self.model)
         return batch.merged(self.settings.merge_steps) if self.settings.merge_steps > 1 else batch
 
     def _tokens(self, samples: list[Sample]) -> float:

@@ -23,10 +23,10 @@ def accelerator(
     """Return the device and, under torchrun, the connection to the other workers.
 
     Args:
-        bf16: training passes in bfloat16.
-        cpu: do not use a GPU.
-        trackers: names in `TRACKERS`, or trackers of accelerate, that are sent the numbers of every step.
-        folder: for the files of trackers.
+        bf16: Training passes in bfloat16.
+        cpu: Do not use a GPU.
+        trackers: Names in `TRACKERS`, or trackers of accelerate, that are sent the numbers of every step.
+        folder: For the files of trackers.
     """
     for name in trackers:
         if isinstance(name, str) and name not in TRACKERS:
@@ -45,10 +45,10 @@ def distribute(module: nn.Module, accelerator: Accelerator, *, fsdp: bool, layer
     FSDP2 is not set up by accelerate's plugin, which silently does DDP instead on a CPU.
 
     Args:
-        module: holds the parameters.
-        accelerator: the workers.
-        fsdp: shard the weights.
-        layers: class names of the layers that are sharded one by one; the rest is one shard.
+        module: Holds the parameters.
+        accelerator: The workers.
+        fsdp: Shard the weights.
+        layers: Class names of the layers that are sharded one by one; the rest is one shard.
     """
     if not fsdp:
         return accelerator.prepare_model(module)

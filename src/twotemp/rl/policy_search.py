@@ -19,7 +19,6 @@ from torch import Tensor
 
 from twotemp import metrics
 from twotemp.backends.local import LocalBackend
-from twotemp.engine.scheduler import DEFAULT_BLOCK
 from twotemp.errors import UserError
 from twotemp.folders import Log, claim, only_writer
 from twotemp.graders.base import Grader
@@ -101,7 +100,7 @@ def pass_at_k_advantages(rewards: Tensor, k: int) -> Tensor:
 
     Args:
         rewards: [questions, samples]; NaN: ungraded, worth 0.
-        k: of pass@k; a question with fewer graded samples gets 0.
+        k: Of pass@k; a question with fewer graded samples gets 0.
     """
     graded = ~rewards.isnan()
     right = rewards.nan_to_num().double()
@@ -135,14 +134,14 @@ def search(
     The policy found has the mean of the numbers over the last half of the steps.
 
     Args:
-        model: its weights stay as they are.
-        problems: to search on; the steps cycle through them in this order.
-        grader: of their task.
-        settings: what to optimize, and how.
-        out: its folder; receives run.json and steps.jsonl.
+        model: Its weights stay as they are.
+        problems: To search on; the steps cycle through them in this order.
+        grader: Of their task.
+        settings: What to optimize, and how.
+        out: Its folder; receives run.json and steps.jsonl.
         budget: NFE, of samples and of scoring.
-        batch_size: rows decoded together.
-        on_step: is called after every step.
+        batch_size: Rows decoded together.
+        on_step: Is called after every step.
     """
     refuse_without_mask(model, "a search by gradient")
     if not problems:
@@ -215,15 +214,7 @@ def _ascend(
     model: LanguageModel, samples: Sequence[Sample], advantage: Tensor, settings: SearchSettings, knobs: Knobs
 ) -> int:
     """Take an ascent step on sum A log p; return how many rows were scored."""
-    grid = model.block_size
-    batch = CompletionBatch.pad(
-        [Completion.from_sample(sample) for sample in samples],
-        eos_ids=model.eos_ids,
-        mask_id=model.mask_id,
-        device=model.device,
-        block=grid or settings.block or DEFAULT_BLOCK,
-        origin=0 if grid else None,
-    )
+    batch = CompletionBatch.for_model(list(map(Completion.from_sample, samples)), model)
     queries = estimators.get("order")(batch)
     forbidden = torch.tensor(model.forbidden_ids, device=model.device)
     for part in queries.split(ROWS):

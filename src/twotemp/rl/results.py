@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 STEPS = "steps.jsonl"
-CHECKUPS = "evaluation.json"
+EVALUATIONS = "evaluation.json"
 ROLLOUTS = "rollouts"  # a folder with a compressed file for each step and worker
 THRESHOLDS = (0.6, 0.8, 1.0)
 MAX_UNZIPPED = 1 << 26  # bytes of the rollouts that one worker draws for a step
@@ -228,7 +228,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Checkup:
+class GreedyEvaluation:
     """Results of the model after a step, at every threshold."""
 
     step: int
@@ -295,7 +295,7 @@ def evaluate(
     )
 
 
-def gains(before: Checkup, after: Checkup) -> metrics.Estimate:
+def gains(before: GreedyEvaluation, after: GreedyEvaluation) -> metrics.Estimate:
     """Return accuracy after minus before at each threshold, with the interval of the paired difference."""
     thresholds = [[point.threshold for point in e.points] for e in (before, after)]
     if before.questions != after.questions or thresholds[0] != thresholds[1]:
@@ -304,21 +304,21 @@ def gains(before: Checkup, after: Checkup) -> metrics.Estimate:
     return metrics.paired_bootstrap(first, second)
 
 
-def read_checkups(folder: Path) -> list[Checkup]:
+def read_evaluations(folder: Path) -> list[GreedyEvaluation]:
     """Return the evaluations of a run, in the order of their steps."""
-    path = folder / CHECKUPS
+    path = folder / EVALUATIONS
     with reading(path, DAMAGED):
         return [_checkup(row, str(path)) for row in (read_json(path) if path.exists() else [])]
 
 
-def _checkup(row: dict[str, Any], where: str) -> Checkup:
+def _checkup(row: dict[str, Any], where: str) -> GreedyEvaluation:
     points = tuple(record(Point, point, where) for point in row["points"])
     if any(len(part) != len(row["questions"]) for point in points for part in (point.passed, point.nfes)):
         raise ValueError("a point has other questions")
-    return record(Checkup, {**row, "points": points}, where)
+    return record(GreedyEvaluation, {**row, "points": points}, where)
 
 
-def add_checkup(folder: Path, checkup: Checkup) -> None:
-    """Store a check-up, in place of an older one of the same step."""
-    earlier = [known for known in read_checkups(folder) if known.step < checkup.step]
-    write_text(folder / CHECKUPS, json_text([asdict(known) for known in (*earlier, checkup)]) + "\n")
+def add_evaluation(folder: Path, evaluation: GreedyEvaluation) -> None:
+    """Store an evaluation, in place of an older one of the same step."""
+    earlier = [known for known in read_evaluations(folder) if known.step < evaluation.step]
+    write_text(folder / EVALUATIONS, json_text([asdict(known) for known in (*earlier, evaluation)]) + "\n")

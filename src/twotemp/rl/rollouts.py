@@ -75,11 +75,11 @@ def training_problems(
     checked at once, not when the first problem is needed.
 
     Args:
-        task: whose problems.
-        seed: of the order, or of generated problems.
-        data: a file of problems; None for those of the task.
-        prompt: the name of their template; None for the task's first.
-        subset: the name of a subset of the task; None for `train`, if the task has it.
+        task: Whose problems.
+        seed: Of the order, or of generated problems.
+        data: A file of problems; None for those of the task.
+        prompt: The name of their template; None for the task's first.
+        subset: The name of a subset of the task; None for `train`, if the task has it.
     """
     if data is not None or subset is not None or TRAIN in task.subsets:
         options: dict[str, Any] = {"prompt": prompt}
@@ -165,17 +165,17 @@ def collect(
     and different when a problem comes again.
 
     Args:
-        backend: draws the samples.
-        grader: of the task.
-        problems: by their number in the stream of the whole run.
-        policy: how to sample.
-        rewards: reward functions with their weights.
-        size: samples per problem.
-        seed: of the noise.
-        length: tokens of a completion.
-        block: width of a decoding block; None: the default.
-        prompt_tokens: keep only this many tokens at the end of a prompt; None: all.
-        chat: use the chat format; None: if the model has one.
+        backend: Draws the samples.
+        grader: Of the task.
+        problems: By their number in the stream of the whole run.
+        policy: How to sample.
+        rewards: Reward functions with their weights.
+        size: Samples per problem.
+        seed: Of the noise.
+        length: Tokens of a completion.
+        block: Width of a decoding block; None: the default.
+        prompt_tokens: Keep only this many tokens at the end of a prompt; None: all.
+        chat: Use the chat format; None: if the model has one.
     """
     started = perf_counter()
     planned = [
@@ -266,7 +266,6 @@ class RolloutBackend(Backend, Protocol):
 
     def assign(self, weights: Mapping[str, Tensor]) -> None:
         """Overwrite parameters of the network, by name; what is asked for afterwards is drawn with them."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from twotemp.rl import checkpoint, results
 from twotemp.rl.checkpoint import State
 from twotemp.rl.learner import Learner, NotANumber
 from twotemp.rl.parallel import global_max
-from twotemp.rl.results import Checkup, StepRecord
+from twotemp.rl.results import GreedyEvaluation, StepRecord
 from twotemp.rl.rollouts import Dataset, RolloutBackend, Rollouts, collect, joined
 from twotemp.rl.settings import Budget, GrpoSettings
 
@@ -78,18 +78,18 @@ def train(
     The held-out problems are evaluated before the first step and after the last.
 
     Args:
-        model: trained in place.
-        dataset: problems to learn from, held-out problems and their grader.
-        settings: of the run; a run continues with the same ones.
-        budget: when to stop.
-        out: the run's folder; receives run.json, steps.jsonl, rollouts/, evaluation.json and checkpoints/.
-        accelerator: the device and the other workers.
-        rewards: reward functions with their weights; None: correctness.
-        loading: the options of loading the model that change results; a run continues with the same ones.
-        on_step: called after every step.
-        stop: called before every step; True ends the run.
-        evaluating: opens another backend for the evaluations; None: the model itself, on this device.
-        drawing: opens the backend that draws the rollouts, with copies of the model; None: the model itself.
+        model: Trained in place.
+        dataset: Problems to learn from, held-out problems and their grader.
+        settings: Of the run; a run continues with the same ones.
+        budget: When to stop.
+        out: The run's folder; receives run.json, steps.jsonl, rollouts/, evaluation.json and checkpoints/.
+        accelerator: The device and the other workers.
+        rewards: Reward functions with their weights; None: correctness.
+        loading: The options of loading the model that change results; a run continues with the same ones.
+        on_step: Called after every step.
+        stop: Called before every step; True ends the run.
+        evaluating: Opens another backend for the evaluations; None: the model itself, on this device.
+        drawing: Opens the backend that draws the rollouts, with copies of the model; None: the model itself.
 
     Returns:
         The counters after the last step.
@@ -101,7 +101,15 @@ def train(
         )
     with ExitStack() as held:
         trainer = Trainer(
-            *(model, dataset, settings, out, accelerator, held, rewards, evaluating, loading),
+            model,
+            dataset,
+            settings,
+            out,
+            accelerator,
+            held,
+            rewards=rewards,
+            evaluating=evaluating,
+            loading=loading,
             rollouts=None if drawing is None else held.enter_context(drawing()),
         )
         return trainer.run(budget, on_step, stop)
@@ -137,8 +145,8 @@ class Trainer:
         """Start a run, or continue the one in `out`. The arguments are those of `train`, and two more.
 
         Args:
-            held: closed by the caller after `run`; keeps other processes from writing to `out` until then.
-            rollouts: draws the rollouts; None: the model itself.
+            held: Closed by the caller after `run`; keeps other processes from writing to `out` until then.
+            rollouts: Draws the rollouts; None: the model itself.
         """
         self.evaluating, self.rollouts = evaluating, rollouts
         self._assigned: int | None = None  # the updates that the weights of `rollouts` went through
@@ -330,7 +338,7 @@ class Trainer:
 
     def _evaluate(self, only_if_new: bool = False) -> None:
         """Evaluate the held-out problems, unless that was done for this step. Collective."""
-        known = {checkup.step for checkup in results.read_checkups(self.out)}
+        known = {evaluation.step for evaluation in results.read_evaluations(self.out)}
         held_out = self.dataset.held_out
         if not held_out or self.state.step in known or (only_if_new and self.state.step):
             return
@@ -349,8 +357,8 @@ class Trainer:
             )
         if self.accelerator.is_main_process:
             questions = tuple(problem.id for problem in held_out)
-            checkup = Checkup(self.state.step, self.state.seconds, questions, points)
-            results.add_checkup(self.out, checkup)
+            evaluation = GreedyEvaluation(self.state.step, self.state.seconds, questions, points)
+            results.add_evaluation(self.out, evaluation)
         self.accelerator.wait_for_everyone()
 
     def _backend(self, model: Transformer, cache: str | None = None) -> Backend:

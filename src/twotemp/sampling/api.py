@@ -277,7 +277,13 @@ def infill(
 
 def _prepare(
     model: Denoiser | str | Path,
-    *prompting: *tuple[Prompt | Sequence[Prompt], AnyPolicy | str, int, Length | None, int | None, int],
+    prompts: Prompt | Sequence[Prompt],
+    policy: AnyPolicy | str,
+    n: int,
+    length: Length | None,
+    block: int | None,
+    seed: int,
+    *,
     on_step: Callable[[StepView], None] | None = None,
     **options: Any,
 ) -> tuple[LocalBackend, Iterator[Request]]:
@@ -290,7 +296,9 @@ def _prepare(
             )
         decoding["observer"] = StepCallback(on_step)
     model = load_name(model)
-    return LocalBackend(model, **decoding), prompt_requests(model, *prompting, **options)
+    return LocalBackend(model, **decoding), prompt_requests(
+        model, prompts, policy, n, length, block, seed, **options
+    )
 
 
 def _in_order(

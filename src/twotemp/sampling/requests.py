@@ -79,7 +79,8 @@ def problem_requests(
         tag: The tag of all requests.
         eos_stop: End rows that are written from left to right at their EOS, which changes neither text nor NFE.
     """
-    from twotemp.engine.scheduler import check  # torch, which the grading of stored samples does not need
+    # Needs torch, which the grading of stored samples does not.
+    from twotemp.engine.scheduler import check_request
 
     last: Problem | None = None
     prompt: tuple[int, ...] = ()
@@ -102,7 +103,7 @@ def problem_requests(
             tag=tag,
         )
         if new:
-            check(request, model)
+            check_request(request, model)
         yield request
 
 
@@ -130,7 +131,7 @@ def prompt_requests(
     All prompts are checked before the first request is made, and requests are made as they are needed. The arguments
     are those of `twotemp.sample`.
     """
-    from twotemp.engine.scheduler import check
+    from twotemp.engine.scheduler import check_request
     from twotemp.models.base import language_model
 
     text = language_model(model)
@@ -158,7 +159,7 @@ def prompt_requests(
     ]
     for first in firsts:
         for component in portfolio.components:
-            check(replace(first, policy=component), model)
+            check_request(replace(first, policy=component), model)
     indices = range(integer("n", n, least=1, most=None))
     return (
         replace(first, index=index, policy=portfolio.for_sample(index))

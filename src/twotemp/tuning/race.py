@@ -147,7 +147,7 @@ def frontier(measurements: dict[T, Measurement]) -> list[T]:
 
 
 def beaten_by(measurements: dict[T, Measurement]) -> dict[T, T]:
-    """Return loser -> winner: the winner is on the frontier, costs no more, and the paired interval favours it."""
+    """Return loser -> winner: the winner is on the frontier, costs no more, and the paired interval favors it."""
     candidates, rivals = list(measurements), frontier(measurements)
     pairs = [
         (c, rival) for rival in rivals for c in candidates if measurements[rival].cost <= measurements[c].cost
@@ -264,7 +264,7 @@ def smoothed_means(values: Floats, distances: Floats) -> Floats:
 def policy_distances(policies: Sequence[Policy]) -> Floats:
     """Return the distances between policies, [n, n].
 
-    Two values of a parameter that are neighbours among the values tried are at distance 1, and so are two structures.
+    Two values of a parameter that are neighbors among the values tried are at distance 1, and so are two structures.
     """
     structures = [policy.structure for policy in policies]
     distances = np.array([[float(a != b) for b in structures] for a in structures])

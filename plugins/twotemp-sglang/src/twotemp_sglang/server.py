@@ -224,12 +224,12 @@ class TwoTempAlgorithm:
 
         Args:
             forward_batch: SGLang's batch.
-            full_logits: the logits of all rows, flattened.
-            ids: the blocks' token ids, [B, W], changed in place.
-            masked: the masked positions, [B, W].
-            count: the number of masked positions per row.
-            rows: the rows to decide.
-            blocks: the states of these rows.
+            full_logits: The logits of all rows, flattened.
+            ids: The blocks' token ids, [B, W], changed in place.
+            masked: The masked positions, [B, W].
+            count: The number of masked positions per row.
+            rows: The rows to decide.
+            blocks: The states of these rows.
         """
         device, width = ids.device, self.block_size
         at = torch.tensor(rows, device=device)
@@ -311,11 +311,11 @@ def _special_ids(
     """Return the EOS ids and the forbidden ids that twotemp reads from a checkpoint.
 
     Args:
-        path: the checkpoint's folder or hub id.
-        revision: its revision on the hub.
+        path: The checkpoint's folder or hub id.
+        revision: Its revision on the hub.
         architecture: SGLang's name of the architecture.
-        mask_id: the id of the mask.
-        block_size: tokens of a block.
+        mask_id: The id of the mask.
+        block_size: Tokens of a block.
     """
     from twotemp.models.checkpoint import read_json
     from twotemp.models.families import FAMILIES as OURS

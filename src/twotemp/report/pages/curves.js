@@ -85,7 +85,7 @@ class Chart {
     const nearest = this.places.reduce((best, value) => Math.abs(this.px(value) - x) < Math.abs(this.px(best) - x) ? value : best, this.places[0]);
     if (nearest !== undefined) this.cursor(nearest);
   }
-  // Read every curve at `value`: where it has no point there, between its neighbours.
+  // Read every curve at `value`: where it has no point there, between its neighbors.
   cursor(value) {
     this.at = value;
     this.rule.style.display = value === null ? "none" : "";

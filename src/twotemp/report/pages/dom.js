@@ -10,7 +10,7 @@ const make = (name, attributes = {}, ...children) => {
 };
 
 // From first (0) to last (1). Lightness rises evenly (OKLCH), so the order of steps can be read without the hues; chroma
-// dips in the middle, where sRGB has no stronger teal, so that no colour is clipped.
+// dips in the middle, where sRGB has no stronger teal, so that no color is clipped.
 const ramp = (t) =>
   `oklch(${(0.4 + 0.48 * t).toFixed(3)} ${(0.1 + 0.05 * (2 * t - 1) ** 2).toFixed(4)} ${(290 - 192 * t).toFixed(1)})`;
 const share = (step, steps) => steps > 1 ? Math.max(0, step) / (steps - 1) : 0;

@@ -9,8 +9,8 @@ const lastWrite = (cell, done) => cell.step < done || !cell.before ? cell.step :
 const face = (text, special) => special ? "▪" : text.replace(/^ /, "").replace(/\n/g, "⏎\n").replace(/\n$/, "").replace(/\t/g, "⇥") || "∅";
 const boxed = (text) => text.trim().replace(/\n/g, "⏎") || "▪";
 
-// What a colour says: the step of a token, or how sure the model was of it when it was written.
-const COLOURS = {
+// What a color says: the step of a token, or how sure the model was of it when it was written.
+const COLORS = {
   step: (cell, done, last) => Math.min(1, share(lastWrite(cell, done), last)),
   confidence: (cell) => cell.confidence ?? 0,
   entropy: (cell) => Math.min(1, (cell.entropy ?? 0) / 2),
@@ -19,7 +19,7 @@ const COLOURS = {
 class TokenStrip {
   // boxes: every token in a box of its own, without the text's white space; fork: nats from which a token is marked.
   constructor(cells, {boxes = false, fork = Infinity} = {}) {
-    this.cells = cells; this.boxes = boxes; this.colour = "step";
+    this.cells = cells; this.boxes = boxes; this.color = "step";
     this.nodes = [];
     this.parts = [];
     let given = "";
@@ -45,7 +45,7 @@ class TokenStrip {
       const changed = cell.before?.some(([step, , random]) => step === done - 1 && random === undefined);
       node.classList.toggle("now", done < last && (cell.step === done - 1 || !!changed));
       if (cell.before) node.textContent = this.face(cell, final ? cell.text : stands ?? noise ?? cell.text, final && cell.special);
-      tint(node, COLOURS[this.colour](cell, done, last));
+      tint(node, COLORS[this.color](cell, done, last));
     }
   }
 }

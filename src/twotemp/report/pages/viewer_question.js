@@ -82,16 +82,16 @@ class Side {
     this.map.show(place, `sample ${index} ${verdict}`);
     this.shown.append(this.replay(trace), make("details", {}, make("summary", {}, "raw text"), make("pre", {class: "raw", tabindex: 0}, text)));
   }
-  // Tokens, coloured by step, confidence or entropy, with a slider over the steps.
+  // Tokens, colored by step, confidence or entropy, with a slider over the steps.
   replay(trace) {
     const strip = new TokenStrip(cellsOf(trace), {fork: FORK}), last = Math.max(1, ...trace.steps) + 1;
     const slider = make("input", {type: "range", min: 0, max: last, value: last, "aria-label": "Step"}), clock = make("output");
     const show = () => { clock.textContent = `step ${slider.value} of ${last}`; strip.show(+slider.value, last); };
     slider.addEventListener("input", show);
     strip.nodes.forEach(({cell, node}) => { node.title = cell.step < 0 ? "never written" : `step ${cell.step + 1}, confidence ${cell.confidence.toFixed(3)}, entropy ${cell.entropy.toFixed(2)} nats`; });
-    const colour = chooser(`colour-${this.side}`, "colour", [["step", "step"], ["confidence", "confidence"], ["entropy", "entropy at commit"]], "step", (name) => { strip.colour = name; show(); });
+    const color = chooser(`color-${this.side}`, "color", [["step", "step"], ["confidence", "confidence"], ["entropy", "entropy at commit"]], "step", (name) => { strip.color = name; show(); });
     show();
-    return make("div", {}, make("div", {class: "replay"}, slider, clock, colour), make("div", {class: "tokens"}, ...strip.parts),
+    return make("div", {}, make("div", {class: "replay"}, slider, clock, color), make("div", {class: "tokens"}, ...strip.parts),
       strip.nodes.some(({fork}) => fork) ? make("p", {class: "note"}, "underlined: forks, written at an entropy of at least that of a fair coin") : "");
   }
 }
@@ -127,10 +127,10 @@ async function drawQuestion() {
   if (location.hash !== wanted) return;
   const policies = data.policies.map((policy, at) => ({...policy, n: at})).filter((policy) => policy.n in question.verdicts);
   const rows = listed(), at = rows.findIndex((one) => one.n === n);
-  const neighbour = (by, text) => { const next = rows[at + by]; return next && at >= 0 ? make("a", {href: address({question: next.id, task: next.task, "sample-a": "", "sample-b": ""})}, text) : make("span", {class: "off"}, text); };
+  const neighbor = (by, text) => { const next = rows[at + by]; return next && at >= 0 ? make("a", {href: address({question: next.id, task: next.task, "sample-a": "", "sample-b": ""})}, text) : make("span", {class: "off"}, text); };
   const reference = Object.entries(chunk.reference ?? {}).flatMap(([key, value]) => [make("dt", {}, key), make("dd", {}, spelled(value))]);
   box.replaceChildren(
-    make("nav", {class: "between", "aria-label": "Questions"}, neighbour(-1, "← previous"), make("a", {href: address({question: null})}, "all questions"), neighbour(1, "next →")),
+    make("nav", {class: "between", "aria-label": "Questions"}, neighbor(-1, "← previous"), make("a", {href: address({question: null})}, "all questions"), neighbor(1, "next →")),
     make("section", {class: "card"}, make("h2", {}, question.id), make("pre", {class: "prompt", tabindex: 0}, question.prompt ?? "The text of this question is not stored in the run."),
       ...(reference.length ? [make("h3", {class: "small"}, "reference"), make("dl", {class: "reference"}, ...reference)] : []),
       make("h3", {class: "small"}, "verdicts, sample by sample"), make("table", {class: "ribbons"}, make("tbody", {}, ...policies.map((policy) => ribbon(question, policy)))), ...tallies(chunk, policies)),
