@@ -11,68 +11,50 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twotemp.engine import StepView
-    from twotemp.errors import UserError
-    from twotemp.integrations.transformers import generate
-    from twotemp.likelihood.score import Likelihood, score
-    from twotemp.models.base import Denoiser, LanguageModel
-    from twotemp.models.load import load
-    from twotemp.models.wrap import wrap
-    from twotemp.policies import Portfolio, policy
-    from twotemp.records import Policy, Sample
-    from twotemp.sampling.api import Samples, StreamEvent, infill, sample, stream
+    from twotemp.engine import StepView as StepView
+    from twotemp.errors import UserError as UserError
+    from twotemp.integrations.transformers import generate as generate
+    from twotemp.likelihood.score import Likelihood as Likelihood
+    from twotemp.likelihood.score import score as score
+    from twotemp.models.base import Denoiser as Denoiser
+    from twotemp.models.base import LanguageModel as LanguageModel
+    from twotemp.models.load import load as load
+    from twotemp.models.wrap import wrap as wrap
+    from twotemp.policies import Portfolio as Portfolio
+    from twotemp.policies import policy as policy
+    from twotemp.records import Policy as Policy
+    from twotemp.records import Sample as Sample
+    from twotemp.sampling.api import Samples as Samples
+    from twotemp.sampling.api import StreamEvent as StreamEvent
+    from twotemp.sampling.api import infill as infill
+    from twotemp.sampling.api import sample as sample
+    from twotemp.sampling.api import stream as stream
 
-__all__ = [
-    "Denoiser",
-    "LanguageModel",
-    "Likelihood",
-    "Policy",
-    "Portfolio",
-    "Sample",
-    "Samples",
-    "StepView",
-    "StreamEvent",
-    "UserError",
-    "generate",
-    "infill",
-    "load",
-    "policy",
-    "sample",
-    "score",
-    "stream",
-    "wrap",
-]
 __version__ = "0.3.0"
 
-_HOMES = {
-    "Denoiser": "twotemp.models.base",
-    "LanguageModel": "twotemp.models.base",
-    "Likelihood": "twotemp.likelihood.score",
-    "Policy": "twotemp.records",
-    "Portfolio": "twotemp.policies",
-    "Sample": "twotemp.records",
-    "Samples": "twotemp.sampling.api",
-    "StepView": "twotemp.engine",
-    "UserError": "twotemp.errors",
-    "StreamEvent": "twotemp.sampling.api",
-    "generate": "twotemp.integrations.transformers",
-    "infill": "twotemp.sampling.api",
-    "load": "twotemp.models.load",
-    "policy": "twotemp.policies",
-    "sample": "twotemp.sampling.api",
-    "score": "twotemp.likelihood.score",
-    "stream": "twotemp.sampling.api",
-    "wrap": "twotemp.models.wrap",
+_NAMES = {
+    "engine": "StepView",
+    "errors": "UserError",
+    "integrations.transformers": "generate",
+    "likelihood.score": "Likelihood score",
+    "models.base": "Denoiser LanguageModel",
+    "models.load": "load",
+    "models.wrap": "wrap",
+    "policies": "Portfolio policy",
+    "records": "Policy Sample",
+    "sampling.api": "Samples StreamEvent infill sample stream",
 }
+_MODULES = {name: f"twotemp.{module}" for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use: `import twotemp` and `twotemp --help` do not wait for torch."""
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'twotemp' has no attribute {name!r}")
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return value
 
 

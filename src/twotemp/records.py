@@ -26,10 +26,12 @@ Eos = Literal["free", "last", "never"]
 Finish = Literal["length", "eos", "stop"]
 Outcome = Literal["passed", "failed", "timeout", "ungraded"]
 NO_MASK = -1  # the `mask_id` of models whose open positions hold random tokens; it marks them in requests
-MOST = 2**31 - 1  # the largest integer accepted: sums of a few of them still fit into a tensor's integers
+LARGEST_INTEGER = (
+    2**31 - 1
+)  # the largest integer accepted: sums of a few of them still fit into a tensor's integers
 
 
-def integer(name: str, value: Any, least: int | None = 0, most: int | None = MOST) -> int:
+def integer(name: str, value: Any, least: int | None = 0, most: int | None = LARGEST_INTEGER) -> int:
     """Return an integer in [least, most] (None: no bound), NumPy's included, as an int; else raise a UserError.
 
     >>> integer("k", 3, least=1)
@@ -250,8 +252,8 @@ class Request:
             raise UserError(f"{self.name}: the prompt is empty; give at least one token")
         if self.length < 0 or (self.block is not None and self.block < 1):
             raise UserError(f"{self.name}: length must be >= 0 and block >= 1")
-        if max(self.length, self.block or 1) > MOST:
-            raise UserError(f"{self.name}: length and block must be at most {MOST}")
+        if max(self.length, self.block or 1) > LARGEST_INTEGER:
+            raise UserError(f"{self.name}: length and block must be at most {LARGEST_INTEGER}")
         if self.length and self.policy.k > self.length:
             raise UserError(
                 f"{self.name}: k={self.policy.k} tokens per step exceed length={self.length}; lower k"

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.helpers.tiny_checkpoints import LLADA_8B
 from twotemp.models.families import FAMILIES
-from twotemp.models.token_ids import LoadOverrides, resolve
+from twotemp.models.token_ids import LoadOverrides, resolve_token_ids
 from twotemp.models.transformer import Transformer
 
 _QWEN = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "use_sliding_window": False}
@@ -77,7 +77,7 @@ def large_model(name: str, dtype: torch.dtype = torch.bfloat16, **changes: Any) 
     native = family.native_config(config)
     with torch.device("meta"):
         module = family.native(native).to(dtype).eval()
-    ids = resolve(family.facts, native.vocab_size, config, None, overrides=LoadOverrides())
+    ids = resolve_token_ids(family.facts, native.vocab_size, config, None, overrides=LoadOverrides())
     return family(module, config, ids, None, name)
 
 

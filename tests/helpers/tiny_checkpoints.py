@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from twotemp.models.families import FAMILIES
-from twotemp.models.token_ids import LoadOverrides, resolve
+from twotemp.models.token_ids import LoadOverrides, resolve_token_ids
 from twotemp.models.transformer import Transformer
 
 VOCABULARY, MASK, EOS = 40, 39, 38
@@ -74,7 +74,9 @@ def random_model(
         for key, tensor in module.state_dict().items():
             noise = torch.randn(tensor.shape, generator=generator)
             tensor.copy_(1 + 0.2 * noise if "norm" in key else 0.3 * noise)
-    token_ids = resolve(family.facts, native.vocab_size, config, tokenizer, overrides=given(model_type))
+    token_ids = resolve_token_ids(
+        family.facts, native.vocab_size, config, tokenizer, overrides=given(model_type)
+    )
     return family(module, config, token_ids, tokenizer, model_type)
 
 

@@ -28,7 +28,7 @@ from twotemp.errors import UserError
 from twotemp.models.checkpoint import INDEX, SINGLE, save
 from twotemp.models.families import FAMILIES
 from twotemp.models.load import load
-from twotemp.models.token_ids import Facts, LoadOverrides, PublishedIds, resolve
+from twotemp.models.token_ids import Facts, LoadOverrides, PublishedIds, resolve_token_ids
 
 
 @pytest.fixture
@@ -301,7 +301,7 @@ def test_published_checkpoints_need_no_arguments(
     model_type: str, mask_id: int, eos_ids: tuple[int, ...], block_size: int | None, unused: int
 ) -> None:
     facts = FAMILIES[model_type].facts
-    found = resolve(facts, facts.published.vocabularies[0], {})
+    found = resolve_token_ids(facts, facts.published.vocabularies[0], {})
     assert (found.mask_id, found.eos_ids, found.block_size) == (mask_id, eos_ids, block_size)
     assert len(set(found.forbidden_ids) - {mask_id}) == unused
 
@@ -309,13 +309,18 @@ def test_published_checkpoints_need_no_arguments(
 def test_arguments_precede_files_and_files_precede_family_facts() -> None:
     facts = Facts("f", ("<|role_end|>",), PublishedIds((VOCABULARY,), mask_id=10, eos_ids=(11,)))
     tokenizer = word_tokenizer()
-    assert resolve(facts, VOCABULARY, {}).mask_id == 10
-    assert resolve(facts, VOCABULARY, {"mask_token_id": 12}).mask_id == 12
+    assert resolve_token_ids(facts, VOCABULARY, {}).mask_id == 10
+    assert resolve_token_ids(facts, VOCABULARY, {"mask_token_id": 12}).mask_id == 12
     assert (
-        resolve(facts, VOCABULARY, {"mask_token_id": 12}, overrides=LoadOverrides(mask_id=13)).mask_id == 13
+        resolve_token_ids(
+            facts, VOCABULARY, {"mask_token_id": 12}, overrides=LoadOverrides(mask_id=13)
+        ).mask_id
+        == 13
     )
-    single = resolve(facts, VOCABULARY, {"eos_token_id": 14}, tokenizer, {"eos_token_id": [15, 16]})
+    single = resolve_token_ids(facts, VOCABULARY, {"eos_token_id": 14}, tokenizer, {"eos_token_id": [15, 16]})
     assert single.eos_ids == (6, 11, 14, 15, 16)
-    assert resolve(facts, VOCABULARY, {"eos_token_id": [14]}, tokenizer).eos_ids == (14,)
-    assert resolve(facts, VOCABULARY, {}, tokenizer, overrides=LoadOverrides(eos_ids=(1,))).eos_ids == (1,)
+    assert resolve_token_ids(facts, VOCABULARY, {"eos_token_id": [14]}, tokenizer).eos_ids == (14,)
+    assert resolve_token_ids(
+        facts, VOCABULARY, {}, tokenizer, overrides=LoadOverrides(eos_ids=(1,))
+    ).eos_ids == (1,)
     assert single.forbidden_ids == (10, *range(30, 38))

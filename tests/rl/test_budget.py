@@ -19,7 +19,7 @@ from twotemp.records import Grade, Policy, Problem, Sample, Trace
 from twotemp.rl import results
 from twotemp.rl.rollouts import Rollouts, reward_columns, total_rewards, training_problems
 from twotemp.rl.settings import Budget
-from twotemp.rl.trainer import MOST, next_threshold
+from twotemp.rl.trainer import HIGHEST_THRESHOLD, next_threshold
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_the_controller_holds_tokens_per_forward():
 def test_the_controller_moves_the_right_way_and_stays_inside():
     assert next_threshold(0.6, 4.0, 2.0) > 0.6 > next_threshold(0.6, 1.0, 2.0)
     assert next_threshold(0.6, 2.0, 2.0) == pytest.approx(0.6)
-    assert next_threshold(1.0, 100.0, 1.0) == MOST
+    assert next_threshold(1.0, 100.0, 1.0) == HIGHEST_THRESHOLD
 
 
 # Telemetry.

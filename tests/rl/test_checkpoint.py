@@ -13,7 +13,7 @@ from tests.helpers.rl_toys import go, micro_model, same
 from tests.helpers.tiny_checkpoints import MIXTURES, random_model
 from twotemp.errors import UserError
 from twotemp.folders import claim
-from twotemp.models.checkpoint import save, stream, weight_files
+from twotemp.models.checkpoint import read_tensors, save, weight_files
 from twotemp.models.load import load
 from twotemp.rl import checkpoint, results
 from twotemp.rl.checkpoint import published_adapter, trainable
@@ -117,7 +117,7 @@ def test_the_export_is_what_peft_merges(family, lora_rank, tmp_path):
     expected = model.to_checkpoint_layout(model.module.state_dict())
     assert any((expected[key] - untrained[key]).abs().max() > 1e-2 for key in expected)
     files = weight_files(checkpoint.export(source, tmp_path / "run", tmp_path / "model"))
-    found = dict(stream(files))
+    found = dict(read_tensors(files))
     assert found.keys() == untrained.keys()
     for key, tensor in found.items():
         torch.testing.assert_close(tensor, expected[key])

@@ -22,7 +22,7 @@ from twotemp.engine import run
 from twotemp.errors import UserError
 from twotemp.folders import read_run
 from twotemp.models import checkpoint as folders
-from twotemp.models.checkpoint import read_headers, save, stream, weight_files
+from twotemp.models.checkpoint import read_headers, read_tensors, save, weight_files
 from twotemp.models.load import load
 from twotemp.policies import policy
 from twotemp.records import Request
@@ -96,8 +96,8 @@ def test_the_export_holds_one_file_of_the_model_at_a_time(tmp_path, monkeypatch)
     go(tmp_path / "run", "1steps", model=half_model())
     with PeakMemory(device="cpu") as memory:
         files = weight_files(export(source, tmp_path / "run", tmp_path / "model"))
-    sizes = [sum(tensor.nbytes for _, tensor in stream([file])) for file in files]
-    adapters = sum(t.nbytes for _, t in stream([latest(tmp_path / "run") / "weights.safetensors"]))
+    sizes = [sum(tensor.nbytes for _, tensor in read_tensors([file])) for file in files]
+    adapters = sum(t.nbytes for _, t in read_tensors([latest(tmp_path / "run") / "weights.safetensors"]))
     assert adapters < memory.peak < adapters + 2 * max(sizes) < sum(sizes) + adapters
 
 

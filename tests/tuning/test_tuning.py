@@ -23,7 +23,7 @@ from twotemp.tuning import (
     policy_distances,
     standings,
 )
-from twotemp.tuning.race import LEAST, PROBE, beaten_by, frontier, smoothed_means, survivors
+from twotemp.tuning.race import FIRST_QUESTIONS, PROBE, beaten_by, frontier, smoothed_means, survivors
 from twotemp.tuning.tuner import validation
 
 
@@ -172,7 +172,7 @@ def test_a_budget_that_is_too_small_is_refused_with_one_that_is_enough():
     with pytest.raises(UserError, match="raise --budget") as error:
         simulated.race(2_000)
     enough = float(str(error.value).split("take about ")[1].split(";")[0].replace(",", ""))
-    assert simulated.race(enough)[0].questions >= LEAST
+    assert simulated.race(enough)[0].questions >= FIRST_QUESTIONS
 
 
 def test_no_more_questions_than_there_are():

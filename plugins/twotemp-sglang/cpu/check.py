@@ -30,7 +30,7 @@ from twotemp.engine import run
 from twotemp.models.checkpoint import save
 from twotemp.models.families import FAMILIES
 from twotemp.models.load import load
-from twotemp.models.token_ids import resolve
+from twotemp.models.token_ids import resolve_token_ids
 from twotemp.policies import parse
 from twotemp.records import Request
 from twotemp.store import Store
@@ -90,7 +90,7 @@ def checkpoints(folder: Path) -> tuple[Path, Path]:
     core = Tokenizer(models.WordLevel(words, unk_token="w0"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="w0", eos_token="<|endoftext|>")
-    token_ids = resolve(family.facts, native.vocab_size, CONFIG, tokenizer)
+    token_ids = resolve_token_ids(family.facts, native.vocab_size, CONFIG, tokenizer)
     ours = save(family(module, CONFIG, token_ids, tokenizer, "random"), folder / "ours")
     (theirs := folder / "theirs").mkdir()
     for file in ours.iterdir():

@@ -74,14 +74,14 @@ def grade(
         raise UserError(f"there is no file {generations}; give a JSONL file with `id` and `generation`")
     chosen = tasks.get(task)
     problems = chosen.problems(data=data, allow_altered=altered).problems
-    with closing(graders.get(grader or chosen.grader)) as judge:
-        counts = grade_file(problems, generations, out, judge)
+    with closing(graders.get(grader or chosen.grader)) as chosen_grader:
+        counts = grade_file(problems, generations, out, chosen_grader)
     graded = sum(counts.values()) - counts["ungraded"]
     if not graded:
         raise UserError(f"{generations} has no row that could be graded ({counts['ungraded']} ungraded)")
     left_out = f", {counts['ungraded']} could not be graded and are left out" if counts["ungraded"] else ""
     typer.echo(
         f"accuracy {100 * counts['passed'] / graded:.2f} % ({counts['passed']} of {graded}; "
-        f"{counts['timeout']} timed out{left_out}; grader {judge.name})"
+        f"{counts['timeout']} timed out{left_out}; grader {chosen_grader.name})"
     )
     say(f"verdicts: {out}, one JSON object per row of {generations}")

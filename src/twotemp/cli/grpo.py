@@ -181,12 +181,12 @@ def grpo(
         if processes.num_processes > 1 and working.chosen:
             raise UserError("torchrun's processes share the evaluations: leave --workers and --ray out")
         with (
-            closing(graders.get(grader or chosen.grader)) as judge,
+            closing(graders.get(grader or chosen.grader)) as chosen_grader,
             progress(f"grpo {task}, % of the budget") as bar,
         ):
             state = train(
                 run.load(processes.device),
-                Dataset(chosen, judge, data, held_out_problems, prompt, subset, chat),
+                Dataset(chosen, chosen_grader, data, held_out_problems, prompt, subset, chat),
                 settings,
                 limit,
                 out,

@@ -14,19 +14,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from twotemp import rewards
-from twotemp.analysis import (
-    SELECTORS,
-    Choice,
-    GradedCell,
-    add_ballots,
-    check_selectors,
-    every_choice,
-    k_grid,
-    stored_choices,
-    survey,
-    with_portfolios,
-)
+from twotemp import analysis, rewards
+from twotemp.analysis import Choice, GradedCell, k_grid, with_portfolios
 from twotemp.analysis.compare import interval
 from twotemp.cli.console import next_command, output, progress, say, status
 from twotemp.cli.options import Altered, DataFiles, Graders, Json, graders_by_task, task_files
@@ -163,13 +152,13 @@ def select(
 
       twotemp select runs/llada --by majority,orm --rm nvidia/AceMath-7B-RM --device cuda
     """
-    selectors = check_selectors([name.strip() for name in by.split(",") if name.strip()])
-    needs = {SELECTORS[name].needs for name in selectors}
+    selectors = analysis.check_selectors([name.strip() for name in by.split(",") if name.strip()])
+    needs = {analysis.SELECTORS[name].needs for name in selectors}
     if "rewards" not in needs and (rm or rm_system):
         raise UserError(
             f"--by {by} uses no reward model: add orm or weighted, or leave --rm and --rm-system out"
         )
-    surveyed = survey([run], graders_by_task([run], grader))
+    surveyed = analysis.survey([run], graders_by_task([run], grader))
     files = task_files(data, [cell.task for cell in surveyed.cells])
     model = sampler = None
     if "rewards" in needs:
@@ -177,7 +166,7 @@ def select(
     if "likelihoods" in needs:  # under the model that drew the samples
         sampler = rewards.sampling_model(device=device, batch_size=batch_size)
     with progress("rewards") as bar:
-        cells = add_ballots(
+        cells = analysis.add_ballots(
             surveyed.cells,
             data=files,
             allow_altered=altered,
@@ -187,7 +176,7 @@ def select(
             on_scores=lambda cell, done, total: bar.update(done, total, cell),
         )
     cells = with_portfolios(cells, [run])
-    choices = every_choice(cells, selectors)
+    choices = analysis.every_choice(cells, selectors)
     page = write_selection(choices, out or run / "selection", surveyed.gaps)
     show_gaps(surveyed.gaps)
     if as_json:
@@ -226,7 +215,7 @@ def write_report(
     if without_verdicts(runs):
         _diversity_report(runs, folder)
         return True
-    surveyed = survey(runs, grader)
+    surveyed = analysis.survey(runs, grader)
     shown = with_portfolios(surveyed.cells, runs)
     page = write(shown, folder, ks, surveyed.gaps)
     show_gaps(surveyed.gaps)
@@ -236,7 +225,7 @@ def write_report(
     choices: list[Choice] = []
     if several:
         try:
-            chosen = stored_choices(surveyed.cells, runs)
+            chosen = analysis.stored_choices(surveyed.cells, runs)
             answers = write_selection(chosen, folder, surveyed.gaps)
             choices = [choice for choice in chosen if not choice.cell.ordered]  # a page of cells
         except UserError as error:

@@ -16,7 +16,7 @@ from twotemp.report.trace_page import FORK_ENTROPY, page
 from twotemp.store import Cell, Store
 
 GradedSample = tuple[Sample, Grade | None]
-MOST = 64  # samples of a source on one page, at most
+MOST_SAMPLES = 64  # samples of a source on one page, at most
 
 
 def trace(
@@ -57,7 +57,9 @@ def trace(
         stored = stored or run_model
     wanted = request or groups[0][0][0].request
     chosen = [
-        pair for group in groups for pair in [pair for pair in group if pair[0].request == wanted][:MOST]
+        pair
+        for group in groups
+        for pair in [pair for pair in group if pair[0].request == wanted][:MOST_SAMPLES]
     ]
     if not chosen:
         known = dict.fromkeys(s.request for group in groups for s, _ in group)

@@ -21,20 +21,7 @@ from twotemp.folders import write_json, write_text
 from twotemp.policies import spell
 from twotemp.records import Policy
 from twotemp.report import NO_FIGURES, figures, tuning_diversity
-from twotemp.report.tuning import (
-    COLUMNS,
-    STANDINGS,
-    draw_frontier,
-    markdown,
-    portfolio_json,
-    portfolio_recommendation,
-    portfolio_yaml,
-    race_json,
-    recommendation,
-    table_row,
-    tuned_yaml,
-)
-from twotemp.report.tuning import as_json as standings_json
+from twotemp.report import tuning as report
 from twotemp.serialization import json_text
 from twotemp.tuning import Goal, Tuned, TunedPortfolio, Tuner, expand
 from twotemp.tuning.diversity import DiversityGoal, TunedDiversity, starting_policy, tune_diversity
@@ -158,25 +145,27 @@ def tune(
         else:
             tuned = tuner.race()
     if portfolio:
-        write_text(out / "tuned.yaml", portfolio_yaml(chosen))
-        write_json(out / STANDINGS, race_json(chosen))
+        write_text(out / "tuned.yaml", report.portfolio_yaml(chosen))
+        write_json(out / report.STANDINGS, report.race_json(chosen))
         if as_json:
-            typer.echo(json_text(portfolio_json(chosen)))
-        say(portfolio_recommendation(chosen))
+            typer.echo(json_text(report.portfolio_json(chosen)))
+        say(report.portfolio_recommendation(chosen))
         command = next_command(f"eval {shlex.join(_test_command(context, out, chosen))} --out", Path("RUN"))
         say(f"{chosen.spent:,.0f} NFE spent; next, on test problems: {command}")
         return
-    write_text(out / "tuned.yaml", tuned_yaml(tuned))
-    write_json(out / STANDINGS, race_json(tuned))
-    write_text(out / "frontier.md", f"{recommendation(tuned)}\n\n{markdown(tuned)}")
+    write_text(out / "tuned.yaml", report.tuned_yaml(tuned))
+    write_json(out / report.STANDINGS, report.race_json(tuned))
+    write_text(out / "frontier.md", f"{report.recommendation(tuned)}\n\n{report.markdown(tuned)}")
     if as_json:
-        for row in standings_json(tuned.standings):
+        for row in report.as_json(tuned.standings):
             typer.echo(json_text(row))
     else:
         _show(tuned)
-    say(recommendation(tuned))
+    say(report.recommendation(tuned))
     if figures.available():
-        draw_frontier(tuned.standings, str(goal), f"{tuned.model}, {tuned.task.name}", out / "frontier")
+        report.draw_frontier(
+            tuned.standings, str(goal), f"{tuned.model}, {tuned.task.name}", out / "frontier"
+        )
     else:
         say(NO_FIGURES)
     words = _test_command(context, out, tuned)
@@ -190,7 +179,7 @@ def tune(
 def _show_diversity(context: typer.Context, out: Path, tuned: TunedDiversity, as_json: bool) -> None:
     """Write the files of a result, and print its table and what to do next."""
     write_text(out / "tuned.yaml", tuning_diversity.tuned_yaml(tuned))
-    write_json(out / STANDINGS, tuning_diversity.race_json(tuned))
+    write_json(out / report.STANDINGS, tuning_diversity.race_json(tuned))
     summary = tuning_diversity.recommendation(tuned)
     write_text(out / "frontier.md", f"{summary}\n\n{tuning_diversity.markdown(tuned)}")
     if as_json:
@@ -291,12 +280,12 @@ def _spelled(option: Any, value: object) -> list[str]:
 def _show(tuned: Tuned) -> None:
     """Print the finalists, and how many candidates dropped out."""
     shown = Table()
-    for column in COLUMNS:
+    for column in report.COLUMNS:
         heading = column.format(goal=tuned.goal)
         shown.add_column(heading, justify="left" if column == "policy" else "right", overflow="fold")
     finalists = [standing for standing in tuned.standings if standing.finalist]
     for standing in finalists:
-        shown.add_row(*table_row(standing))
+        shown.add_row(*report.table_row(standing))
     output.print(shown)
     dropped = len(tuned.standings) - len(finalists)
     output.print(f"{dropped} candidates dropped out in {len(tuned.rounds)} rounds", highlight=False)

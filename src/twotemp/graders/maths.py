@@ -50,7 +50,7 @@ class MathsGrader(PooledGrader[tuple[str, str]]):
         pairs = ((a, b), (b, a)) if a != b else ((a, b),)
         return any(self._compare(kind, *pair)().outcome == "passed" for pair in pairs)
 
-    def _judge(self, problem: Problem, text: str) -> Callable[[], Grade]:
+    def _start_grading(self, problem: Problem, text: str) -> Callable[[], Grade]:
         gold, kind = _reference(problem)
         extracted = final_answer(text)
         if extracted.answer is None:

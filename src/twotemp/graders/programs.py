@@ -47,7 +47,7 @@ class ProgramGrader(PooledGrader[Program]):
     def same(self, problem: Problem, a: str, b: str) -> bool:
         return _normal(a) == _normal(b)
 
-    def _judge(self, problem: Problem, text: str) -> Callable[[], Grade]:
+    def _start_grading(self, problem: Problem, text: str) -> Callable[[], Grade]:
         names = entry_points(problem)
         # HumanEval's prompt precedes the code, so the body of the function alone is enough.
         code, rule = find_code(text, names, body="prompt" in problem.reference)

@@ -189,14 +189,14 @@ class PooledGrader(Grader, Generic[QuestionT]):
         self._lock = threading.Lock()
 
     @abstractmethod
-    def _judge(self, problem: Problem, text: str) -> Callable[[], Grade]:
+    def _start_grading(self, problem: Problem, text: str) -> Callable[[], Grade]:
         """Begin to grade a text; return a function that waits for the grade."""
 
     def grade(self, items: Iterable[tuple[Problem, str]]) -> Iterator[Grade]:
         """Yield the grades in order, while a few later ones are being computed."""
         waiting: deque[Callable[[], Grade]] = deque()
         for problem, text in items:
-            waiting.append(self._judge(problem, text))
+            waiting.append(self._start_grading(problem, text))
             if len(waiting) > 4 * (self._size - 1):
                 yield waiting.popleft()()
         while waiting:

@@ -63,7 +63,7 @@ def answer_length(model: LanguageModel, prompt: Sequence[int], limit: int | None
     return left
 
 
-def origin(
+def import_settings(
     model: LanguageModel, policy: AnyPolicy, block: int | None, seed: int, cache: str | None, compile: bool
 ) -> dict[str, Any]:
     """Return the settings that `twotemp import` needs, for the harness to store with the samples."""

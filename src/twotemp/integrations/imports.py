@@ -29,7 +29,7 @@ class HarnessCell:
 
     harness: str
     task: str
-    origin: Mapping[str, Any]  # see `arguments.origin`
+    settings: Mapping[str, Any]  # see `arguments.import_settings`
     metric: str | None = None  # the harness's metric behind the grades; None if there are no grades
     problems: dict[str, Problem] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
@@ -42,13 +42,17 @@ class HarnessCell:
             data=self.problem_set.digest,
             prompt="",
             subset=None,
-            model=self.origin["model"],
-            fingerprint=self.origin["fingerprint"],
-            policy=Policy.from_dict(self.origin["policy"]),
+            model=self.settings["model"],
+            fingerprint=self.settings["fingerprint"],
+            policy=Policy.from_dict(self.settings["policy"]),
             length=max(len(sample.tokens) for sample in self.samples),
-            block=self.origin["block"],
+            block=self.settings["block"],
             seed=self.samples[0].seed,
-            options={"cache": self.origin["cache"], "compile": self.origin["compile"], "from": self.harness},
+            options={
+                "cache": self.settings["cache"],
+                "compile": self.settings["compile"],
+                "from": self.harness,
+            },
         )
 
     @property
@@ -93,10 +97,10 @@ def lm_eval(paths: Sequence[Path], metric: str | None, verdicts: bool) -> Iterat
     """
     for path in _files(paths, "results_*.json"):
         try:
-            origin = json.loads(path.read_text("utf-8"))["config"].get("twotemp")
+            settings = json.loads(path.read_text("utf-8"))["config"].get("twotemp")
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{path} is not a results file of lm-eval ({error!r})") from error
-        if origin is None:
+        if settings is None:
             raise UserError(
                 f"{path} was not made with --model twotemp; only samples drawn by twotemp can be imported"
             )
@@ -106,18 +110,18 @@ def lm_eval(paths: Sequence[Path], metric: str | None, verdicts: bool) -> Iterat
             raise UserError(f"there are no samples beside {path}; run lm-eval with --log_samples")
         with reading(path, DAMAGED):
             records = defaultdict(list)
-            for record in origin["samples"]:
+            for record in settings["samples"]:
                 records[record["request"]].append(record)
             for log in logs:
                 task = log.name.removeprefix("samples_").removesuffix(f"_{date}.jsonl")
                 rows = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
                 if any(name.startswith(f"{task}/") for name in records):  # others were scored, not sampled
-                    yield from _lm_eval_task(task, origin, records, rows, metric, verdicts)
+                    yield from _lm_eval_task(task, settings, records, rows, metric, verdicts)
 
 
 def _lm_eval_task(
     task: str,
-    origin: Mapping[str, Any],
+    settings: Mapping[str, Any],
     records: Mapping[str, list[dict[str, Any]]],
     rows: Sequence[dict[str, Any]],
     metric: str | None,
@@ -127,7 +131,7 @@ def _lm_eval_task(
 
     Args:
         task: The task's name.
-        origin: What our model stored in the results file, see `arguments.origin`.
+        settings: What our model stored in the results file, see `arguments.import_settings`.
         records: Request -> our record of each of its repeats, in order.
         rows: The lines of lm-eval's sample log: documents, answers and metrics.
         metric: See `lm_eval`.
@@ -142,18 +146,18 @@ def _lm_eval_task(
     known = list(dict.fromkeys(f"{name},{row['filter']}" for row in rows for name in row["metrics"]))
     chosen = _choose("metric", metric, known) if verdicts else known[0]
     name, _, answer_filter = chosen.partition(",")
-    drawn_by = policy_from_dict(origin["policy"])
+    drawn_by = policy_from_dict(settings["policy"])
     results = {
         policy: HarnessCell(
             "lm-eval",
             task,
-            {**origin, "policy": policy.to_dict()},
+            {**settings, "policy": policy.to_dict()},
             metric=f"lm-eval {chosen}" if verdicts else None,
         )
         for policy in drawn_by.components
     }
     waiting = defaultdict(list)  # the requests of each prompt: documents may share a prompt
-    for request, prompt in origin["prompts"].items():
+    for request, prompt in settings["prompts"].items():
         if request.startswith(f"{task}/") and request.endswith("/0"):
             waiting[prompt["hash"]].append(request)
     for row in rows:
@@ -167,11 +171,11 @@ def _lm_eval_task(
         target = str(row["target"]).rpartition("####")[2].strip()  # GSM8K's mark of the answer
         arguments = row["arguments"]["gen_args_0"]
         problem = Problem(request, task, arguments["arg_0"], {**row["doc"], "answer": target})
-        prompt = tuple(origin["prompts"][request]["tokens"])
+        prompt = tuple(settings["prompts"][request]["tokens"])
         for text, record in zip(row["resps"][0], records[request], strict=True):
             result = results[drawn_by.for_sample(record["index"])]
             result.problems[request] = problem
-            sample = _sample(result.origin, record, prompt, text)
+            sample = _sample(result.settings, record, prompt, text)
             result.samples.append(sample)
             if verdicts:
                 filtered = row["filtered_resps"][0]
@@ -181,10 +185,10 @@ def _lm_eval_task(
 
 
 def _sample(
-    origin: Mapping[str, Any], record: Mapping[str, Any], prompt: tuple[int, ...], text: str
+    settings: Mapping[str, Any], record: Mapping[str, Any], prompt: tuple[int, ...], text: str
 ) -> Sample:
     positions = range(len(prompt), len(prompt) + len(record["tokens"]))
-    shared = {"policy": origin["policy"], "prompt": prompt, "positions": positions, "text": text}
+    shared = {"policy": settings["policy"], "prompt": prompt, "positions": positions, "text": text}
     return Sample.from_dict({**record, **shared})
 
 
@@ -205,18 +209,18 @@ def inspect_ai(paths: Sequence[Path], metric: str | None, verdicts: bool) -> Ite
             log = read_eval_log(str(path))
             cells: dict[str, HarnessCell] = {}
             for entry in log.samples or ():
-                origin = ((entry.output.metadata if entry.output else None) or {}).get("twotemp")
-                if origin is None:
+                settings = ((entry.output.metadata if entry.output else None) or {}).get("twotemp")
+                if settings is None:
                     raise UserError(
                         f"{path}: sample {entry.id} was not made with a model twotemp/…; only samples drawn by "
                         "twotemp can be imported"
                     )
                 task = log.eval.task
-                policy = spell(Policy.from_dict(origin["policy"]))
+                policy = spell(Policy.from_dict(settings["policy"]))
                 chosen = _choose("scorer", metric, list(entry.scores or ())) if verdicts else None
                 cell = cells.setdefault(
                     policy,
-                    HarnessCell("inspect", task, origin, metric=f"inspect {chosen}" if verdicts else None),
+                    HarnessCell("inspect", task, settings, metric=f"inspect {chosen}" if verdicts else None),
                 )
                 name = f"{task}/{entry.id}"
                 text = (
@@ -225,7 +229,7 @@ def inspect_ai(paths: Sequence[Path], metric: str | None, verdicts: bool) -> Ite
                 target = entry.target if isinstance(entry.target, str) else entry.target[0]
                 cell.problems[name] = Problem(name, task, text, {**entry.metadata, "answer": target})
                 # Later calls of an entry have request ids with a suffix; in the run all are answers to one problem.
-                sample = replace(Sample.from_dict(origin["samples"][0]), request=name)
+                sample = replace(Sample.from_dict(settings["samples"][0]), request=name)
                 cell.samples.append(sample)
                 if chosen is not None:
                     score = (entry.scores or {})[chosen]

@@ -23,7 +23,7 @@ from inspect_ai.tool import ToolChoice, ToolInfo
 from twotemp.backends import Event
 from twotemp.backends.local import LocalService
 from twotemp.errors import UserError
-from twotemp.integrations.arguments import answer_length, load_model, origin, policy_of
+from twotemp.integrations.arguments import answer_length, import_settings, load_model, policy_of
 from twotemp.policies import AnyPolicy
 from twotemp.records import Request, Sample
 from twotemp.sampling.requests import Prompt, prompt_ids, prompt_names, prompt_requests
@@ -65,7 +65,9 @@ class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be inst
         self.policy = policy_of(policy)
         self.length, self.block, self.seed, self.chat, self.slots = length, block, seed, chat, slots
         self.model = load_model(model_name, **loading)
-        self._origin = origin(self.model, self.policy, block, seed, cache, bool(loading.get("compile")))
+        self._settings = import_settings(
+            self.model, self.policy, block, seed, cache, bool(loading.get("compile"))
+        )
         self._service = LocalService(self.model, slots, cache).__enter__()
         self._draws: Counter[str] = Counter()
         self._calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -158,7 +160,7 @@ class TwoTempAPI(ModelAPI):  # type: ignore[misc]  # inspect_ai need not be inst
         """Return what `twotemp import inspect` needs: the complete samples and the settings they were drawn with."""
         first = samples[0]
         settings = {"policy": first.policy.to_dict(), "seed": first.seed}
-        return {**self._origin, **settings, "samples": [sample.to_dict() for sample in samples]}
+        return {**self._settings, **settings, "samples": [sample.to_dict() for sample in samples]}
 
 
 def _active_sample() -> Any:

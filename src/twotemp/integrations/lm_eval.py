@@ -25,8 +25,8 @@ from twotemp.integrations.arguments import (
     answer_length,
     batch_size_of,
     device_of,
+    import_settings,
     load_model,
-    origin,
     policy_of,
 )
 from twotemp.likelihood.score import Likelihood, score
@@ -45,7 +45,7 @@ LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_token
 IGNORED = ("do_sample", "temperature", "top_p", "top_k")
 SCORING_BATCH = 32  # rows, unless a batch size is given
 
-Row = tuple[int, ...]
+Tokens = tuple[int, ...]
 
 
 @register_model("twotemp")
@@ -230,7 +230,7 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return log p of whole texts; a long one is cut into windows, each conditioned on the token before it."""
-        windows: list[tuple[Row, Row]] = []
+        windows: list[tuple[Tokens, Tokens]] = []
         owner: list[int] = []
         for number, instance in enumerate(requests):
             tokens = self.tok_encode(instance.args[0], add_special_tokens=False)
@@ -250,7 +250,7 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
         self._likelihoods += [{**total._asdict(), "request": name} for name, total in zip(names, totals)]
         return [total.log_p for total in totals]
 
-    def _score(self, pairs: Sequence[tuple[Row, Row]]) -> list[Likelihood]:
+    def _score(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[Likelihood]:
         longest = self.model.max_length
         for context, target in pairs:
             if longest is not None and len(context) + len(target) > longest:
@@ -264,7 +264,7 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
         size = self.rows or SCORING_BATCH
         return score(self.model, contexts, targets, draws=self.draws, seed=self.seed, batch_size=size)
 
-    def _greedy(self, pairs: Sequence[tuple[Row, Row]]) -> dict[tuple[Row, int], Row]:
+    def _greedy(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> dict[tuple[Tokens, int], Tokens]:
         """Return (context, length) -> the tokens that the (first) policy writes without noise."""
         if not self.greedy:
             return {}
@@ -294,7 +294,7 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
         ]
         return {
             "twotemp": {
-                **origin(self.model, self.policy, self.block, self.seed, self.cache, self.compile),
+                **import_settings(self.model, self.policy, self.block, self.seed, self.cache, self.compile),
                 "draws": self.draws,
                 "prompts": self._prompts,
                 "samples": rows,

@@ -26,11 +26,14 @@ from twotemp.records import Sample, first_eos
 from twotemp.sampling.api import sample
 from twotemp.sampling.requests import prompt_ids, prompt_names
 
-LEAST, BEYOND = "1.16", "1.17"  # a private method is overridden, which may change in any release
-if not Version(LEAST) <= Version(version("trl")) < Version(BEYOND):
+FIRST_VERSION, NEXT_VERSION = (
+    "1.16",
+    "1.17",
+)  # a private method is overridden, which may change in any release
+if not Version(FIRST_VERSION) <= Version(version("trl")) < Version(NEXT_VERSION):
     raise UserError(
-        f"twotemp works with trl >= {LEAST}, < {BEYOND}, and this is {version('trl')}; install it with: "
-        f"pip install 'trl>={LEAST},<{BEYOND}'"
+        f"twotemp works with trl >= {FIRST_VERSION}, < {NEXT_VERSION}, and this is {version('trl')}; install it "
+        f"with: pip install 'trl>={FIRST_VERSION},<{NEXT_VERSION}'"
     )
 
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402

@@ -133,7 +133,7 @@ def tokens_per_forward(tokens: Sequence[ArrayLike], forwards: Sequence[ArrayLike
 
 Method = Literal["bayesian", "percentile"]
 RESAMPLES = 10_000
-LEAST = 10  # questions for an interval: with fewer, no method has the coverage it claims
+FEWEST_QUESTIONS = 10  # questions for an interval: with fewer, no method has the coverage it claims
 _IMPOSSIBLE = 0.4  # least weight of impossible questions that were not drawn; see `bootstrap`
 _CHUNK = 500  # resamples drawn at once: 500 x 1,319 weights are 5 MB
 
@@ -183,8 +183,8 @@ def bootstrap(
     tests/metrics/test_intervals.py, with one exception: 91.6 % at k = 8 if 5 % of 50 questions are impossible. The
     weight was chosen on these cases, so expect a little less on others: 0.45 lifts the exception to 92.8 %, but
     covers 98.2 % where all questions are the same. Coverage falls to 87 % where values are alike and low and the few
-    questions that are much easier were not drawn: nothing in the data shows that they exist. Fewer than `LEAST`
-    questions get no interval.
+    questions that are much easier were not drawn: nothing in the data shows that they exist. Fewer than
+    `FEWEST_QUESTIONS` questions get no interval.
 
     Args:
         values: [questions, columns]; NaN: the question has no value in this column.
@@ -294,7 +294,7 @@ def _estimate(
     bayesian = method == "bayesian"
     means = _resampled_means(table, prior if bayesian else None, resamples, seed)
     mean, size = _mean(table)
-    enough = size >= (LEAST if bayesian else 1)
+    enough = size >= (FEWEST_QUESTIONS if bayesian else 1)
     ends = np.full((2, table.shape[1]), np.nan)
     if enough.any():
         tail = (1 - level) / 2

@@ -152,7 +152,7 @@ def open_weights(files: Sequence[Path]) -> Iterator[Callable[[str], Tensor]]:
         yield lambda key: holders[key].get_tensor(key)
 
 
-def stream(files: Sequence[Path], unused: tuple[str, ...] = ()) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(files: Sequence[Path], unused: tuple[str, ...] = ()) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a checkpoint by name, but those whose names begin with one of `unused`.
 
     A file is closed before the next is opened.

@@ -19,7 +19,7 @@ from twotemp.models.native import (
     positive,
     rope_fields,
 )
-from twotemp.models.token_ids import Facts, PublishedIds, resolve
+from twotemp.models.token_ids import Facts, PublishedIds, resolve_token_ids
 from twotemp.models.transformer import Transformer
 from twotemp.models.weight_loading import Layout, Weights, rename, split_experts
 
@@ -267,5 +267,5 @@ def new(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = Llama(native)
-    token_ids = resolve(kind.facts, native.vocab_size, config, tokenizer)
+    token_ids = resolve_token_ids(kind.facts, native.vocab_size, config, tokenizer)
     return kind(module, config, token_ids, tokenizer, name)

@@ -21,7 +21,7 @@ from transformers import (
 from twotemp.errors import UserError
 from twotemp.models.transformer import Transformer
 from twotemp.models.weight_loading import Layout, Weights, split_experts
-from twotemp.records import MOST
+from twotemp.records import LARGEST_INTEGER
 
 TAKE_PUBLISHED = "take config.json from the published checkpoint"
 AllowedValues = Mapping[str, tuple[Any, ...]]
@@ -155,7 +155,7 @@ def positive(family: str, config: Mapping[str, Any], field: str, kind: type = in
     """Return a required number > 0 of the config, of a size that tensors can have; `kind` float accepts integers."""
     value = config.get(field)
     accepted = (int, float) if kind is float else (int,)
-    if isinstance(value, bool) or not isinstance(value, accepted) or not 0 < value <= MOST:
+    if isinstance(value, bool) or not isinstance(value, accepted) or not 0 < value <= LARGEST_INTEGER:
         problem = "is missing" if field not in config else f"is {value!r:.40}"
         raise UserError(
             f"{family} config.json: {field} {problem}; it must be a positive {kind.__name__} ({TAKE_PUBLISHED})"

@@ -73,10 +73,12 @@ def read_token_ids(
         The tokenizer (None if there is none) and the ids.
     """
     tokenizer = read_tokenizer(folder)
-    return tokenizer, resolve(facts, rows, config, tokenizer, read_generation_config(folder), overrides)
+    return tokenizer, resolve_token_ids(
+        facts, rows, config, tokenizer, read_generation_config(folder), overrides
+    )
 
 
-def resolve(
+def resolve_token_ids(
     facts: Facts,
     rows: int,
     config: Mapping[str, Any],

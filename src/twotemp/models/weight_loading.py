@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from twotemp.errors import UserError
-from twotemp.models.checkpoint import check_shapes, main_dtype, read_headers, stream
+from twotemp.models.checkpoint import check_shapes, main_dtype, read_headers, read_tensors
 from twotemp.models.quantization import BYTES, quantize_layer, quantized_layers
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ def load_weights(
     targets = layout()
     left = Counter(_base(part) for parts in targets.values() for part in parts)
     linear = {_base(layer.weight): layer for layer in quantized_layers(module, kind)} if kind else {}
-    for key, tensor in stream(files, unused):
+    for key, tensor in read_tensors(files, unused):
         parts = targets.pop(key)  # removed, so that no reference keeps unquantized weights alive
         for part, values in zip(parts, tensor.split_with_sizes([p.shape[0] for p in parts])):
             part.copy_(values)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from twotemp.errors import UserError
 from twotemp.models.base import LanguageModel
-from twotemp.models.token_ids import Facts, LoadOverrides, resolve
+from twotemp.models.token_ids import Facts, LoadOverrides, resolve_token_ids
 from twotemp.models.transformer import positions_of
 
 _PROBED, _PADDED = 4, 12  # columns of the row that is tried, and of the padding after it
@@ -82,7 +82,7 @@ class _Wrapped(LanguageModel):
         with torch.inference_mode():
             self.vocab_size = self._forward(torch.zeros(1, 2, dtype=torch.int64, device=self.device)).shape[2]
             overrides = LoadOverrides(mask_id, eos_ids)
-            token_ids = resolve(
+            token_ids = resolve_token_ids(
                 Facts(self.name, end_tokens=(), masks=mask_id is not None),
                 self.vocab_size,
                 {},

@@ -31,7 +31,7 @@ MEASURES: dict[str, Callable[[Sequence[str]], float]] = {
     "overlap distance": metrics.overlap_distance,
     "different": lambda texts: len(set(texts)) / len(texts),
 }
-LEAST = 2  # samples of a prompt
+FEWEST_SAMPLES = 2  # samples of a prompt
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ def measure(runs: Sequence[Path]) -> list[CellDiversity]:
     for task in unique(cell.config.task for cell in cells):
         group = [cell for cell in cells if cell.config.task == task]
         n = min((len(samples) for cell in group for samples in drawn[id(cell)].values()), default=0)
-        if n < LEAST:
+        if n < FEWEST_SAMPLES:
             raise UserError(
-                f"a prompt of {task} has {counted(n, 'sample')}: diversity needs {LEAST} or more of each; finish the "
-                "run, or draw more with -n"
+                f"a prompt of {task} has {counted(n, 'sample')}: diversity needs {FEWEST_SAMPLES} or more of "
+                "each; finish the run, or draw more with -n"
             )
         measured += [_diversity(cell, list(drawn[id(cell)].values()), n) for cell in group]
     if not measured:

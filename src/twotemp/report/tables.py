@@ -13,13 +13,13 @@ import numpy as np
 from twotemp.analysis import GradedCell, unique
 from twotemp.errors import counted
 from twotemp.metrics import Estimate
-from twotemp.metrics.estimates import LEAST
+from twotemp.metrics.estimates import FEWEST_QUESTIONS
 from twotemp.report import style
 from twotemp.report.style import dataset, label, model_name, task_name
 
 INTERVALS = (
     "In parentheses the 95 % interval over questions (Bayesian bootstrap, 10,000 resamples); fewer than "
-    f"{LEAST} questions get none."
+    f"{FEWEST_QUESTIONS} questions get none."
 )
 
 

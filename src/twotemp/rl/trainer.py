@@ -48,7 +48,7 @@ ADJUSTABLE = (
 )
 
 GAIN = 0.2  # logits of lambda for each e-fold of tokens per forward above the target
-LEAST, MOST = 0.05, 0.999  # bounds of lambda: beyond them it has no effect
+LOWEST_THRESHOLD, HIGHEST_THRESHOLD = 0.05, 0.999  # bounds of lambda: beyond them it has no effect
 
 # Called after every step with its record and the share of the budget that is used up.
 OnStep = Callable[[StepRecord, float], None]
@@ -121,9 +121,9 @@ def next_threshold(threshold: float, tokens_per_forward: float, target: float) -
     With a fixed lambda, a model that grows more confident commits more tokens at once. Integral control in the
     logit of lambda: logit(lambda') = logit(lambda) + gain * log(speed / target).
     """
-    inside = min(max(threshold, LEAST), MOST)
+    inside = min(max(threshold, LOWEST_THRESHOLD), HIGHEST_THRESHOLD)
     moved = math.log(inside / (1 - inside)) + GAIN * math.log(tokens_per_forward / target)
-    return min(max(1 / (1 + math.exp(-moved)), LEAST), MOST)
+    return min(max(1 / (1 + math.exp(-moved)), LOWEST_THRESHOLD), HIGHEST_THRESHOLD)
 
 
 class Trainer:

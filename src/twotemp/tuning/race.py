@@ -25,7 +25,7 @@ from twotemp.records import Policy
 
 FINALISTS = 4  # candidates that the last round should have
 PROBE = 2  # questions drawn first, to learn the costs
-LEAST = 4  # questions of the first round
+FIRST_QUESTIONS = 4  # questions of the first round
 LEVEL = 0.99  # of the paired intervals that eliminate
 _RESAMPLES = 4000
 
@@ -87,12 +87,12 @@ def race(
         price = max(1.0, sum(known[candidate].spent for candidate in alive) / measured)
         share = (budget - sum(measurement.spent for measurement in known.values())) / left
         more = min(questions, measured + max(0, int(share / price)))
-        if not rounds and more < min(LEAST, questions):
-            needed = price * (measured + (min(LEAST, questions) - measured) * left)
+        if not rounds and more < min(FIRST_QUESTIONS, questions):
+            needed = price * (measured + (min(FIRST_QUESTIONS, questions) - measured) * left)
             raise UserError(
-                f"a budget of {budget:,.0f} NFE is too small for {len(alive)} candidates: {LEAST} questions each in "
-                f"the first of {left} rounds take about {needed:,.0f}; raise --budget (drawn samples are kept), "
-                "or name fewer values: tct:t_pos=0.1,threshold=0.6|0.8"
+                f"a budget of {budget:,.0f} NFE is too small for {len(alive)} candidates: {FIRST_QUESTIONS} "
+                f"questions each in the first of {left} rounds take about {needed:,.0f}; raise --budget (drawn "
+                "samples are kept), or name fewer values: tct:t_pos=0.1,threshold=0.6|0.8"
             )
         if more > measured:
             known |= zip(alive, measure(alive, more))
