@@ -26,9 +26,7 @@ Eos = Literal["free", "last", "never"]
 Finish = Literal["length", "eos", "stop"]
 Outcome = Literal["passed", "failed", "timeout", "ungraded"]
 NO_MASK = -1  # the `mask_id` of models whose open positions hold random tokens; it marks them in requests
-LARGEST_INTEGER = (
-    2**31 - 1
-)  # the largest integer accepted: sums of a few of them still fit into a tensor's integers
+LARGEST_INTEGER = 2**31 - 1  # accepted: sums of a few of them still fit into a tensor's integers
 
 
 def integer(name: str, value: Any, least: int | None = 0, most: int | None = LARGEST_INTEGER) -> int:

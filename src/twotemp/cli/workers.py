@@ -142,9 +142,8 @@ class WorkerOptions:
     def _in_processes(self, count: int, workload: Workload) -> WorkerPool:
         from twotemp.backends.process import ProcessTransport
 
-        threads = threads_per_worker(
-            workload.model, count
-        )  # fetches a hub checkpoint: once, not in every worker
+        # Fetches a hub checkpoint: once, not in every worker.
+        threads = threads_per_worker(workload.model, count)
         _, gpus = devices(workload.loading.device)
         each = "one GPU each" if gpus >= count else f"{threads} thread{'s' * (threads > 1)} each"
         say(f"drawing with {count} worker{'s' * (count > 1)}, {each} (--workers changes the number)")

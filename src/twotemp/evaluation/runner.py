@@ -256,9 +256,8 @@ class _SampleBuffer:
     def _write_cell(self, work: CellWork) -> list[Sample]:
         with defer_interrupt():
             work.writer.samples(self._samples[work])
-            samples = self._samples.pop(
-                work
-            )  # now, so that they are not written again if the next cell fails
+            # Now, so that they are not written again if the next cell fails.
+            samples = self._samples.pop(work)
         self._counter.drawn((work.loaded.task.name, sample.request) for sample in samples)
         return samples
 

@@ -136,9 +136,8 @@ def _check_growth(name: str, value: Any, arguments: tuple[Any, ...]) -> None:
             widest = max(sizes[1:], default=1)
         case "join" | "sum":
             times = len(value) if hasattr(value, "__len__") else 1
-            if (
-                isinstance(value, str | bytes) and arguments and hasattr(arguments[0], "__len__")
-            ):  # "".join([])
+            # As in "".join([]).
+            if isinstance(value, str | bytes) and arguments and hasattr(arguments[0], "__len__"):
                 times, widest = len(arguments[0]), len(value)
         case "indent" | "wordwrap" | "urlize" | "translate" | "expandtabs" | "tojson" | "pprint":
             characters = str(value) if isinstance(value, str) else ""

@@ -53,7 +53,7 @@ def wrap(
         raise UserError(
             f"wrap takes a torch.nn.Module, not {module!r}; twotemp.load takes a name or a folder"
         )
-    return _Wrapped(module, mask_id, tuple(eos_ids), tokenizer, shift, tuple(forbidden_ids))
+    return _Wrapped(module, mask_id, eos_ids, tokenizer, shift, forbidden_ids)
 
 
 class _Wrapped(LanguageModel):
@@ -63,10 +63,10 @@ class _Wrapped(LanguageModel):
         self,
         module: nn.Module,
         mask_id: int | None,
-        eos_ids: tuple[int, ...],
+        eos_ids: Sequence[int],
         tokenizer: Any | None,
         shift: bool,
-        forbidden_ids: tuple[int, ...],
+        forbidden_ids: Sequence[int],
     ) -> None:
         self.module: nn.Module = module.eval()
         self.name = type(module).__name__

@@ -163,24 +163,11 @@ class PolicyBatch:
             grid = torch.zeros(predicted.numel(), *values.shape[1:], dtype=values.dtype, device=values.device)
             return grid.index_copy_(0, index, values).view(*predicted.shape, *values.shape[1:])
 
-        def optional(values: Tensor | None) -> Tensor | None:
-            return None if values is None else spread(values)
-
-        log_confidence = spread(prediction.log_confidence)
-        return DrawnTokens(
-            tokens=spread(prediction.tokens),
-            log_confidence=log_confidence,
-            confidence=log_confidence.exp(),
-            positions=noise.positions,
-            log_norm=prediction.log_norm,
-            entropy=optional(prediction.entropy),
-            log_margin=optional(prediction.log_margin),
-            probabilities=optional(prediction.probabilities),
-            log_top=optional(prediction.log_top),
-            log_own=optional(prediction.log_own),
-            likeliest=optional(prediction.likeliest),
-            soft=optional(prediction.soft),
-        )
+        known = {name: values for name, values in vars(prediction).items() if values is not None}
+        log_norm = known.pop("log_norm")
+        values = {name: spread(tensor) for name, tensor in known.items()}
+        confidence = values["log_confidence"].exp()
+        return DrawnTokens(**values, confidence=confidence, positions=noise.positions, log_norm=log_norm)
 
     def _draw_parameters(self, step: Tensor, block_step: Tensor | None) -> tokens.DrawParameters:
         """Return how tokens are drawn now: temperatures may fall in a block, and a first step may have its own."""

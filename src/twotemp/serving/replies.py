@@ -278,9 +278,8 @@ class RowStream:
         """Return the text with `MASK` for each mask, surrounded by the tokenizer's spaces between words."""
         tokenizer, ended = self._model.tokenizer, set(self._model.eos_ids)
         assert tokenizer is not None
-        if (
-            self._model.mask_id == NO_MASK
-        ):  # noise has no text; what stands between it is decoded piece by piece
+        if self._model.mask_id == NO_MASK:
+            # Noise has no text; what stands between it is decoded piece by piece.
             shown = (token for token in self._prefix.canvas if token not in ended)
             runs = (list(run) for _, run in groupby(shown, lambda token: token is None))
             return "".join(

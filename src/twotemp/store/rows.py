@@ -217,18 +217,9 @@ def build_table(rows: Iterable[Mapping[str, Any]], grades: Mapping[Key, Grade]) 
     questions = tuple(sorted(graded))
     columns = [list(zip(*sorted(graded[q], key=lambda entry: entry[0]))) for q in questions]
 
-    def arrays(column: int, kind: type) -> tuple[NDArray[Any], ...]:
+    def arrays(column: int, kind: type = np.int64) -> tuple[NDArray[Any], ...]:
         return tuple(np.array(c[column], dtype=kind) for c in columns)
 
-    return Table(
-        questions=questions,
-        index=arrays(0, np.int64),
-        passed=arrays(1, np.bool_),
-        answers=tuple(c[2] for c in columns),
-        nfe=arrays(3, np.int64),
-        forwards=arrays(4, np.int64),
-        seconds=arrays(5, np.float64),
-        tokens=arrays(6, np.int64),
-        ungraded=ungraded,
-        pending=pending,
-    )
+    passed, answers = arrays(1, np.bool_), tuple(c[2] for c in columns)
+    costs = (arrays(3), arrays(4), arrays(5, np.float64), arrays(6))  # NFE, forwards, seconds, tokens
+    return Table(questions, arrays(0), passed, answers, *costs, ungraded=ungraded, pending=pending)
