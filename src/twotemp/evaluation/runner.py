@@ -124,24 +124,24 @@ class Evaluation(AbstractContextManager["Evaluation"]):
         """Do the same as `run` with any backend. The backend must use the plan's cache; return the store."""
         model, fingerprint = backend.name, backend.fingerprint
         # A portfolio has no cell: its samples are those of its components.
-        cells = [
+        planned = [
             (loaded, self._cell(model, fingerprint, loaded, policy), indices)
             for loaded in self._tasks
             for policy, indices in self.plan.indices().items()
         ]
         with ExitStack() as stack:
-            works = [
+            cells = [
                 CellWork(
                     loaded,
                     cell,
                     stack.enter_context(cell.writer()),
                     cell.missing(loaded.problems, indices),
                 )
-                for loaded, cell, indices in cells
+                for loaded, cell, indices in planned
             ]
-            counter = _counter(works, self.samples, on_progress)
-            with Grading(works, counter.graded) as grading:
-                self._draw(backend, works, counter, grading)
+            counter = _counter(cells, self.samples, on_progress)
+            with Grading(cells, counter.graded) as grading:
+                self._draw(backend, cells, counter, grading)
         return self.store
 
     def _cell(self, model: str, fingerprint: str, loaded: LoadedTask, policy: Policy) -> Cell:
@@ -168,7 +168,7 @@ class Evaluation(AbstractContextManager["Evaluation"]):
         return self.store.cell(f"{task.name}@{spell(policy)}", config)
 
     def _draw(
-        self, backend: Backend, works: Sequence[CellWork], counter: ProgressCounter, grading: Grading
+        self, backend: Backend, cells: Sequence[CellWork], counter: ProgressCounter, grading: Grading
     ) -> None:
         """Draw the missing samples. All drawn samples are in the store when this returns, also after an interruption.
 
@@ -180,12 +180,12 @@ class Evaluation(AbstractContextManager["Evaluation"]):
         - writing must not take much of the time on a slow disk (`WRITING_SHARE`);
         - samples must not arrive faster than they are written (`LARGEST_WRITING_SHARE`, up to a chunk).
         """
-        work_of = {(work.loaded.task.name, work.policy): work for work in works}
-        stored = {work: {*work.wanted} - {*work.missing} for work in works if work.policy.repel}
+        work_of = {(work.loaded.task.name, work.policy): work for work in cells}
+        stored = {work: {*work.wanted} - {*work.missing} for work in cells if work.policy.repel}
         buffer = _SampleBuffer(counter, grading)
         requests = (
             request
-            for loaded, planned in missing_chunks(works)
+            for loaded, planned in missing_chunks(cells)
             for request in self._requests(backend, loaded, planned)
         )
         try:
@@ -268,15 +268,15 @@ class _SampleBuffer:
 
 
 def _counter(
-    works: Sequence[CellWork], all_samples: int, on_progress: ProgressCallback | None
+    cells: Sequence[CellWork], all_samples: int, on_progress: ProgressCallback | None
 ) -> ProgressCounter:
     """Return a counter that includes what earlier runs stored."""
-    left = {(work.loaded.task.name, question): 0 for work in works for question in work.loaded.problems}
-    for work in works:
+    left = {(work.loaded.task.name, question): 0 for work in cells for question in work.loaded.problems}
+    for work in cells:
         for question, _ in work.missing:
             left[work.loaded.task.name, question] += 1
-    counter = ProgressCounter(left, all_samples, (work.name for work in works), on_progress)
-    for work in works:
+    counter = ProgressCounter(left, all_samples, (work.name for work in cells), on_progress)
+    for work in cells:
         stored = work.cell.grades(work.loaded.grader.name).items()
         counter.graded(work.name, (grade for key, grade in stored if key[0] in work.loaded.problems))
     return counter

@@ -235,12 +235,12 @@ class CellWork:
             on_grades([grade for _, grade in batch])
 
 
-def missing_chunks(works: Sequence[CellWork]) -> Iterator[tuple[LoadedTask, list[PlannedSample]]]:
+def missing_chunks(cells: Sequence[CellWork]) -> Iterator[tuple[LoadedTask, list[PlannedSample]]]:
     """Yield what is missing, in chunks of whole questions with all their policies; the tasks take turns."""
 
     def of_task(loaded: LoadedTask) -> Iterator[tuple[LoadedTask, list[PlannedSample]]]:
         wanted: dict[str, list[PlannedSample]] = {question: [] for question in loaded.problems}
-        for work in works:
+        for work in cells:
             for question, index in work.wanted if work.loaded is loaded else ():
                 wanted[question].append(PlannedSample(loaded.problems[question], work.policy, index))
         chunk: list[PlannedSample] = []
@@ -252,7 +252,7 @@ def missing_chunks(works: Sequence[CellWork]) -> Iterator[tuple[LoadedTask, list
         if chunk:
             yield loaded, chunk
 
-    turns = zip_longest(*map(of_task, dict.fromkeys(work.loaded for work in works)))
+    turns = zip_longest(*map(of_task, dict.fromkeys(work.loaded for work in cells)))
     return (chunk for turn in turns for chunk in turn if chunk is not None)
 
 
@@ -270,14 +270,14 @@ class Grading:
     which the next run adds. An error of the grader is raised by the next `put`, or on exit.
     """
 
-    def __init__(self, works: Sequence[CellWork], on_grades: Callable[[str, Sequence[Grade]], None]) -> None:
+    def __init__(self, cells: Sequence[CellWork], on_grades: Callable[[str, Sequence[Grade]], None]) -> None:
         """Prepare the thread.
 
         Args:
-            works: The cells of the run; samples that earlier runs stored and did not grade are graded first.
+            cells: The cells of the run; samples that earlier runs stored and did not grade are graded first.
             on_grades: Called with (policy, grades), in the thread.
         """
-        self._works, self._on_grades = works, on_grades
+        self._cells, self._on_grades = cells, on_grades
         self._waiting: dict[CellWork, list[Sample]] = {}
         self._changed = Condition()
         self._ending = self._stopped = self._ended = False
@@ -337,7 +337,7 @@ class Grading:
                 self._changed.notify_all()
 
     def _backlog(self) -> Iterator[tuple[CellWork, list[Sample]]]:
-        for work in self._works:
+        for work in self._cells:
             for samples in batched(work.pending(), CHUNK):
                 if self._stopped:
                     return
