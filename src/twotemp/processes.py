@@ -55,10 +55,7 @@ def start(
         command: The program and its arguments; for Python, made by `python_command`.
         environment: All of the child's environment variables.
         folder: The child's working directory. Other users cannot write to the default.
-        stdin: As for `subprocess.Popen`.
-        stdout: Likewise.
-        stderr: Likewise.
-        pass_fds: Likewise.
+        stdin, stdout, stderr, pass_fds: As for `subprocess.Popen`.
         memory: Limit of the child's address space in bytes.
 
     Returns:

@@ -202,9 +202,7 @@ def add_ballots(
 
     Args:
         cells: Graded cells, whose stores are read again.
-        data: Local data files by task, as for `evaluation.work.problems_of`.
-        allow_altered: See `problems_of`.
-        hub: See `problems_of`.
+        data, allow_altered, hub: See `evaluation.work.problems_of`.
         reward_model: A model that scores the samples without a stored score, or the name of one whose scores the
             store has for all samples (`common_reward_model`).
         confidence: Whether to read the confidences from the traces.

@@ -98,14 +98,11 @@ def study(
     """Measure every fork of some completions that the folder does not hold yet.
 
     Args:
-        model: See `measure`.
+        model, problems, grader, backend: See `measure`.
         task: The name of the task.
         samples: Left-to-right completions with traces.
-        problems: See `measure`.
-        grader: See `measure`.
         settings: Of the study.
         folder: Where the measurements are stored.
-        backend: See `measure`.
         together: How many forks are measured at a time.
         on_progress: Called with (forks measured, all forks).
     """

@@ -134,8 +134,7 @@ def _lm_eval_task(
         settings: What our model stored in the results file, see `arguments.import_settings`.
         records: Request -> our record of each of its repeats, in order.
         rows: The lines of lm-eval's sample log: documents, answers and metrics.
-        metric: See `lm_eval`.
-        verdicts: See `lm_eval`.
+        metric, verdicts: See `lm_eval`.
     """
     repeated = any(len(row["resps"][0]) > 1 for row in rows)
     if verdicts and repeated:

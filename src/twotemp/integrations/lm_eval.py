@@ -59,13 +59,10 @@ class TwoTemp(TemplateLM):  # type: ignore[misc]  # lm-eval need not be installe
         pretrained: A name or folder for `twotemp.load`, or a loaded model.
         policy: See `twotemp.sample`; semicolons separate the parameters.
         length: Tokens to generate; None for the task's `max_gen_toks` or else `twotemp.sample`'s default.
-        block: See `twotemp.sample`.
-        seed: See `twotemp.sample`.
-        cache: See `twotemp.sample`.
+        block, seed, cache: See `twotemp.sample`.
         draws: Masked copies of each text in an estimate of its likelihood, an even number.
         greedy: Whether to decode each continuation greedily, to tell lm-eval if it is the greedy one.
-        batch_size: See `batch_size_of`.
-        max_batch_size: See `batch_size_of`.
+        batch_size, max_batch_size: See `batch_size_of`.
         device: See `twotemp.load`.
         loading: Other arguments of `twotemp.load`, with `eos_id` instead of `eos_ids`.
     """

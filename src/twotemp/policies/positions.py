@@ -3,7 +3,7 @@
 A tempered rule is the plain rule applied to scores perturbed by T_pos-scaled noise. A score says what positions are
 ranked by (`SCORES`): how sure the model is of the token it drew there, or of its prediction before the draw. A rule
 says which positions are ready to be committed, and which noise tempers it (`RULES`). If a rule finds fewer than k
-positions, the fallback adds the missing ones. A new score or rule is one entry.
+positions, the fallback adds the missing ones. A new score or rule is one entry, and its name in `records`.
 
 Shapes: B rows, N positions of them, V vocabulary entries, W positions of the active block; `masked` says which of
 these may be committed. Parameters are [B] tensors, so rows of a batch may differ.
