@@ -295,36 +295,35 @@ class Rows:
         if decision.edit is not None:
             self._record_edits(window, decision, committed)
 
-        def write(into: Tensor, values: Tensor) -> None:
-            into[row, column] = torch.where(committed, values, into[row, column])
-
-        write(state.ids, decision.tokens.flatten()[window.index])
+        tokens = decision.tokens.flatten()[window.index]
+        state.ids[row, column] = torch.where(committed, tokens, state.ids[row, column])
         if self.traced:
-            assert decision.entropy is not None
-            write(state.commit_step, state.step[row].int())
-            write(state.confidence, decision.confidence.flatten()[window.index])
-            write(state.entropy, decision.entropy.flatten()[window.index])
+            self._record(window, committed, decision.confidence, decision.entropy)
         state.step = state.step + 1  # not in place: an observer may still hold the old one
+
+    def _record(self, window: Window, written: Tensor, confidence: Tensor, entropy: Tensor | None) -> None:
+        """Note step, confidence and entropy where `written` [N] is True; the others keep theirs."""
+        state, row, column = self.state, window.row, window.column
+        assert entropy is not None
+        for into, values in (
+            (state.commit_step, state.step[row].int()),
+            (state.confidence, confidence.flatten()[window.index]),
+            (state.entropy, entropy.flatten()[window.index]),
+        ):
+            into[row, column] = torch.where(written, values, into[row, column])
 
     def _write_canvas(self, window: Window, decision: Decision, canvas: Canvas) -> None:
         """Write the canvas that the step left; note changes of its likeliest tokens and accepted positions."""
         state, row, column = self.state, window.row, window.column
         assert state.final is not None
         assert state.accepted is not None
-        assert decision.entropy is not None
         state.ids[row, column] = canvas.tokens.flatten()[window.index]
         state.final[row, column] = canvas.ends[row]
         if self.traced:
-            step = state.step[row].int()
             changed = canvas.changed.flatten()[window.index]
-            for into, values in (
-                (state.commit_step, step),
-                (state.confidence, canvas.confidence.flatten()[window.index]),
-                (state.entropy, decision.entropy.flatten()[window.index]),
-            ):
-                into[row, column] = torch.where(changed, values, into[row, column])
+            self._record(window, changed, canvas.confidence, decision.entropy)
             since = state.accepted[row, column]
-            kept = torch.where(since < 0, step, since)
+            kept = torch.where(since < 0, state.step[row].int(), since)
             state.accepted[row, column] = torch.where(decision.commit.flatten()[window.index], kept, -1)
 
     def _record_edits(self, window: Window, decision: Decision, committed: Tensor) -> None:
