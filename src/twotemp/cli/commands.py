@@ -133,8 +133,9 @@ def load_command(name: str) -> Any:
     if entry.forwarding:
         app.command(name, context_settings=FORWARDING, add_help_option=False)(function)
     else:
-        # A paragraph of the docstring becomes one line, which the terminal wraps; examples are indented.
+        # A paragraph of the docstring becomes one line, which the terminal wraps; an indented line is an example.
         text = re.sub(r"(?<=\S)\n(?=\S)", " ", cleandoc(function.__doc__))
+        text = re.sub(r"\n(?=  \S)", "\n\n", text)
         app.command(name, cls=Command, help=text)(_runnable(function, entry.resumable))
     return typer.main.get_command(app)
 

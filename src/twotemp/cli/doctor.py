@@ -42,11 +42,8 @@ def doctor(
     """Check torch, device, sandbox and extras, and name the fix for a problem.
 
     [bold]Examples[/bold]
-
       twotemp doctor
-
       twotemp doctor --model GSAI-ML/LLaDA-8B-Instruct
-
       twotemp doctor --gpu
     """
     if gpu:

@@ -35,9 +35,7 @@ def drift(
     over all steps.
 
     [bold]Examples[/bold]
-
       twotemp drift --task words-3 --cache dual --policy ct:threshold=0.9
-
       twotemp drift --task words-3 --quantize int8
     """
     show_log()

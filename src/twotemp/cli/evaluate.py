@@ -48,9 +48,7 @@ def evaluate(
     missing.
 
     [bold]Examples[/bold]
-
       twotemp eval --tasks countdown-3,words-2 --policies ar,lc,tlc:t_pos=1 -n 16 --questions 50 --out runs/first
-
       twotemp eval --model GSAI-ML/LLaDA-8B-Instruct --tasks gsm8k,humaneval \\
         --policies "ar,lc,random,tlc:t_pos=1,ct:threshold=0.6,tct:t_pos=0.1,threshold=0.6" --out runs/llada
     """
@@ -110,7 +108,6 @@ def run(
     A run that was stopped continues with what --out holds.
 
     [bold]Example[/bold]
-
       twotemp run experiments/tlc.yaml --questions 20 -n 16 --out runs/tlc
     """
     chosen = read_experiment(experiment)
@@ -147,7 +144,6 @@ def demo(
     questions. The same command continues a demo that was stopped, and shows the results at once when it is complete.
 
     [bold]Example[/bold]
-
       twotemp demo --out demo
     """
     plans = [comparison.plan(task, questions=count, n=DEMO_SAMPLES) for task, count in DEMO_QUESTIONS.items()]

@@ -52,9 +52,7 @@ def forks(
     given again.
 
     [bold]Examples[/bold]
-
       twotemp forks --tasks countdown-3,words-2 --out runs/forks
-
       twotemp forks --model GSAI-ML/LLaDA-8B-Instruct --task gsm8k --device cuda --out runs/forks-gsm8k
     """
     show_log()

@@ -31,9 +31,7 @@ def regrade(
     Use it after a grader changed or failed, or to compare graders.
 
     [bold]Examples[/bold]
-
       twotemp regrade runs/first
-
       twotemp regrade runs/llada --grader gsm8k=d1
     """
     stored = Store.open(run).cells()
@@ -67,7 +65,6 @@ def grade(
     """Grade a file of generated texts and print the accuracy.
 
     [bold]Example[/bold]
-
       twotemp grade answers.jsonl --task gsm8k --out verdicts.jsonl
     """
     if not generations.is_file():

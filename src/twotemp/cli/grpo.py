@@ -147,11 +147,8 @@ def grpo(
     Ctrl-C stops after the current step; the same command continues.
 
     [bold]Examples[/bold]
-
       twotemp grpo --model tiny --task countdown-3 --policy tct --budget 10m --out runs/tct
-
       twotemp grpo --recipe recipes/grpo/tiny.yaml --budget 10m --out runs/tiny
-
       torchrun --nproc-per-node 4 --no-python twotemp grpo --model tiny --task countdown-3 --budget 2h --out runs/four
     """
     limit = Budget.parse(budget)

@@ -21,7 +21,6 @@ def lm_eval(context: typer.Context) -> None:
     All options are those of lm-eval; see docs/lm-eval.md.
 
     [bold]Example[/bold]
-
       twotemp lm-eval run --model twotemp --model_args pretrained=tiny --tasks gsm8k --limit 10
     """
     if find_spec("lm_eval") is None:
@@ -55,9 +54,7 @@ def import_results(
     `twotemp report` and `twotemp select` then read them like samples of `twotemp eval`.
 
     [bold]Examples[/bold]
-
       twotemp import lm-eval results/ --out runs/gsm8k --grader maths
-
       twotemp import inspect logs/*.eval --out runs/mine
     """
     if harness not in READERS:

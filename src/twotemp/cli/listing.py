@@ -19,9 +19,7 @@ def policies(as_json: Json = False) -> None:
     """List every policy with its parameters, formula and source.
 
     [bold]Examples[/bold]
-
       twotemp policies
-
       twotemp policies --json
     """
     rows = {
@@ -53,9 +51,7 @@ def tasks(as_json: Json = False) -> None:
     """List every task: what it asks, its grader, its prompts and subsets.
 
     [bold]Examples[/bold]
-
       twotemp tasks
-
       twotemp tasks --json
     """
     shown = ("description", "grader", "length", "prompts", "subsets")
@@ -68,9 +64,7 @@ def graders(as_json: Json = False) -> None:
     """List every grader and what it accepts.
 
     [bold]Examples[/bold]
-
       twotemp graders
-
       twotemp graders --json
     """
     rows = {name: {"judges": text} for name, text in descriptions().items()}

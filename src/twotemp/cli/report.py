@@ -65,11 +65,8 @@ def report(
     Missing or damaged parts of a run are listed first, and the exit code is then 3.
 
     [bold]Examples[/bold]
-
       twotemp report runs/first
-
       twotemp report runs/tlc runs/tct -k 1,8,64 --out comparison
-
       twotemp report runs/stories --diversity
     """
     ks = _numbers(k) if k else None
@@ -92,7 +89,6 @@ def export(
     """Write all samples of a run with their grades to one Parquet file.
 
     [bold]Example[/bold]
-
       twotemp export runs/first samples.parquet
     """
     say(f"wrote {write_parquet(run, out)} rows to {out}; read it with pandas.read_parquet('{out}')")
@@ -147,9 +143,7 @@ def select(
     missing is listed and the exit code is 3.
 
     [bold]Examples[/bold]
-
       twotemp select runs/first --by majority,orm,weighted,oracle
-
       twotemp select runs/llada --by majority,orm --rm nvidia/AceMath-7B-RM --device cuda
     """
     selectors = analysis.check_selectors([name.strip() for name in by.split(",") if name.strip()])
@@ -261,9 +255,7 @@ def view(
     The page follows a run that is still being drawn. `twotemp report` writes the same page as report.html.
 
     [bold]Examples[/bold]
-
       twotemp view runs/first
-
       twotemp view runs/first --out first.html
     """
     by_task = graders_by_task(runs, grader)

@@ -62,13 +62,9 @@ def sample(
     """Draw samples and show how different they are.
 
     [bold]Examples[/bold]
-
       twotemp sample --policy tlc --t-pos 1 -n 8 --length 12 "20 10 15 -> 45"
-
       twotemp sample --model GSAI-ML/LLaDA-8B-Instruct --device cuda --length 256 -n 8 "What is 7 * 8?"
-
       twotemp sample --policy "lc + tlc:t_pos=0.5" -n 8 --length 12 "20 10 15 -> 45"
-
       cat prompts.txt | twotemp sample --json - > samples.jsonl
     """
     texts = _prompts(prompts)

@@ -58,9 +58,7 @@ def serve(
     Requests are batched as they arrive.
 
     [bold]Examples[/bold]
-
       twotemp serve --model tiny
-
       curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
         -d '{"messages": [{"role": "user", "content": "20 10 15 -> 45"}], "n": 4, "max_tokens": 12, "policy": "tlc"}'
     """
@@ -98,9 +96,7 @@ def play(
     """Compare two policies in the browser: the canvas, the order, the answers.
 
     [bold]Examples[/bold]
-
       twotemp play
-
       twotemp play --model GSAI-ML/LLaDA-8B-Instruct --device cuda --port 9000
     """
     host, first = LOCAL[0], options.port

@@ -42,11 +42,8 @@ def trace(
     network; several sources are shown side by side on one clock.
 
     [bold]Examples[/bold]
-
       twotemp sample --policy lc --length 12 --trace --json "20 10 15 -> 45" > lc.jsonl
-
       twotemp sample --policy tlc --length 12 --trace --json "20 10 15 -> 45" > tlc.jsonl
-
       twotemp trace lc.jsonl tlc.jsonl --model tiny --each 1
     """
     groups: list[list[GradedSample]] = []
