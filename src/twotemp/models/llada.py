@@ -197,14 +197,9 @@ class LLaDA2(Native):
         "use_sliding_window": (False,),
         "using_split_qkv_in_self_attention": (False,),
     }
-    sizes = (
-        "head_dim",
-        "moe_intermediate_size",
-        "n_routed_experts",
-        "n_shared_experts",
-        "num_experts_per_tok",
-        "n_group",
-        "topk_group",
+    sizes = tuple(
+        "head_dim moe_intermediate_size n_routed_experts n_shared_experts num_experts_per_tok n_group "
+        "topk_group".split()
     )
     optional: ClassVar[Mapping[str, Any]] = {
         "first_k_dense_replace": 0,

@@ -26,14 +26,9 @@ from twotemp.records import LARGEST_INTEGER
 TAKE_PUBLISHED = "take config.json from the published checkpoint"
 AllowedValues = Mapping[str, tuple[Any, ...]]
 # Fields that all these classes spell alike.
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
+SIZES = tuple(
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+    "max_position_embeddings".split()
 )
 
 

@@ -49,18 +49,7 @@ _INSTEAD = {
     "response_format": "text is not constrained to a format; ask for JSON in the prompt (instructor: Mode.MD_JSON)",
     "tools": "ask for the call in the prompt",
 }
-_SHARED = (
-    "model",
-    "n",
-    "seed",
-    "temperature",
-    "top_p",
-    "stop",
-    "max_tokens",
-    "stream",
-    "stream_options",
-    "logprobs",
-)
+_SHARED = tuple("model n seed temperature top_p stop max_tokens stream stream_options logprobs".split())
 _OURS = ("policy", "block", "trace", "eos_stop", "extend", "diffusing")
 _NUMBERS = tuple(
     name for name, p in PARAMETERS.items() if not p.structural and name not in ("t_token", "top_p")
