@@ -14,7 +14,8 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from twotemp.errors import UserError
 from twotemp.folders import make_folder, replacing, write_json
@@ -347,6 +348,20 @@ def _without_local_code(config: dict[str, Any], name: str) -> dict[str, Any]:
     pointed = remote_code(config.get(REMOTE_CODE), name)
     rest = {key: value for key, value in config.items() if key != REMOTE_CODE}
     return rest if pointed is None else {**rest, REMOTE_CODE: pointed}
+
+
+def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's tensors by name; a quantized one as its parts (integers, scales)."""
+    tensors: dict[str, Tensor] = {}
+    for key, tensor in module.state_dict(keep_vars=True).items():
+        inner: Any = tensor
+        if is_traceable_wrapper_subclass(tensor):
+            tensors |= {f"{key}.{part}": getattr(inner, part) for part in inner.__tensor_flatten__()[0]}
+        else:
+            tensors[key] = tensor.detach()
+            if (state := getattr(inner, "quant_state", None)) is not None:
+                tensors |= {f"{key}.{part}": value for part, value in state.as_dict(packed=True).items()}
+    return tensors
 
 
 def fingerprint(model: Any) -> str:

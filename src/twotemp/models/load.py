@@ -63,7 +63,8 @@ def load(
     """
     check_device_map(device_map, device, quantize)
     where = usable_device(device)
-    check_quantize(quantize, where)
+    if quantize is not None:
+        check_quantize(quantize, where)
     if quantize == "int4":
         dtype = torch.bfloat16  # the only dtype of its kernel
     storage = Storage(where, usable_dtype(dtype, where), quantize, device_map)

@@ -22,10 +22,8 @@ BYTES = {"int8": 1.0, "int4": 0.5, "nf4": 0.5 + 1 / _NF4_BLOCK}  # per weight of
 _SLICE_BYTES, _SLICE_ROWS = 2 << 20, 64  # of converted weights: about, and a multiple of
 
 
-def check_quantize(kind: str | None, device: torch.device) -> None:
+def check_quantize(kind: str, device: torch.device) -> None:
     """Raise a UserError for what is impossible on this machine, before anything is read."""
-    if kind is None:
-        return
     if kind not in PACKAGES:
         raise unknown("quantize", kind, PACKAGES)
     before = logging.root.manager.disable
@@ -123,17 +121,3 @@ def is_quantized(module: nn.Module) -> bool:
         is_traceable_wrapper_subclass(weight) or not weight.is_floating_point()
         for weight in module.parameters()
     )
-
-
-def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's tensors by name; a quantized one as its parts (integers, scales)."""
-    tensors: dict[str, Tensor] = {}
-    for key, tensor in module.state_dict(keep_vars=True).items():
-        inner: Any = tensor
-        if is_traceable_wrapper_subclass(tensor):
-            tensors |= {f"{key}.{part}": getattr(inner, part) for part in inner.__tensor_flatten__()[0]}
-        else:
-            tensors[key] = tensor.detach()
-            if (state := getattr(inner, "quant_state", None)) is not None:
-                tensors |= {f"{key}.{part}": value for part, value in state.as_dict(packed=True).items()}
-    return tensors

@@ -17,8 +17,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from twotemp.errors import UserError
 from twotemp.models.base import LoadedModel, activations_per_position
 from twotemp.models.cache import KVCache
-from twotemp.models.checkpoint import read_headers, weight_files, write_shards
-from twotemp.models.quantization import is_quantized, plain_tensors
+from twotemp.models.checkpoint import plain_tensors, read_headers, weight_files, write_shards
+from twotemp.models.quantization import is_quantized
 from twotemp.models.token_ids import Facts, LoadOverrides, TokenIds, read_token_ids
 from twotemp.models.weight_loading import (
     Layout,
