@@ -16,13 +16,13 @@ import pytest
 from tests.helpers import toy_task
 from tests.helpers.fake_workers import FreeBackend, FreeText, Stumbling, broken, free, free_sample, micro
 from tests.helpers.worker_runs import UNIT, run
+from twotemp.backends import local
 from twotemp.backends.local import LocalBackend
 from twotemp.backends.pool import WorkerPool, cut
 from twotemp.backends.process import ProcessTransport, worker_environment
 from twotemp.errors import UserError
 from twotemp.policies import parse
 from twotemp.records import Request
-from twotemp.sampling import requests as sampling_requests
 
 pytestmark = pytest.mark.usefixtures("toy_tasks", "forked_processes")
 
@@ -150,7 +150,7 @@ def test_samples_of_an_abandoned_call_are_not_returned_by_the_next():
 
 def test_requests_are_read_as_work_runs_out(monkeypatch):
     """More than a unit for each worker, and not all of them."""
-    monkeypatch.setattr(sampling_requests, "CHUNK", UNIT)
+    monkeypatch.setattr(local, "CHUNK", UNIT)
     read = []
 
     def endless():

@@ -18,6 +18,7 @@ from tests.helpers import toy_task
 from tests.helpers.toy_runs import PLAN, POLICIES, Rows, evaluate, rows
 from twotemp import engine, tasks
 from twotemp.analysis import read
+from twotemp.backends import local
 from twotemp.backends.local import LocalBackend
 from twotemp.engine import run as engine_run
 from twotemp.errors import UserError
@@ -121,7 +122,7 @@ def test_samples_that_repel_each_other_are_the_same_after_any_stop_and_stored_on
     """A larger n and a stop in the midst of a group: the group is drawn again, what is there already not stored."""
     plan = replace(PLAN, policies=(parse("odd:t_token=1.5"), parse("tlc")), n=4)
     expected = rows(evaluate(model, plan, tmp_path / "whole"))
-    for module in (work, sampling_requests):
+    for module in (work, local):
         monkeypatch.setattr(module, "CHUNK", 12)
     evaluate(model, replace(plan, n=1), tmp_path / "run")
     drawn: list[Request] = []
@@ -149,7 +150,7 @@ def test_samples_that_repel_each_other_are_the_same_after_any_stop_and_stored_on
 
 
 def test_tasks_take_turns_and_a_question_keeps_its_policies_together(model, tmp_path, monkeypatch):
-    for module in (work, sampling_requests):
+    for module in (work, local):
         monkeypatch.setattr(module, "CHUNK", 9)
     order = []
     original = engine.events
@@ -267,7 +268,7 @@ def test_ungraded_is_counted_left_out_and_tried_again(model, tmp_path, monkeypat
 def test_killed_at_twenty_random_moments_it_ends_up_the_same(model, tmp_path, monkeypatch):
     """Children of this warm process run the evaluation and are killed; then it is finished and compared."""
     plan = replace(PLAN, n=16)
-    monkeypatch.setattr(sampling_requests, "CHUNK", 40)
+    monkeypatch.setattr(local, "CHUNK", 40)
     monkeypatch.setattr(runner, "WRITE_SAMPLES", 8)
     expected = rows(evaluate(model, plan, tmp_path / "whole"))
     original = LocalBackend.sample

@@ -13,6 +13,7 @@ import twotemp
 from tests.helpers.tiny_checkpoints import MASK, random_model, word_tokenizer
 from tests.helpers.toy import ToyModel
 from theory.table import TableModel
+from twotemp.backends import local
 from twotemp.engine import states
 from twotemp.errors import UserError
 from twotemp.models.base import language_model
@@ -240,14 +241,14 @@ def test_a_huge_n_starts_at_once(model, monkeypatch):
     assert len(made) == 1, "the first request is checked, the others do not exist yet"
     made.clear()
     first = [next(endless) for _ in range(3)]
-    assert len(made) <= sampling_requests.LARGEST_CHUNK + 1
+    assert len(made) <= local.LARGEST_CHUNK + 1
     assert {one.index for one in first} <= set(range(8))
 
 
 def test_chunks_change_nothing(model, monkeypatch):
     expected = twotemp.sample(model, [[5], [6, 7]], TCT, n=9, length=4)
     for name in ("CHUNK", "LARGEST_CHUNK"):
-        monkeypatch.setattr(sampling_requests, name, 4)
+        monkeypatch.setattr(local, name, 4)
     found = twotemp.sample(model, [[5], [6, 7]], TCT, n=9, length=4)
     assert [replace(one, seconds=0) for one in found] == [replace(one, seconds=0) for one in expected]
 
