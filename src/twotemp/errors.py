@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-PLUGGABLE = ("task", "grader", "policy")  # what `twotemp.plugins` adds
+PLUGGABLE = ("task", "grader", "policy", "reward")  # what `twotemp.plugins` adds
 
 
 class UserError(ValueError):

@@ -22,7 +22,8 @@ from twotemp.errors import UserError
 from twotemp.plugins import load_plugins
 
 PLUGIN = Annotated[
-    list[str] | None, "A Python file or module that adds tasks, graders or policies; may be repeated."
+    list[str] | None,
+    "A Python file or module that adds tasks, graders, policies or rewards; may be repeated.",
 ]
 RICH: Literal["rich"] = "rich"  # the markup of all help texts
 STOPPED = 130  # the exit code that shells use for a program ended by Ctrl-C
