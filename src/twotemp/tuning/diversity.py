@@ -25,7 +25,7 @@ from twotemp.metrics.estimates import Floats
 from twotemp.policies import parse, spell
 from twotemp.records import Policy, Sample
 from twotemp.store import Cell
-from twotemp.tuning.race import LEAST, PROBE
+from twotemp.tuning.race import FIRST_QUESTIONS, PROBE
 from twotemp.tuning.tuner import RoundCallback, validation
 
 if TYPE_CHECKING:
@@ -125,10 +125,11 @@ def tune_diversity(
     drawn = draw(min(PROBE, most))
     price = _spent(drawn) / min(PROBE, most)
     affordable = min(most, int(budget / price))
-    if affordable < min(LEAST, most):
+    least = min(FIRST_QUESTIONS, most)
+    if affordable < least:
         raise UserError(
             f"a budget of {budget:,.0f} NFE is too small: {counted(len(candidates), 'candidate')} with {goal.n} "
-            f"samples of {min(LEAST, most)} prompts take about {price * min(LEAST, most):,.0f}; raise --budget or "
+            f"samples of {least} prompts take about {price * least:,.0f}; raise --budget or "
             "name fewer values: tlc:t_token=0.8,t_pos=0.5|1"
         )
     drawn = draw(affordable)
