@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import permutations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -192,6 +194,19 @@ def test_dream_schedule():
         taken.append(k)
         left -= k
     assert sum(taken) == 16
+
+
+def test_uneven_steps_round_up_and_the_page_about_models_tells_it_from_dllms_rounding():
+    ours, dllms, left = [], [], [8, 8]
+    for taken in range(3):
+        ours.append(int(where.even(torch.tensor([left[0]]), torch.tensor([3]), torch.tensor([taken]))))
+        dllms.append(int(torch.tensor(left[1] / (3 - taken)).round()))
+        left = [left[0] - ours[-1], left[1] - dllms[-1]]
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text("utf-8")
+    rule = r"\(8 positions over\s+3 steps: ([\d, ]+)\); `lc:steps` rounds up, as LLaDA does \(([\d, ]+)\)"
+    documented = [[int(n) for n in numbers.split(",")] for numbers in re.search(rule, page).groups()]
+    assert documented == [dllms, ours]
+    assert dllms != ours
 
 
 def test_dream_exact_schedule_is_upstreams_arithmetic():

@@ -170,6 +170,26 @@ def test_inside_another_page_the_controls_of_both_policies_stand_side_by_side(ta
     assert left["y"] == right["y"]
 
 
+PHONE = """<!doctype html><meta name="viewport" content="width=device-width"><style>
+body {{ margin: 0 }} article {{ width: 420px }} pre {{ overflow: auto }} .table-wrapper {{ overflow-x: auto }}
+{css}</style><article>
+<div class="highlight-python notranslate"><div class="highlight"><pre>{long}</pre></div></div>
+<div class="highlight-text notranslate"><div class="highlight"><pre id="output">{long}</pre></div></div>
+<div class="table-wrapper"><table><tr><td>a</td><td><code>{name}</code></td><td>b</td></tr></table></div></article>"""
+
+
+def test_code_and_tables_of_the_site_fit_a_phone(browser):
+    """Lines of Python wrap, and so do names in tables; output of commands keeps its columns and scrolls."""
+    css = (Path(__file__).parents[2] / "docs" / "static" / "site.css").read_text()
+    opened = browser.new_page(viewport={"width": 420, "height": 800})
+    opened.set_content(PHONE.format(css=css, long="model " * 400, name="GSAI-ML/LLaDA-8B-Instruct-" * 4))
+    too_wide = "e => [...document.querySelectorAll(e)].map((e) => e.scrollWidth > e.clientWidth)"
+    assert opened.evaluate(too_wide, ".highlight-python pre") == [False]
+    assert opened.evaluate(too_wide, ".table-wrapper") == [False]
+    assert opened.evaluate(too_wide, "#output") == [True]
+    opened.close()
+
+
 def sections(module: bytes) -> list[tuple[int, bytes]]:
     """Return the sections of a WebAssembly module but for custom ones: some assemblers keep names there."""
     found, at = [], 8

@@ -162,6 +162,16 @@ def test_all_public_names_are_in_the_api_page():
     )
 
 
+def test_what_a_plug_in_calls_is_in_the_api_page():
+    from twotemp import plugins
+
+    page = (ROOT / "docs" / "api.md").read_text()
+    (members,) = re.findall(r"automodule:: twotemp\.plugins\n\s+:members: (.*)", page)
+    assert set(members.split(", ")) == {name for name in vars(plugins) if name.startswith("add_")}
+    for name in members.split(", "):
+        assert getattr(plugins, name).__doc__, name
+
+
 # Blocks
 
 
