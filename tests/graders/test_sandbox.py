@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.hostile_programs import FAILED, GOOD, TESTS, TIMEOUT, program
+from tests.helpers.hostile_system import SRC
 from tests.helpers.program_pairs import read
 from twotemp.graders.sandbox import Sandbox, unavailable_reason
 
@@ -98,6 +99,34 @@ def descendants() -> list[int]:
     while frontier := {pid for pid, parent in parents.items() if parent in frontier}:
         found += frontier
     return found
+
+
+LOOK = """
+import os
+def f(path):
+    found = []
+    for look in (os.stat, os.readlink, open):
+        try:
+            look(path)
+            found.append(look.__name__)
+        except OSError:
+            pass
+    return found
+"""
+
+
+def test_what_a_program_can_learn_of_other_paths_is_documented(box: Sandbox, tmp_path: Path) -> None:
+    """Without bubblewrap it can ask for a file's size and for where a link leads, as SECURITY.md says."""
+    (tmp_path / "file").write_text("secret")
+    (tmp_path / "link").symlink_to("file")
+    learned = [["stat"], ["stat", "readlink"]] if box.confinement == "landlock" else [[], []]
+    paths = [str(tmp_path / name) for name in ("file", "link")]
+    tests = f"found = [f(path) for path in {paths}]\nassert found == {learned}, found"
+    verdict = box.ask(program(LOOK, tests=tests))
+    assert verdict.outcome == "passed", verdict
+    page = " ".join((SRC.parent / "SECURITY.md").read_text().split())
+    assert "Where Landlock confines without bubblewrap, a program can still ask" in page
+    assert "(`stat`, `readlink`); it cannot open it" in page
 
 
 def test_values_cross_and_stay_themselves(box: Sandbox) -> None:
