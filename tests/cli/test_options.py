@@ -128,7 +128,7 @@ def recommended(*options: object) -> list[str]:
     return shlex.split(text.partition("test problems: ")[2])
 
 
-def test_tune_recommends_the_settings_it_tuned_for(micro_folder, tmp_path, monkeypatch):
+def test_tune_recommends_the_settings_it_tuned_for(micro_folder, tmp_path, monkeypatch, forked_processes):
     monkeypatch.setattr("twotemp.report.figures.available", lambda: False)
     monkeypatch.setattr(plugins, "NAMED", [])
     (tmp_path / "of_a_race.py").write_text("")
@@ -146,7 +146,9 @@ def test_tune_recommends_the_settings_it_tuned_for(micro_folder, tmp_path, monke
 
 
 @pytest.mark.slow
-def test_the_tuning_file_is_not_recommended_for_the_test(micro_folder, tmp_path, monkeypatch):
+def test_the_tuning_file_is_not_recommended_for_the_test(
+    micro_folder, tmp_path, monkeypatch, forked_processes
+):
     def load(data=None, prompt=None, subset=None) -> ProblemSet:
         return toy_task.load()
 

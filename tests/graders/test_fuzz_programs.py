@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.helpers import fuzz_idioms, fuzz_programs
+from tests.helpers.fuzz_grammar import PREAMBLE
 from twotemp.graders.sandbox import Program, Sandbox
 
 
@@ -24,8 +25,10 @@ def test_the_secret_is_in_no_program() -> None:
 
 
 def test_every_program_compiles() -> None:
+    compile(PREAMBLE, "<preamble>", "exec")
     for program in fuzz_programs.cases(400, seed=7):
-        compile(program.code, "<program>", "exec")
+        assert program.code.startswith(PREAMBLE)
+        compile(program.code.removeprefix(PREAMBLE), "<program>", "exec")
 
 
 def test_a_hole_would_be_found(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,7 @@ class PeakMemory(TorchDispatchMode):
         weights = {} if model is None else model.module.state_dict()
         self._weights = {weight.untyped_storage()._cdata for weight in weights.values()}
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._at_most = 0  # the bytes of `_alive`, some of which may have been freed
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -99,9 +100,13 @@ class PeakMemory(TorchDispatchMode):
                 storage = tensor.untyped_storage()
                 if storage._cdata in self._weights:
                     continue
-                self._alive.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
-        self._alive = {key: item for key, item in self._alive.items() if not item[0].expired()}
-        self.peak = max(self.peak, sum(size for _, size in self._alive.values()))
+                if storage._cdata not in self._alive:
+                    self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                    self._at_most += storage.nbytes()
+        if self._at_most > self.peak:  # only then can this be a new peak
+            self._alive = {key: item for key, item in self._alive.items() if not item[0].expired()}
+            self._at_most = sum(size for _, size in self._alive.values())
+            self.peak = max(self.peak, self._at_most)
         return result
 
 

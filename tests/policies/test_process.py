@@ -118,7 +118,7 @@ def test_the_engine_equals_a_plain_loop(spec):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_policy_draws_the_same_alone_batched_and_refilled(name):
     model = UniformModel(sharpness=1.5)
-    wanted = requests_of(model, policy(name), trace=True)
+    wanted = requests_of(model, policy(name), count=5, trace=True)
     batched, refilled = (
         by_key(run(model, wanted, batch_size=8)),
         by_key(run(model, wanted[::-1], batch_size=3)),

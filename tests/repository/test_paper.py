@@ -35,10 +35,15 @@ def cells(**rates: float) -> list[dict]:
     ]
 
 
+@pytest.fixture(scope="module")
+def differing():
+    return paper.differing()
+
+
 @pytest.mark.parametrize("document", paper.DOCUMENTS)
-def test_the_documents_are_up_to_date_with_the_stored_results(document):
+def test_the_documents_are_up_to_date_with_the_stored_results(document, differing):
     """After a change of a block, a result or the weights, run `python -m experiments.paper --blocks`."""
-    assert document not in paper.differing()
+    assert document not in differing
 
 
 def test_every_block_is_made_by_a_part_and_used_in_a_document():
