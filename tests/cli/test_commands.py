@@ -363,7 +363,8 @@ def test_the_demo_is_an_evaluation_and_a_report(tmp_path, monkeypatch):
     assert {"run", "report.md", "pass_at_k.png", "pass_at_nfe.png"} <= made
     assert "2 questions, length 18, block 9" in (tmp_path / "demo" / "report.md").read_text()
     monkeypatch.setattr("twotemp.report.figures.available", lambda: False)  # they were drawn above
-    assert " ".join(call("demo", "--out", tmp_path / "demo").split()) == text, "it is not drawn again"
+    again = " ".join(call("demo", "--out", tmp_path / "demo").split())
+    assert again.startswith(text.partition(" figure: ")[0]), "started again it shows the same results"
 
 
 # --- a real process -------------------------------------------------------------------------------------------
