@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -21,6 +27,7 @@ from twotemp.rl.learner import Learner
 from twotemp.rl.parallel import accelerator
 from twotemp.rl.rollouts import Rollouts
 
+ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ["3 7 12 -> 33", "20 10 15 -> 45"]
 POLICY = "tct:t_pos=0.5,t_token=6"  # answers of different lengths
 LENGTH = 12
@@ -162,3 +169,38 @@ def test_settings_that_cannot_work_are_refused(tmp_path):
         trainer_of(model.module, tmp_path)
     with pytest.raises(UserError, match="likelihood 'deferral' scores whole steps"):
         trainer_of(model, tmp_path, likelihood="deferral")
+
+
+# The example of docs/trl.md, which then writes what each process ends with.
+REPORT = """
+import json, os, torch
+rank = os.environ["RANK"]
+weights = torch.cat([p.detach().flatten() for name, p in trainer.model.named_parameters() if "lora_B" in name])
+rollouts = trainer._rollouts[True]
+facts = {
+    "processes": trainer.accelerator.num_processes,
+    "weights": weights.tolist(),
+    "rollouts": [(sample.request, list(sample.prompt), sample.index, list(sample.tokens)) for sample in rollouts],
+}
+open(os.path.join(os.environ["REPORTS"], rank), "w").write(json.dumps(facts))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_accelerate_launches_two_processes(tmp_path):
+    """They end with the same weights, which moved, and each drew rollouts of its own."""
+    example = (ROOT / "docs" / "trl.md").read_text().split("```python\n")[1].split("```")[0]
+    (script := tmp_path / "example.py").write_text(example + REPORT)
+    (reports := tmp_path / "reports").mkdir()
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    environment = {**os.environ, "REPORTS": str(reports)}
+    done = subprocess.run(
+        [*launcher, str(script)], capture_output=True, text=True, env=environment, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (json.loads((reports / str(rank)).read_text()) for rank in range(2))
+    assert (first["processes"], second["processes"]) == (2, 2)
+    assert first["weights"] == second["weights"]
+    assert any(value != 0 for value in first["weights"]), "they start at 0"
+    assert not {row[0] for row in first["rollouts"]} & {row[0] for row in second["rollouts"]}

@@ -55,6 +55,10 @@ def report(
     diversity: Annotated[
         bool, "Report how different the samples are, with their cost and length; needs no grades."
     ] = False,
+    embeddings: Annotated[
+        Path | None,
+        "With --diversity: the folder of a sentence-embedding model, to compare texts by meaning as well.",
+    ] = None,
 ) -> None:
     """Write tables (Markdown, CSV, LaTeX) and the paper's figures.
 
@@ -75,7 +79,9 @@ def report(
     if diversity:
         if "grpo" in kinds:
             raise UserError("--diversity reads runs of `twotemp eval` only; leave the others out")
-        _diversity_report(runs, folder)
+        _diversity_report(runs, folder, embeddings)
+    elif embeddings is not None:
+        raise UserError("--embeddings adds a measure to --diversity; give both")
     elif kinds == {"grpo"}:
         _training_report(runs, folder, updates)
     elif not write_report(runs, folder, ks, graders_by_task(runs, grader)):
@@ -104,8 +110,8 @@ def _training_report(runs: Sequence[Path], folder: Path, updates: bool) -> None:
     )
 
 
-def _diversity_report(runs: Sequence[Path], folder: Path) -> None:
-    page = write_diversity(runs, folder)
+def _diversity_report(runs: Sequence[Path], folder: Path, embeddings: Path | None = None) -> None:
+    page = write_diversity(runs, folder, embeddings)
     output.print(page.read_text("utf-8"), markup=False, highlight=False, soft_wrap=True)
     say(f"report: {page}; diversity.csv has the same numbers")
 

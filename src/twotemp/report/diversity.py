@@ -7,8 +7,9 @@ metrics, and the temperatures and the seed that the randomness comes from.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,19 +19,22 @@ from twotemp.analysis import unique
 from twotemp.errors import UserError, counted
 from twotemp.folders import disk_errors
 from twotemp.metrics import Estimate
+from twotemp.metrics.embeddings import embedding_distance, load_encoder
 from twotemp.records import Sample
 from twotemp.report.style import label, model_name, task_name
 from twotemp.report.tables import INTERVALS, rows_as_csv
 from twotemp.store import Cell, Store
 
 # What is measured on the texts of a prompt's samples, in [0, 1], and what it is called.
-MEASURES: dict[str, Callable[[Sequence[str]], float]] = {
+Measures = Mapping[str, Callable[[Sequence[str]], float]]
+MEASURES: Measures = {
     "distinct-1": lambda texts: metrics.distinct(texts, 1),
     "distinct-2": metrics.distinct,
     "self-BLEU": metrics.self_bleu,
     "overlap distance": metrics.overlap_distance,
     "different": lambda texts: len(set(texts)) / len(texts),
 }
+EMBEDDING = "embedding distance"
 FEWEST_SAMPLES = 2  # samples of a prompt
 
 
@@ -40,6 +44,7 @@ class CellDiversity:
 
     cell: Cell
     n: int
+    measures: tuple[str, ...]
     estimate: Estimate  # a column per measure
     nfe: float
     forwards: float
@@ -52,7 +57,7 @@ class CellDiversity:
         return int(self.estimate.questions[0])
 
 
-def measure(runs: Sequence[Path]) -> list[CellDiversity]:
+def measure(runs: Sequence[Path], measures: Measures = MEASURES) -> list[CellDiversity]:
     """Return the diversity of every cell of the runs; cells of one task are compared with equally many samples."""
     cells = [cell for run in runs for cell in Store.open(run).cells()]
     drawn = {id(cell): _by_prompt(cell) for cell in cells}
@@ -65,7 +70,7 @@ def measure(runs: Sequence[Path]) -> list[CellDiversity]:
                 f"a prompt of {task} has {counted(n, 'sample')}: diversity needs {FEWEST_SAMPLES} or more of "
                 "each; finish the run, or draw more with -n"
             )
-        measured += [_diversity(cell, list(drawn[id(cell)].values()), n) for cell in group]
+        measured += [_diversity(cell, list(drawn[id(cell)].values()), n, measures) for cell in group]
     if not measured:
         raise UserError("these runs have no samples; finish them first")
     return measured
@@ -76,7 +81,7 @@ def on_frontier(candidate: CellDiversity, measured: Sequence[CellDiversity]) -> 
 
     Diversity is the mean overlap distance; both are compared as means, without their intervals.
     """
-    config, column = candidate.cell.config, list(MEASURES).index("overlap distance")
+    config, column = candidate.cell.config, candidate.measures.index("overlap distance")
 
     def coordinates(cell: CellDiversity) -> tuple[float, float]:
         return float(cell.estimate.mean[column]), -cell.perplexity
@@ -93,14 +98,15 @@ def _by_prompt(cell: Cell) -> dict[str, list[Sample]]:
     return {name: sorted(prompts[name], key=lambda sample: sample.index) for name in sorted(prompts)}
 
 
-def _diversity(cell: Cell, prompts: list[list[Sample]], n: int) -> CellDiversity:
+def _diversity(cell: Cell, prompts: list[list[Sample]], n: int, measures: Measures) -> CellDiversity:
     firsts = [samples[:n] for samples in prompts]
     texts = [[sample.text for sample in samples] for samples in firsts]
-    table = np.array([[measure(group) for measure in MEASURES.values()] for group in texts])
+    table = np.array([[measure(group) for measure in measures.values()] for group in texts])
     every = [sample for samples in firsts for sample in samples]
     return CellDiversity(
         cell=cell,
         n=n,
+        measures=tuple(measures),
         estimate=metrics.bootstrap(table),
         nfe=_mean(sample.nfe for sample in every),
         forwards=_mean(sample.forwards for sample in every),
@@ -142,7 +148,7 @@ def as_csv(measured: Sequence[CellDiversity]) -> str:
             ]
             shared += [getattr(entry, name) for name in COLUMNS[6:13]]
             estimate = entry.estimate
-            for column, name in enumerate(MEASURES):
+            for column, name in enumerate(entry.measures):
                 yield [
                     *shared,
                     name,
@@ -154,10 +160,10 @@ def as_csv(measured: Sequence[CellDiversity]) -> str:
 
 def markdown(measured: Sequence[CellDiversity]) -> str:
     """Return the table, a row per cell, and what a reader must know."""
-    traced = any(np.isfinite(entry.perplexity) for entry in measured)
+    traced, measures = any(np.isfinite(entry.perplexity) for entry in measured), measured[0].measures
     costs = ["NFE", "forwards", "words", "ended", *["perplexity"] * traced]
-    lines = [f"| {' | '.join(['Model, task', 'Policy', 'T_token', 'T_pos', *costs, *MEASURES])} |"]
-    lines.append("|---|---|" + "---:|" * (2 + len(costs) + len(MEASURES)))
+    lines = [f"| {' | '.join(['Model, task', 'Policy', 'T_token', 'T_pos', *costs, *measures])} |"]
+    lines.append("|---|---|" + "---:|" * (2 + len(costs) + len(measures)))
     for entry in measured:
         config, policy = entry.cell.config, entry.cell.config.policy
         numbers = [
@@ -181,6 +187,8 @@ def markdown(measured: Sequence[CellDiversity]) -> str:
         f"{'; '.join(sizes)}. {INTERVALS}",
         "distinct-n: different n-grams of words / all; self-BLEU: BLEU-4 against the other samples (lower: more "
         "diverse); overlap distance: mean over pairs of 1 − shared / all bigrams; different: texts / samples.",
+        *["embedding distance: mean over pairs of 1 − the cosine of two texts' embeddings (--embeddings)."]
+        * (EMBEDDING in measures),
         "Longer texts repeat more words, so compare lengths first. `ended`: samples with an end of text or a stop.",
         *[
             "Perplexity: of each token when it was written, by the model itself, without padding (--trace). "
@@ -192,9 +200,18 @@ def markdown(measured: Sequence[CellDiversity]) -> str:
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
 
 
-def write(runs: Sequence[Path], folder: Path) -> Path:
-    """Write diversity.md and diversity.csv into a folder; return the first."""
-    measured = measure(runs)
+def write(runs: Sequence[Path], folder: Path, embeddings: Path | None = None) -> Path:
+    """Write diversity.md and diversity.csv into a folder; return the first.
+
+    Args:
+        runs: The folders of the runs.
+        folder: Where to write.
+        embeddings: The folder of a sentence-embedding model, for one more measure.
+    """
+    measures = dict(MEASURES)
+    if embeddings is not None:
+        measures[EMBEDDING] = partial(embedding_distance, load_encoder(embeddings))
+    measured = measure(runs, measures)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "diversity.csv").write_text(as_csv(measured), "utf-8")
