@@ -68,11 +68,15 @@ def block_by_block(model, prompt, length, threshold, k):
     return tuple(ids[0, len(prompt) : len(prompt) + length].tolist())
 
 
-@pytest.mark.parametrize("family", BLOCK_CAUSAL)
+BD3LM = [family for family in CONFIGS if family.startswith("a2d")]  # A2D comes in both kinds
+
+
+@pytest.mark.parametrize("family", [*BLOCK_CAUSAL, *BD3LM])
 @pytest.mark.parametrize("threshold", [0.25, 1.0])
 @torch.inference_mode()
 def test_the_last_block_is_as_upstream_leaves_it(family, threshold):
-    model = random_model(family)
+    model = random_model(family, changes={"block_size": BLOCK})
+    assert model.block_size == BLOCK
     chosen = policy("sdar", t_token=0.0, threshold=threshold, k=2)
     wanted = [Request(str(n), tuple(range(2, 4 + n)), chosen, 5 + n % 3, trace=True) for n in range(8)]
     assert any((len(r.prompt) + r.length) % BLOCK for r in wanted)
@@ -85,8 +89,9 @@ def test_the_last_block_is_as_upstream_leaves_it(family, threshold):
 
 
 def test_families_whose_samplers_end_inside_a_block():
-    ending = {family for family in BLOCK_CAUSAL if not random_model(family).completes_blocks}
-    assert ending == {"StableDiffcoderForCausalLM"} | {family for family in BLOCK_CAUSAL if "a2d" in family}
+    ending = {family for family in [*BLOCK_CAUSAL, *BD3LM] if not random_model(family).completes_blocks}
+    assert BD3LM
+    assert ending == {"StableDiffcoderForCausalLM", *BD3LM}
 
 
 def test_a_block_is_completed_no_further_than_the_context():
