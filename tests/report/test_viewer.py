@@ -23,6 +23,7 @@ from twotemp.integrations.imports import HarnessCell, import_cells
 from twotemp.policies import parse
 from twotemp.records import Grade, Problem, Sample
 from twotemp.report import live, viewer
+from twotemp.report.blocks import sentences
 from twotemp.store import Store
 
 
@@ -138,6 +139,18 @@ def test_a_study_of_forks_shows_its_forks(tmp_path):
     assert [row[0] for row in one_by_one["rows"]] == [fork.name for fork in reversed(found)]
     assert one_by_one["rows"][0][-1] == f"6, {HOSTILE}"
     assert rest[-1]["title"] == "Settings and provenance"
+
+
+def test_candidates_that_a_race_dropped_do_not_stand_before_its_recommendation(browser, tmp_path):
+    for kind, expected in (
+        ("tune", ["Recommendation", "Not drawn"]),
+        ("evaluation", ["Incomplete", "Recom"]),
+    ):
+        shown = viewer.View("run", kind, [sentences("Recommendation", ["Use lc."])], gaps=["lc: 16 of 80"])
+        tab = Tab(browser, viewer.write(tmp_path / f"{kind}.html", shown).as_uri())
+        titles = tab.page.locator("h2").all_inner_texts()
+        assert [title.startswith(start) for title, start in zip(titles, expected)] == [True, True]
+        tab.close()
 
 
 def test_an_imported_run_shows_the_questions_that_came_with_it(tmp_path):

@@ -16,7 +16,8 @@ const body = (panel) => ({
 });
 async function judge(panel, signal) {
   const given = problem();
-  if (!given || $("#prompt").value !== given.prompt) return;
+  if (!given || $("#prompt").value !== given.prompt) return panel.settle();
+  if (!source.live) panel.settle();  // grades of a server take a while
   const texts = [...new Set(panel.rows.map((row) => row.text))];
   const grades = await source.grade(given, texts, signal);
   panel.grades = new Map(texts.map((text, n) => [text, grades[n]]));
@@ -40,7 +41,6 @@ async function run() {
     for (const panel of panels) panel.begin(+$("#n").value, +$("#length").value);
     await Promise.all(panels.map((panel, which) => source.read(panel, answers[which])));
     const seconds = (performance.now() - began) / 1000;
-    panels.forEach((panel) => panel.settle());
     await Promise.all(panels.map((panel) => judge(panel, mine.signal)));
     curve();
     $("#status").textContent = `${about.model}: ${$("#n").value} samples of each policy in ${seconds.toFixed(seconds < 1 ? 2 : 1)} s`;

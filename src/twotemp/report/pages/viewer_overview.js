@@ -35,6 +35,7 @@ function sortable(columns, rows, name) {
   return make("div", {class: "scroll", tabindex: 0, role: "region", "aria-label": name}, make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body));
 }
 
+const MOST_COMPARED = 8;  // policies of a table of all pairs
 // How many questions a policy of a task solves that another does not; each number links to them.
 function differences(set) {
   const policies = policiesOf(set), [title, keep] = FILTERS.gained;
@@ -49,7 +50,9 @@ function differences(set) {
 }
 
 function drawOverview() {
-  const gaps = data.gaps.length ? [make("section", {class: "card gaps"}, make("h2", {}, "Incomplete"), make("ul", {}, ...data.gaps.map((gap) => make("li", {}, gap))))] : [];
-  const drawn = (block) => BLOCKS[block.kind](block), compared = data.kind === "grpo" ? [] : sets().filter((set) => policiesOf(set).length > 1);
-  $("#part-overview").replaceChildren(...gaps, ...data.blocks.slice(0, -1).map(drawn), ...compared.map(differences), ...data.blocks.slice(-1).map(drawn));
+  const drawn = (block) => BLOCKS[block.kind](block), race = data.kind === "tune";
+  const gaps = data.gaps.length ? [make("section", {class: `card ${race ? "" : "gaps"}`}, make("h2", {}, race ? "Not drawn in full: dropped from the race, or missing" : "Incomplete"), make("ul", {}, ...data.gaps.map((gap) => make("li", {}, gap))))] : [];
+  const compared = data.kind === "grpo" ? [] : sets().filter((set) => policiesOf(set).length > 1 && policiesOf(set).length <= MOST_COMPARED);
+  const parts = [...data.blocks.slice(0, -1).map(drawn), ...compared.map(differences), ...data.blocks.slice(-1).map(drawn)];
+  $("#part-overview").replaceChildren(...(race ? [...parts, ...gaps] : [...gaps, ...parts]));
 }
