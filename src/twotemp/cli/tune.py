@@ -87,7 +87,7 @@ def tune(
       twotemp tune --task countdown-3 --at pass@16 --policies tlc,tct,fork --budget 300000 --out runs/tune
       twotemp tune --task countdown-3 --at pass@16 --portfolio --policies lc,tlc,ct,tct,eb --out runs/portfolio
       twotemp tune --task countdown-3 --at pass@16 --gradient --policies tct --budget 30000 --out runs/gradient
-      twotemp tune --task prompts --data prompts=FILE --at diversity --policies "lc,tlc:t_pos=0.5|1" --out runs/diverse
+      twotemp tune --task prompts --data prompts=FILE --at diversity --policies lc,tlc:t_pos=1 --out runs/diverse
       twotemp eval --task countdown-3 --policies ar,@runs/tune/tuned.yaml -n 16 --out runs/tuned
     """
     show_log(logging.WARNING)  # not the batch size, which differs from round to round
