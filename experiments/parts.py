@@ -20,6 +20,7 @@ from experiments import (
     order,
     portfolio_page,
     portfolios,
+    search,
     study,
     theory,
     training,
@@ -244,6 +245,15 @@ PARTS: dict[str, Part] = {
         },
         [portfolios.TRIED, portfolios.VALIDATION, portfolios.TESTS, portfolios.SAMPLES],
         questions=400,
+        samples=None,
+    ),
+    "search": Part(
+        "SMC and diverse beams against independent samples at equal NFE",
+        20,
+        lambda options: search.run(options.questions),
+        {"search": search.render},
+        [search.TASKS, search.LC, search.TLC, search.ROWS, search.VALIDATION],
+        questions=150,
         samples=None,
     ),
     "tuning": Part(
