@@ -26,6 +26,7 @@ from experiments import (
     training,
     tuning,
     verifier,
+    votes,
 )
 from experiments.command import evaluated
 from twotemp.analysis import GradedCell
@@ -253,6 +254,15 @@ PARTS: dict[str, Part] = {
         lambda options: search.run(options.questions),
         {"search": search.render},
         [search.TASKS, search.LC, search.TLC, search.ROWS, search.VALIDATION],
+        questions=150,
+        samples=None,
+    ),
+    "votes": Part(
+        "votes of a mixture of policies, weighted by their accuracy",
+        10,
+        lambda options: votes.run(options.runs / "votes", options.questions),
+        {"votes": votes.render},
+        [votes.TASKS, votes.MIXTURES, votes.SAMPLES, votes.VALIDATION],
         questions=150,
         samples=None,
     ),

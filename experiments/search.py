@@ -20,7 +20,7 @@ from torch import Tensor
 import twotemp
 from experiments.blocks import table, with_interval
 from experiments.embedded import points
-from twotemp import graders, metrics, rng, tasks
+from twotemp import graders, metrics, rewards, rng, tasks
 from twotemp.analysis.selectors import elect, group_answers
 from twotemp.evaluation.comparison import block
 from twotemp.experimental.search import certainty, resample, survivors
@@ -28,6 +28,7 @@ from twotemp.models.base import LanguageModel
 from twotemp.policies import parse
 from twotemp.policies.step import PolicyBatch
 from twotemp.records import Problem, Request
+from twotemp.rewards import RewardModel
 from twotemp.rng import Noise, Stream
 from twotemp.sampling.requests import PlannedSample, problem_requests
 
@@ -37,7 +38,7 @@ LADDER = "LC, then TLC"
 VALIDATION = 40  # problems
 TASKS = ("countdown-4", "programs-2")
 LC, TLC = "lc", "tlc:t_pos=0.5"
-CHOICES = ("oracle", "majority", "likelihood")  # how one answer is chosen; oracle: pass@ROWS
+CHOICES = ("oracle", "majority", "verifier", "likelihood")  # how one answer is chosen; oracle: pass@ROWS
 BATCH = 20  # questions decoded together
 
 
@@ -183,17 +184,19 @@ def outcomes(
     return [grades[i : i + ROWS] for i in range(0, len(grades), ROWS)], texts, log_q
 
 
-def values(
-    outcome: tuple[list[Any], list[list[str]], np.ndarray], problems: Sequence[Problem], task: str
-) -> Any:
+def values(outcome: Outcomes, problems: Sequence[Problem], task: str, verifier: RewardModel) -> Any:
     """Return whether the chosen answer is right, [problems, CHOICES]."""
     grader = graders.get(tasks.get(task).grader)
+    scores = iter(verifier.score([(p, text) for p, texts in zip(problems, outcome[1]) for text in texts]))
     rows = []
     for problem, grades, log_q in zip(problems, outcome[0], outcome[2]):
         passed = [grade.passed for grade in grades]
         answers = group_answers([g.answer for g in grades], lambda a, b, p=problem: grader.same(p, a, b))  # type: ignore[misc]
         vote = elect(answers, np.ones(len(answers)))
-        rows.append([any(passed), vote is not None and passed[vote], passed[int(log_q.argmax())]])
+        surest = int(np.argmax([next(scores) for _ in grades]))
+        rows.append(
+            [any(passed), vote is not None and passed[vote], passed[surest], passed[int(log_q.argmax())]]
+        )
     return np.array(rows, dtype=np.float64)
 
 
@@ -205,7 +208,7 @@ def ladder(first: Any, others: Any) -> Any:
 
 def run(questions: int, names: Sequence[str] = TASKS) -> dict[str, Any]:
     """Compare the methods; return rates, differences from LC and the chosen weights as JSON."""
-    model = twotemp.load("tiny")
+    model, verifier = twotemp.load("tiny"), rewards.load("verifier", batch_size=256)
     found: dict[str, Any] = {"rows": ROWS, "tasks": {}}
     for task in names:
         held = list(tasks.get(task).problems(subset="validation").problems)[:VALIDATION]
@@ -220,12 +223,12 @@ def run(questions: int, names: Sequence[str] = TASKS) -> dict[str, Any]:
                     return outcomes(model, task, problems, spec, **settings[setting])  # noqa: B023
 
                 def rate(setting: float) -> float:
-                    return float(values(search(held, setting), held, task)[:, 0].mean())  # noqa: B023
+                    return float(values(search(held, setting), held, task, verifier)[:, 0].mean())  # noqa: B023
 
                 label = f"{name} on {policy}"
                 chosen[label] = max(settings, key=rate)
                 methods[label] = search(problems, chosen[label])
-        table_of = {name: values(outcome, problems, task) for name, outcome in methods.items()}
+        table_of = {name: values(outcome, problems, task, verifier) for name, outcome in methods.items()}
         found["tasks"][task] = {
             "questions": len(problems),
             "chosen": chosen,
@@ -234,7 +237,10 @@ def run(questions: int, names: Sequence[str] = TASKS) -> dict[str, Any]:
             },
             "rates": {n: [round(100 * x, 1) for x in v.mean(0)] for n, v in table_of.items()},
             "behind": {  # a method minus the ladder
-                n: [points(metrics.paired_bootstrap(v[:, i], table_of[LADDER][:, i])) for i in range(3)]
+                n: [
+                    points(metrics.paired_bootstrap(v[:, i], table_of[LADDER][:, i]))
+                    for i in range(len(CHOICES))
+                ]
                 for n, v in table_of.items()
             },
         }
