@@ -20,6 +20,7 @@ from experiments import (
     order,
     portfolio_page,
     portfolios,
+    schedules,
     search,
     study,
     theory,
@@ -246,6 +247,15 @@ PARTS: dict[str, Part] = {
         },
         [portfolios.TRIED, portfolios.VALIDATION, portfolios.TESTS, portfolios.SAMPLES],
         questions=400,
+        samples=None,
+    ),
+    "schedules": Part(
+        "T_pos that falls within a block",
+        20,
+        lambda options: schedules.run(options.questions),
+        {"schedules": schedules.render},
+        [schedules.TASKS, schedules.SPECS, [*schedules.SCHEDULES], schedules.VALIDATION],
+        questions=150,
         samples=None,
     ),
     "search": Part(

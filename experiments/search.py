@@ -50,6 +50,7 @@ class Rows:
     keys: Tensor  # [B]
     log_q: Tensor  # [B], of everything a row has committed
     weight: Tensor  # [B], the same since the row was last replaced
+    nfe: Tensor  # [B], steps in which the row had masks
 
     def replace(self, index: Tensor) -> None:
         """Make each row a copy of another, which its noise will soon lead elsewhere."""
@@ -67,18 +68,27 @@ def decode(
     requests: Sequence[Request],
     before_step: BeforeStep | None = None,
     after_step: AfterStep | None = None,
+    t_pos: Callable[[Tensor], Tensor] | None = None,
 ) -> Rows:
-    """Decode requests whose prompts are equally long, whose policies are alike and commit one token per step."""
+    """Decode requests whose prompts are equally long and whose policies have the same structure.
+
+    Args:
+        model: The model.
+        requests: Those of a question side by side.
+        before_step: Which rows to go on with.
+        after_step: Called with the rows and the number of steps taken.
+        t_pos: The factor of T_pos, given the share of the block that is masked, [B].
+    """
     first = requests[0]
     start, width = len(first.prompt), first.block or first.length
     prompts = torch.tensor([request.prompt for request in requests])
     ids = torch.nn.functional.pad(prompts, (0, first.length), value=model.mask_id)
     keys = torch.tensor([rng.row_key(r.seed, r.id, r.index) for r in requests])
-    rows = Rows(ids, keys, torch.zeros(len(ids)), torch.zeros(len(ids)))
+    rows = Rows(ids, keys, *torch.zeros(3, len(ids)))
     batch = PolicyBatch(
         [request.policy for request in requests], eos_ids=model.eos_ids, forbidden_ids=model.forbidden_ids
     )
-    step = 0
+    constant, step = batch.parameters.t_pos, 0
     for begin in range(start, ids.shape[1], width):
         columns = slice(begin, begin + width)
         positions = torch.arange(ids.shape[1])[columns].expand(len(ids), -1)
@@ -93,12 +103,15 @@ def decode(
                 if index is not None:
                     rows.replace(index)
                     grid, masked = grid[index], masked[index]
+            if t_pos is not None:
+                batch.parameters.t_pos = constant * t_pos(masked.float().mean(1))
             noise = Noise(rows.keys, torch.full_like(rows.keys, step), positions)
             drawn = batch.draw(noise, grid[masked], masked, masked.flatten().nonzero()[:, 0])
             decision, _ = batch.choose(noise, drawn, masked)
             rows.ids[:, columns] = torch.where(decision.commit, decision.tokens, rows.ids[:, columns])
             committed = drawn.log_confidence.masked_fill(~decision.commit, 0).sum(1)
             rows.log_q, rows.weight = rows.log_q + committed, rows.weight + committed
+            rows.nfe = rows.nfe + masked.any(1)
             step += 1
             if after_step is not None:
                 after_step(rows, step)
@@ -151,6 +164,19 @@ SEARCHES: dict[str, dict[float, dict[str, Any]]] = {
 Outcomes = tuple[list[Any], list[list[str]], np.ndarray]  # grades, texts and log q, [problems][ROWS]
 
 
+def requests_by_length(
+    model: LanguageModel, task: str, problems: Sequence[Problem], spec: str
+) -> list[list[list[Request]]]:
+    """Return the requests of each problem, problems of equally long prompts together; tags are problem numbers."""
+    length = tasks.SOURCES[task].length
+    groups: dict[int, list[list[Request]]] = {}
+    for number, problem in enumerate(problems):
+        planned = [PlannedSample(problem, parse(spec), index) for index in range(ROWS)]
+        requests = list(problem_requests(model, planned, length=length, block=block(task), tag=str(number)))
+        groups.setdefault(len(requests[0].prompt), []).append(requests)
+    return list(groups.values())
+
+
 def outcomes(
     model: LanguageModel,
     task: str,
@@ -160,18 +186,10 @@ def outcomes(
     after_step: AfterStep | None = None,
 ) -> Outcomes:
     """Return what the rows of each problem are."""
-    source = tasks.SOURCES[task]
     grader = graders.get(tasks.get(task).grader)
-    by_length: dict[int, list[list[Request]]] = {}
-    for number, problem in enumerate(problems):
-        planned = [PlannedSample(problem, parse(spec), index) for index in range(ROWS)]
-        requests = list(
-            problem_requests(model, planned, length=source.length, block=block(task), tag=str(number))
-        )
-        by_length.setdefault(len(requests[0].prompt), []).append(requests)
     texts: list[list[str]] = [[] for _ in problems]
     log_q = np.zeros((len(problems), ROWS))
-    for group in by_length.values():
+    for group in requests_by_length(model, task, problems, spec):
         for some in (group[i : i + BATCH] for i in range(0, len(group), BATCH)):
             rows = decode(model, [request for each in some for request in each], before_step, after_step)
             answers = rows.ids[:, len(some[0][0].prompt) :].tolist()
