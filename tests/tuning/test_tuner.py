@@ -215,3 +215,15 @@ def test_a_portfolio_from_the_command_line(tmp_path):
     assert json.loads(again.stdout) == row
     assert "on 20 validation problems" in " ".join(again.stderr.split())
     assert split_policies(f"@{out / 'tuned.yaml'}")[0] == parse_portfolio(row["portfolio"])
+
+
+def test_the_first_round_of_a_portfolio_keeps_to_the_budget(tmp_path):
+    words = "tune --task countdown-3 --at pass@4 --portfolio --questions 20 --json".split()
+    words += ["--policies", "lc:t_token=0.8,k=1;tlc:t_token=0.8,k=1,t_pos=1", "--out"]
+    done = CliRunner().invoke(app, [*words, str(tmp_path / "run"), "--budget", "700"])
+    assert done.exit_code == 0, done.output
+    (row,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert 4 <= row["questions"] <= 8  # about 96 NFE each; without regard to the budget, it had 16
+    assert row["spent"] < 900
+    refused = CliRunner().invoke(app, [*words, str(tmp_path / "poor"), "--budget", "100"])
+    assert "a budget of 100 NFE is too small" in str(refused.exception)

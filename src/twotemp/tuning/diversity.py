@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from twotemp import metrics
-from twotemp.errors import UserError, counted
+from twotemp.errors import UserError
 from twotemp.evaluation import Evaluation, Plan, TaskChoice
 from twotemp.metrics.estimates import Floats
 from twotemp.policies import parse, spell
 from twotemp.records import Policy, Sample
 from twotemp.store import Cell
-from twotemp.tuning.race import FIRST_QUESTIONS, PROBE
+from twotemp.tuning.race import PROBE, affordable_questions
 from twotemp.tuning.tuner import RoundCallback, validation
 
 if TYPE_CHECKING:
@@ -124,15 +124,7 @@ def tune_diversity(
 
     drawn = draw(min(PROBE, most))
     price = _spent(drawn) / min(PROBE, most)
-    affordable = min(most, int(budget / price))
-    least = min(FIRST_QUESTIONS, most)
-    if affordable < least:
-        raise UserError(
-            f"a budget of {budget:,.0f} NFE is too small: {counted(len(candidates), 'candidate')} with {goal.n} "
-            f"samples of {least} prompts take about {price * least:,.0f}; raise --budget or "
-            "name fewer values: tlc:t_token=0.8,t_pos=0.5|1"
-        )
-    drawn = draw(affordable)
+    drawn = draw(affordable_questions(budget, price, most, len(candidates)))
     ranked = standings(candidates, drawn, goal.margin)
     return TunedDiversity(goal, choice, backend.name, _spent(drawn), len(drawn[0]), candidates[0], ranked)
 

@@ -32,6 +32,24 @@ _RESAMPLES = 4000
 T = TypeVar("T")
 
 
+def affordable_questions(budget: float, price: float, most: int, candidates: int) -> int:
+    """Return how many questions a first round may have; raise a UserError if the budget does not pay for a few.
+
+    Args:
+        budget: NFE of all samples.
+        price: NFE of one question with all candidates.
+        most: How many questions there are.
+        candidates: How many candidates there are.
+    """
+    fewest, affordable = min(FIRST_QUESTIONS, most), int(budget / price)
+    if affordable < fewest:
+        raise UserError(
+            f"a budget of {budget:,.0f} NFE is too small: {fewest} questions of {candidates} candidates take about "
+            f"{price * fewest:,.0f}; raise --budget (drawn samples are kept), or name fewer candidates"
+        )
+    return min(affordable, most)
+
+
 @dataclass(frozen=True)
 class Measurement:
     """One candidate on the first questions of the task."""

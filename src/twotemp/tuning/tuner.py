@@ -20,7 +20,16 @@ from twotemp.records import Policy
 from twotemp.store import Cell
 from twotemp.tuning.goal import Goal, Tally
 from twotemp.tuning.portfolio import Comparison, choose, useful
-from twotemp.tuning.race import Measurement, Round, Standing, policy_distances, race, standings
+from twotemp.tuning.race import (
+    PROBE,
+    Measurement,
+    Round,
+    Standing,
+    affordable_questions,
+    policy_distances,
+    race,
+    standings,
+)
 
 if TYPE_CHECKING:
     from twotemp.backends import Backend
@@ -135,7 +144,9 @@ class Tuner:
         or the budget are used up.
         """
         goal, most = self._goal, len(self._ids)
-        alive, questions = self._candidates, min(FEW, most)
+        alive, probed = self._candidates, min(PROBE, most)
+        price = sum(tally.spent for tally in self._draw(alive, probed)) / probed
+        questions = affordable_questions(self._budget, price, min(FEW, most), len(alive))
         while True:
             tallies = self._draw(alive, questions)
             kept = useful(tallies, goal)
