@@ -232,7 +232,7 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_read(free, fix, micro_f
         monkeypatch.setattr(weight_loading, "quantized_bytes", lambda module: int(0.3 * size))
     monkeypatch.setattr(weight_loading, "free_bytes", lambda device: int(free * size))
     monkeypatch.setattr(
-        "twotemp.models.weight_loading.stream", lambda files: pytest.fail("weights were read")
+        "twotemp.models.weight_loading.read_tensors", lambda files: pytest.fail("weights were read")
     )
     message = refused("sample", "--model", micro_folder, "3 7")
     assert "the weights take" in message
