@@ -73,7 +73,10 @@ def checkpoint(fixture: Path, folder: Path) -> list[str]:
     core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     PreTrainedTokenizerFast(tokenizer_object=core, unk_token="[UNK]").save_pretrained(folder)
     reference = json.loads((fixture / "reference.json").read_text())["options"]
-    options = {"model": folder, "mask-id": reference["mask_id"], "eos-id": reference["eos_ids"][0]}
+    mask = reference["mask_id"]
+    if mask < tokens.index("[UNK]"):  # iLLaDA's 5 would be a digit here, and a question must not contain the mask
+        mask = tokens.index("<mask>")
+    options = {"model": folder, "mask-id": mask, "eos-id": reference["eos_ids"][0]}
     if "block_size" in reference:
         options["block-size"] = reference["block_size"]
     if not reference.get("block_size"):
