@@ -74,7 +74,8 @@ def checkpoint(fixture: Path, folder: Path) -> list[str]:
     PreTrainedTokenizerFast(tokenizer_object=core, unk_token="[UNK]").save_pretrained(folder)
     reference = json.loads((fixture / "reference.json").read_text())["options"]
     mask = reference["mask_id"]
-    if mask < tokens.index("[UNK]"):  # iLLaDA's 5 would be a digit here, and a question must not contain the mask
+    # iLLaDA's 5 would be a digit here, and a question must not contain the mask.
+    if mask < tokens.index("[UNK]"):
         mask = tokens.index("<mask>")
     options = {"model": folder, "mask-id": mask, "eos-id": reference["eos_ids"][0]}
     if "block_size" in reference:
