@@ -131,6 +131,14 @@ def make(folder: Path, config: dict[str, Any]) -> None:
         "mask_token": "<|mdm_mask|>",
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "reward.py").write_text(REWARD)
+
+
+# Random text is never right, and a group whose rewards are equal is not learned from.
+REWARD = """from twotemp import plugins
+
+plugins.add_reward("alternating", lambda *, completions, **columns: [float(i % 2) for i, _ in enumerate(completions)])
+"""
 
 
 def draw(folder: Path, quantize: str | None) -> None:
@@ -155,7 +163,16 @@ def commands(folder: Path) -> dict[str, list[str]]:
     cli = [sys.executable, "-c", "import sys; from twotemp.cli import main; sys.exit(main())"]
     size = f"--length {LENGTH} --groups 1 --size 2 --lora-rank 1 --micro-batch 1 --held-out 0 --budget 1steps"
     grpo = [*cli, "grpo", "--model", str(folder), "--task", "countdown-3", "--policy", POLICY, *size.split()]
-    grpo += ["--device", "cpu", "--dtype", "bfloat16"]
+    grpo += [
+        "--device",
+        "cpu",
+        "--dtype",
+        "bfloat16",
+        "--plugin",
+        str(folder / "reward.py"),
+        "--reward",
+        "alternating=1",
+    ]
     return {
         "doctor": [*cli, "doctor", "--model", str(folder)],
         "bfloat16": [*this, "bfloat16"],
