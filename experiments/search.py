@@ -72,6 +72,9 @@ def decode(
 ) -> Rows:
     """Decode requests whose prompts are equally long and whose policies have the same structure.
 
+    A row that ends its block before the others waits for them, so only policies with a budget, whose rows all take
+    the same steps, draw what the engine draws.
+
     Args:
         model: The model.
         requests: Those of a question side by side.
@@ -190,10 +193,10 @@ def outcomes(
     texts: list[list[str]] = [[] for _ in problems]
     log_q = np.zeros((len(problems), ROWS))
     for group in requests_by_length(model, task, problems, spec):
-        for some in (group[i : i + BATCH] for i in range(0, len(group), BATCH)):
-            rows = decode(model, [request for each in some for request in each], before_step, after_step)
-            answers = rows.ids[:, len(some[0][0].prompt) :].tolist()
-            for place, requests in enumerate(some):
+        for part in (group[i : i + BATCH] for i in range(0, len(group), BATCH)):
+            rows = decode(model, [request for each in part for request in each], before_step, after_step)
+            answers = rows.ids[:, len(part[0][0].prompt) :].tolist()
+            for place, requests in enumerate(part):
                 number = int(requests[0].tag)
                 texts[number] = [model.decode(a) for a in answers[place * ROWS : (place + 1) * ROWS]]
                 log_q[number] = rows.log_q[place * ROWS : (place + 1) * ROWS].numpy()
@@ -225,7 +228,7 @@ def ladder(first: Any, others: Any) -> Any:
 
 
 def run(questions: int, names: Sequence[str] = TASKS) -> dict[str, Any]:
-    """Compare the methods; return rates, differences from LC and the chosen weights as JSON."""
+    """Compare the methods; return rates, differences from the ladder and the chosen parameters as JSON."""
     model, verifier = twotemp.load("tiny"), rewards.load("verifier", batch_size=256)
     found: dict[str, Any] = {"rows": ROWS, "tasks": {}}
     for task in names:
